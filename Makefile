@@ -1,0 +1,59 @@
+# Every target does its own set-up: Python 3.11, make and git are all a machine needs.
+
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+# One thread a process: tests and type checks already run side by side.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# Set-up -------------------------------------------------------------------------------------------
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later with venv was found; name one with PYTHON=" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -qq -c constraints.txt setuptools
+	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# What people run ----------------------------------------------------------------------------------
+
+demo: $(READY) ## see rbtool at work on data made on the spot
+	$(BIN)/rbtool demo
+
+test: $(READY) ## run the tests but the slow ones, with coverage, then try the wheel in an empty environment
+	$(BIN)/python -m pytest -n 2 -m "not slow and not peer" --cov --cov-report=term
+	@tests/tools/wheel_check.sh $(BIN)/python
+
+test-all: $(READY) ## run every test, then try the wheel
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	@tests/tools/wheel_check.sh $(BIN)/python
+
+# mypy sees the package as installed: in place, its name would be that of the clone's folder.
+lint: $(READY) ## check style, types and sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/tools/check_sizes.py
+	@rm -rf build/lint
+	@tests/tools/build_wheel.sh $(BIN)/python build/lint/wheel
+	@$(BIN)/python -m pip install -qq --no-deps --target build/lint/installed build/lint/wheel/*.whl
+	cd build/lint/installed && ../../../$(BIN)/mypy --strict --config-file ../../../pyproject.toml \
+		--python-executable ../../../$(BIN)/python --cache-dir ../../../.mypy_cache -p rbtool
+
+bench: $(READY) ## run every script in benchmarks/
+	@set -e; for script in benchmarks/*.py; do \
+		if [ -e "$$script" ]; then echo "== $$script"; $(BIN)/python "$$script"; fi; done
+
+clean: ## remove what the targets made, but for .venv
+	rm -rf build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +

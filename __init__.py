@@ -1,0 +1,94 @@
+"""rbtool: offline-RL datasets in one clear form, fast to train from.
+
+One function a verb (`rbtool.convert`, `rbtool.inspect`, …) does what the command line does and returns the
+document that `--json` prints. Importing rbtool imports no torch: each name below loads its module when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .core.version import __version__
+
+if TYPE_CHECKING:
+    from .core.errors import (
+        AuthorisationError,
+        CheckFailed,
+        CorruptDataError,
+        DatasetNotFoundError,
+        FormatError,
+        MissingKeyError,
+        NetworkError,
+        OutOfSpaceError,
+        RbtoolError,
+        SchemaError,
+        UsageError,
+    )
+    from .core.samplers import RandomSampler, Sampler
+    from .core.storages import Storage, TensorStorage
+    from .core.verbs import checkpoint
+    from .core.verbs.check import check
+    from .core.verbs.convert import convert
+    from .core.verbs.demo import demo
+    from .core.verbs.download import download
+    from .core.verbs.inspect import inspect
+    from .core.verbs.listing import list_datasets as list
+    from .core.verbs.preprocess import preprocess
+    from .core.verbs.sample import sample
+
+_ERRORS = (
+    "AuthorisationError", "CheckFailed", "CorruptDataError", "DatasetNotFoundError", "FormatError", "MissingKeyError",
+    "NetworkError", "OutOfSpaceError", "RbtoolError", "SchemaError", "UsageError",
+)  # fmt: skip
+_VERBS = ("check", "convert", "demo", "download", "inspect", "preprocess", "sample")
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(_ERRORS, "core.errors"),
+    **{verb: f"core.verbs.{verb}" for verb in _VERBS},
+    **dict.fromkeys(("RandomSampler", "Sampler"), "core.samplers"),
+    **dict.fromkeys(("Storage", "TensorStorage"), "core.storages"),
+}
+_RENAMED = {"list": ("core.verbs.listing", "list_datasets"), "checkpoint": ("core.verbs.checkpoint", "")}
+
+__all__ = [
+    "AuthorisationError",
+    "CheckFailed",
+    "CorruptDataError",
+    "DatasetNotFoundError",
+    "FormatError",
+    "MissingKeyError",
+    "NetworkError",
+    "OutOfSpaceError",
+    "RandomSampler",
+    "RbtoolError",
+    "Sampler",
+    "SchemaError",
+    "Storage",
+    "TensorStorage",
+    "UsageError",
+    "__version__",
+    "check",
+    "checkpoint",
+    "convert",
+    "demo",
+    "download",
+    "inspect",
+    "list",
+    "preprocess",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home, attribute = _RENAMED.get(name, (_HOMES.get(name, ""), name))
+    if not home:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{home}", __name__)
+    found = getattr(module, attribute) if attribute else module
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> Iterable[str]:
+    return __all__

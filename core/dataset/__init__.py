@@ -1,0 +1,125 @@
+"""A dataset on disk: manifest, episode table, streaming writer, readers, atomic publish. Needs numpy only."""
+
+from .builder import (
+    ENV_METADATA,
+    DatasetBuilder,
+    Origin,
+    created_by,
+    env_metadata_bytes,
+    provenance_step,
+    write_documents,
+    write_manifest,
+)
+from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
+from .contracts import Array, Piece, Reader, SourceFacts, StepReader
+from .digest import FileRecord, Hasher, digest_bytes, digest_file, digest_files
+from .episodes import (
+    COLUMNS,
+    EPISODES,
+    EPISODES_TEXT,
+    EpisodeRow,
+    EpisodeTable,
+    read_episode_text,
+    write_episode_text,
+)
+from .ingest import Ingest, running_return
+from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
+from .locate import dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
+from .manifest import (
+    FORMAT_VERSION,
+    HIDDEN,
+    MANIFEST,
+    Dropped,
+    FieldRange,
+    Manifest,
+    Provenance,
+    Request,
+    content_digest,
+    has_manifest,
+)
+from .plain import PlainReader
+from .registry import open_source, reader_class, reader_names
+from .selection import normal_form, parse_episodes, select_episodes
+from .staging import FILE_MAGIC, Staging, is_ours, mend
+from .strict_json import dump_json, float_from_json, load_json, plain
+from .ted_reader import FolderReader, TedReader, pread_file_rows, pread_rows, read_documents, verify_records
+from .tree import Leaf, leaf_path, read_tree, write_tree_meta
+
+__all__ = [
+    "COLUMNS",
+    "ENV_METADATA",
+    "EPISODES",
+    "EPISODES_TEXT",
+    "FILE_MAGIC",
+    "FOLDER_RULES",
+    "FORMAT_VERSION",
+    "HIDDEN",
+    "MANIFEST",
+    "Array",
+    "DatasetBuilder",
+    "Dropped",
+    "EpisodeRow",
+    "EpisodeTable",
+    "EpisodeTableRule",
+    "FieldRange",
+    "FileRecord",
+    "FolderReader",
+    "FolderRule",
+    "Hasher",
+    "Ingest",
+    "Leaf",
+    "LeafWriter",
+    "Manifest",
+    "Origin",
+    "Piece",
+    "PlainReader",
+    "Provenance",
+    "Reader",
+    "Request",
+    "SourceFacts",
+    "Staging",
+    "StepReader",
+    "TedReader",
+    "TreeWriter",
+    "content_digest",
+    "created_by",
+    "dataset_folder",
+    "digest_bytes",
+    "digest_file",
+    "digest_files",
+    "dump_json",
+    "env_metadata_bytes",
+    "find_dataset",
+    "float_from_json",
+    "has_manifest",
+    "is_ours",
+    "leaf_path",
+    "load_json",
+    "mend",
+    "merge_ranges",
+    "normal_form",
+    "open_source",
+    "parse_episodes",
+    "plain",
+    "pread_file_rows",
+    "pread_rows",
+    "provenance_step",
+    "range_of",
+    "read_documents",
+    "read_episode_text",
+    "read_tree",
+    "reader_class",
+    "reader_names",
+    "record_file",
+    "rows_of",
+    "running_return",
+    "safe_id",
+    "select_episodes",
+    "storage_root",
+    "stored_datasets",
+    "verify_records",
+    "write_documents",
+    "write_episode_text",
+    "write_manifest",
+    "write_tree_meta",
+]

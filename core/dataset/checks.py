@@ -1,0 +1,154 @@
+"""Rules about the folder around the rows: the episode table, lengths, sizes and digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
+from ..ted import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field
+from ..ted.checks import Finding, Rows, Rule
+from .contracts import Array, StepReader
+from .digest import FileRecord, digest_file
+from .episodes import EpisodeTable
+from .ingest import running_return
+from .ted_reader import TedReader
+
+__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
+
+
+class EpisodeTableRule(Rule):
+    """The table says of every episode what its rows say: number, place, return, how it ends."""
+
+    rule_id = "TED010"
+    name = "episode table"
+
+    def __init__(self, fields: Sequence[Field], steps: int, table: EpisodeTable) -> None:
+        super().__init__(fields, steps)
+        self.table = table
+        self._problems: list[str] = []
+        self._total = 0.0
+        self._rewarded = any(field.key == NEXT_REWARD and field.shape in ((), (1,)) for field in fields)
+
+    def see(self, rows: Rows) -> None:
+        """Compare number, flags and return of the episodes in these rows."""
+        if EPISODE in rows.columns:
+            wrong = rows.columns[EPISODE].reshape(-1) != rows.episode
+            if wrong.any():
+                row = int(wrong.argmax())
+                found = int(rows.columns[EPISODE].reshape(-1)[row])
+                self._problems.append(f"the row of {rows.place(row)} says it belongs to episode {found}")
+        ends = np.flatnonzero(rows.last)
+        which = self.table.index_of_step(ends + rows.start)
+        for key, column in ((NEXT_TERMINATED, self.table.terminated), (NEXT_TRUNCATED, self.table.truncated)):
+            if key in rows.columns:
+                wrong = rows.columns[key].reshape(len(rows), -1)[ends].any(1) != column[which]
+                if wrong.any():
+                    row = int(ends[wrong.argmax()])
+                    self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
+        if self._rewarded:
+            self._see_rewards(rows, ends)
+
+    def _see_rewards(self, rows: Rows, ends: Array) -> None:
+        rewards, begin = rows.columns[NEXT_REWARD], 0
+        for end in ends.tolist():
+            total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin : end + 1])
+            row = int(self.table.index_of_step(np.array([rows.start + end]))[0])
+            expected = float(self.table.total_reward[row])
+            if total != expected and not (np.isnan(total) and np.isnan(expected)):
+                self._problems.append(
+                    f"episode {int(rows.episode[end])} returns {total!r}, the table says {expected!r}"
+                )
+            begin = end + 1
+        if begin < len(rows):
+            self._total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin:])
+
+    def findings(self) -> list[Finding]:
+        """Report the shape of the table first, then the first disagreement with the rows."""
+        table, problems = self.table, self._problems
+        lengths = np.concatenate(([0], np.cumsum(table.length)))
+        if (table.length < 1).any():
+            problems = [f"{int((table.length < 1).sum())} episodes have no steps", *problems]
+        if not np.array_equal(table.start, lengths[:-1]) or lengths[-1] != self.steps:
+            problems = [
+                f"start and length do not lay the episodes one after the other over {self.steps:,} steps",
+                *problems,
+            ]
+        if len(problems) > 1:
+            return [self.report("error", f"{problems[0]} (and {len(problems) - 1:,} more)")]
+        return [self.report("error", text) for text in problems]
+
+
+def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
+    """Read all leaves of rows `[start, stop)` together with their places in the episodes."""
+    table = reader.episodes
+    steps = np.arange(start, stop)
+    which = table.index_of_step(steps)
+    ends = table.start + table.length - 1
+    columns = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
+    return Rows(
+        start, columns, first=table.start[which] == steps, last=ends[which] == steps,
+        episode=table.episode[which], explicit=table.explicit_next[which],
+    )  # fmt: skip
+
+
+class FolderRule(NamedTuple):
+    """A rule about files: `problems` says each in one sentence."""
+
+    rule_id: str
+    name: str
+    problems: Callable[[StepReader], list[str]]
+
+    def findings(self, reader: StepReader) -> list[Finding]:
+        """Report what is wrong with the files of this dataset or checkpoint."""
+        return [Finding(self.rule_id, self.name, "error", problem) for problem in self.problems(reader)]
+
+
+def _length_problems(reader: StepReader) -> list[str]:
+    """Compare the rows, types and shapes in the `meta.json` files with the manifest."""
+    try:
+        if isinstance(reader, TedReader):
+            reader.check_tree()
+    except FormatError as error:
+        return [str(error)]
+    return []
+
+
+def _size_problems(reader: StepReader) -> list[str]:
+    """Compare the sizes of all files with the manifest."""
+    return [text for text in (_size_problem(path, file) for path, file in _listed(reader)) if text]
+
+
+def _digest_problems(reader: StepReader) -> list[str]:
+    """Read all files again and compare their digests with the manifest."""
+    if not reader.path.is_dir():
+        try:
+            reader.verify_files()
+        except CorruptDataError as error:
+            return [str(error)]
+    changed = "was changed after it was written: its digest does not match the manifest"
+    whole = [(path, file) for path, file in _listed(reader) if not _size_problem(path, file)]
+    return [f"{path} {changed}" for path, file in whole if digest_file(path) != file.digest]
+
+
+FOLDER_RULES: tuple[FolderRule, ...] = (
+    FolderRule("TED011", "lengths", _length_problems),
+    FolderRule("TED012", "sizes", _size_problems),
+    FolderRule("TED013", "digests", _digest_problems),
+)
+
+
+def _listed(reader: StepReader) -> list[tuple[Path, FileRecord]]:
+    """Files of a folder as its manifest lists them; a checkpoint in one file lists none."""
+    files = reader.manifest.files if reader.path.is_dir() else ()
+    return [(reader.path / file.path, file) for file in files]
+
+
+def _size_problem(path: Path, file: FileRecord) -> str:
+    if not path.is_file():
+        return f"{path} is missing; the manifest lists it"
+    found = path.stat().st_size
+    return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""

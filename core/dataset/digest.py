@@ -1,0 +1,61 @@
+"""Digests: xxh3-128, fast enough to take of everything that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+__all__ = ["FileRecord", "Hasher", "digest_bytes", "digest_file", "digest_files"]
+
+PREFIX = "xxh3-128:"
+_CHUNK = 4 << 20
+
+
+class FileRecord(NamedTuple):
+    """A file as the manifest lists it: its path inside the folder, its size in bytes, its digest."""
+
+    path: str
+    size: int
+    digest: str
+
+
+class Hasher:
+    """Takes bytes as they are written and gives their digest."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add bytes."""
+        self._state.update(data)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes so far, as `xxh3-128:<32 hex digits>`."""
+        return PREFIX + self._state.hexdigest()
+
+
+def digest_bytes(data: bytes) -> str:
+    """Digest of some bytes."""
+    hasher = Hasher()
+    hasher.update(data)
+    return hasher.digest
+
+
+def digest_file(path: Path, start: int = 0) -> str:
+    """Digest of a file's bytes from `start` to its end."""
+    hasher = Hasher()
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return hasher.digest
+
+
+def digest_files(files: Iterable[FileRecord]) -> str:
+    """One digest over the sorted (path, size, digest) of many files."""
+    lines = sorted(f"{file.path}\0{file.size}\0{file.digest}\n" for file in files)
+    return digest_bytes("".join(lines).encode())

@@ -1,0 +1,168 @@
+"""The episode table: one row an episode, in storage order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
+from ..ted import BoundaryCounts, EndReason, Field
+from . import fs
+from .digest import FileRecord
+from .leaf_writer import TreeWriter, record_file
+from .manifest import HIDDEN
+from .tree import leaf_path, read_tree
+
+__all__ = [
+    "COLUMNS",
+    "EPISODES",
+    "EPISODES_TEXT",
+    "EpisodeRow",
+    "EpisodeTable",
+    "read_episode_text",
+    "write_episode_text",
+]
+
+EPISODES = f"{HIDDEN}/episodes"
+EPISODES_TEXT = f"{HIDDEN}/episodes_text.jsonl"
+
+COLUMNS: dict[str, str] = {
+    "episode": "int64", "start": "int64", "length": "int64", "return": "float64",
+    "terminated": "bool", "truncated": "bool", "end_reason": "uint8",
+    "explicit_next": "bool", "explicit_start": "int64", "seed": "uint64", "has_seed": "bool",
+}  # fmt: skip
+"""Columns of the table and their element types."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One episode: the source's number, its length in steps, the sum of its rewards, how it ends."""
+
+    episode: int
+    length: int
+    total_reward: float
+    terminated: bool
+    truncated: bool
+    end_reason: EndReason
+    seed: int | None = None
+    explicit_next: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeTable:
+    """The columns as arrays `[episodes]`; `start` and `length` count rows of the storage."""
+
+    episode: np.ndarray[Any, Any]
+    start: np.ndarray[Any, Any]
+    length: np.ndarray[Any, Any]
+    total_reward: np.ndarray[Any, Any]
+    terminated: np.ndarray[Any, Any]
+    truncated: np.ndarray[Any, Any]
+    end_reason: np.ndarray[Any, Any]
+    explicit_next: np.ndarray[Any, Any]
+    explicit_start: np.ndarray[Any, Any]
+    seed: np.ndarray[Any, Any]
+    has_seed: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[EpisodeRow]) -> EpisodeTable:
+        """Build the table of episodes stored one after the other from row 0."""
+        lengths = np.array([row.length for row in rows], np.int64)
+        return cls.from_columns(
+            {
+                "episode": [row.episode for row in rows],
+                "start": np.cumsum(lengths) - lengths,
+                "length": lengths,
+                "return": [row.total_reward for row in rows],
+                "terminated": [row.terminated for row in rows],
+                "truncated": [row.truncated for row in rows],
+                "end_reason": [int(row.end_reason) for row in rows],
+                "explicit_next": [row.explicit_next for row in rows],
+                "explicit_start": [-1] * len(rows),
+                "seed": [row.seed or 0 for row in rows],
+                "has_seed": [row.seed is not None for row in rows],
+            }
+        )
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, Any]) -> EpisodeTable:
+        """Build the table from its columns under their names on disk."""
+        arrays = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMNS.items()}
+        arrays["total_reward"] = arrays.pop("return")
+        return cls(**arrays)
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns under their names on disk."""
+        arrays = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: arrays["total_reward" if name == "return" else name] for name in COLUMNS}
+
+    @property
+    def steps(self) -> int:
+        """Rows of all episodes together."""
+        return int(self.length.sum())
+
+    def counts(self) -> BoundaryCounts:
+        """The boundary report."""
+        by_reason = np.bincount(self.end_reason, minlength=len(EndReason))
+        reasons = {reason.name.lower(): int(by_reason[reason]) for reason in EndReason}
+        return BoundaryCounts(**reasons, explicit_next=int(self.explicit_next.sum()))
+
+    def index_of_step(self, steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Row numbers in this table of the episodes that hold these steps."""
+        return np.searchsorted(self.start, steps, side="right") - 1
+
+    def save(self, root: Path) -> list[FileRecord]:
+        """Write the table into the dataset folder `root`."""
+        writer = TreeWriter(root / EPISODES, column_fields(), prefix=f"{EPISODES}/")
+        try:
+            writer.append({(name,): array for name, array in self.columns().items()})
+            return writer.finish((len(self),))
+        finally:
+            writer.close()
+
+    @classmethod
+    def load(cls, root: Path) -> EpisodeTable:
+        """Read the table of the dataset folder `root`."""
+        folder = root / EPISODES
+        leaves = read_tree(folder)
+        columns = {}
+        for name, dtype in COLUMNS.items():
+            leaf = leaves.get((name,))
+            if leaf is None or leaf.dtype != dtype or len(leaf.shape) != 1:
+                raise FormatError(f"{folder} has no column {name!r} of {dtype}")
+            path = folder / leaf_path((name,))
+            columns[name] = np.fromfile(path, dtype) if leaf.shape[0] else np.empty(0, dtype)
+        return cls.from_columns(columns)
+
+
+def column_fields() -> list[Field]:
+    """The columns as fields."""
+    return [Field((name,), dtype, (), "id") for name, dtype in COLUMNS.items()]
+
+
+def write_episode_text(root: Path, rows: Iterable[dict[str, str]]) -> list[FileRecord]:
+    """Write the text that belongs to episodes, one JSON object a line in table order; none, no file."""
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in rows]
+    if not any(line != "{}" for line in lines):
+        return []
+    fs.write_file(root / EPISODES_TEXT, ("\n".join(lines) + "\n").encode())
+    return [record_file(root / EPISODES_TEXT, EPISODES_TEXT)]
+
+
+def read_episode_text(root: Path) -> list[dict[str, str]] | None:
+    """Read the text that belongs to episodes, or None where there is none."""
+    path = root / EPISODES_TEXT
+    if not path.is_file():
+        return None
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise CorruptDataError(f"{path} is not JSON lines: {error}") from error

@@ -1,0 +1,206 @@
+"""The one module that changes the file system.
+
+Every write, fsync, rename, exchange and removal goes through here, so that a full disk always becomes an
+`OutOfSpaceError` and a crash test can stop the process at any of them: each is announced before and after with
+`sys.audit("rbtool.fs", operation, path)`. Bytes are written with `write` and `pwrite`, never through a memory
+map: on a full disk a map kills the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import OutOfSpaceError
+
+__all__ = [
+    "announced",
+    "copy_file",
+    "create",
+    "exchange",
+    "fsync",
+    "link",
+    "make_folder",
+    "out_of_space",
+    "pwrite",
+    "remove",
+    "rename",
+    "replace_file",
+    "require_space",
+    "sync_folder",
+    "write",
+    "write_file",
+]
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_EXCHANGE_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+_COPY_CHUNK = 8 << 20
+
+
+@contextlib.contextmanager
+def announced(operation: str, path: str | Path) -> Iterator[None]:
+    """Announce a change of the file system before and after it, and name a full disk for what it is."""
+    sys.audit("rbtool.fs", operation, str(path))
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutOfSpaceError) or not out_of_space(error):
+            raise
+        raise _no_room(Path(path), error) from error
+    sys.audit("rbtool.fs", operation, str(path))
+
+
+def out_of_space(error: OSError) -> bool:
+    """Tell whether the system refused for want of space: a full disk, a quota, or a limit on file size."""
+    return error.errno in _NO_SPACE
+
+
+def _no_room(path: Path, error: OSError) -> OutOfSpaceError:
+    """Say what stopped the write, and what is left there."""
+    if error.errno == errno.EFBIG:
+        return OutOfSpaceError(f"{path} may not grow further: the limit on file size is reached (ulimit -f)")
+    cause = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space is left"
+    return OutOfSpaceError(
+        f"{cause} for {path}: {_free(path):,} bytes are free there", hint="free some space and run it again"
+    )
+
+
+def _free(path: Path) -> int:
+    """Bytes that an ordinary user may still write on the file system of `path`."""
+    for folder in (path, *path.parents):
+        if folder.is_dir():
+            return shutil.disk_usage(folder).free
+    return 0
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Refuse, before anything is written, what cannot fit into the file system of `folder`."""
+    free = _free(folder)
+    if needed > free:
+        raise OutOfSpaceError(
+            f"{folder} has {free:,} bytes free, {needed:,} are needed", hint="free some space or choose another place"
+        )
+
+
+def create(path: Path) -> int:
+    """Create a file that must not exist yet and return its descriptor, open for writing and reading."""
+    with announced("create", path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+
+
+def write(descriptor: int, data: memoryview, path: Path) -> None:
+    """Write all of `data` (bytes) at the descriptor's position."""
+    with announced("write", path):
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:
+    """Write all of `data` (bytes) at `offset`, leaving the descriptor's position alone."""
+    with announced("write", path):
+        while data:
+            written = os.pwrite(descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+
+def fsync(descriptor: int, path: Path) -> None:
+    """Wait until the file's bytes are on the disk."""
+    with announced("fsync", path):
+        os.fsync(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Create a small file with these bytes and sync it."""
+    descriptor = create(path)
+    try:
+        write(descriptor, memoryview(data), path)
+        fsync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put these bytes at `path` at once: readers see the old file or the new one."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}.new")
+    staged.unlink(missing_ok=True)
+    write_file(staged, data)
+    rename(staged, path)
+    sync_folder(path.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy one file's bytes to a new file and sync it."""
+    descriptor = create(target)
+    try:
+        with open(source, "rb", buffering=0) as file:
+            while chunk := file.read(_COPY_CHUNK):
+                write(descriptor, memoryview(chunk), target)
+        fsync(descriptor, target)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, *, exist_ok: bool = True) -> None:
+    """Create a folder and those above it."""
+    with announced("mkdir", path):
+        path.mkdir(parents=True, exist_ok=exist_ok)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's entries (created, renamed) are on the disk."""
+    with announced("fsync", path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename; a file replaces a file at once, a folder must not find another in its way."""
+    with announced("rename", target):
+        source.rename(target)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; raises FileExistsError if that name is taken."""
+    with announced("link", target):
+        os.link(source, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder, if it is there."""
+    with announced("remove", path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two paths at one instant (renameat2 on Linux, renamex_np on macOS).
+
+    Returns False, with nothing changed, where the system or the file system cannot.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    here, swap = -100, 2
+    with announced("exchange", other):
+        if sys.platform == "linux" and hasattr(libc, "renameat2"):
+            failed = libc.renameat2(here, names[0], here, names[1], swap)
+        elif sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+            failed = libc.renamex_np(names[0], names[1], swap)
+        else:
+            return False
+        if not failed:
+            return True
+        code = ctypes.get_errno()
+        if code in _EXCHANGE_UNSUPPORTED:
+            return False
+        raise OSError(code, os.strerror(code), str(one), None, str(other))

@@ -1,0 +1,223 @@
+"""The manifest: the file that makes a folder a dataset or a checkpoint, and says what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from ..ted import BoundaryCounts, Field
+from . import fs
+from .digest import FileRecord, digest_bytes, digest_files
+from .strict_json import dump_json, float_from_json, load_json, plain
+
+__all__ = [
+    "FORMAT_VERSION",
+    "HIDDEN",
+    "MANIFEST",
+    "Dropped",
+    "FieldRange",
+    "Layout",
+    "Manifest",
+    "Provenance",
+    "Request",
+    "content_digest",
+    "has_manifest",
+]
+
+FORMAT_VERSION = 1
+HIDDEN = ".rbtool"
+"""Folder inside a dataset for what is ours; tensordict and TorchRL ignore it."""
+MANIFEST = f"{HIDDEN}/manifest.json"
+
+Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
+Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
+Kind: TypeAlias = Literal["dataset", "checkpoint"]
+FieldRange: TypeAlias = tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for. Two requests are equal when all but `asked` and `origin` are."""
+
+    source: str
+    asked: str
+    id: str
+    revision: str | None = None
+    episodes: str | None = None
+    layout: str = "ted"
+    origin: Literal["remote", "local", "file"] = "file"
+
+    def identity(self) -> str:
+        """Digest of what makes two requests the same one."""
+        parts = {key: value for key, value in asdict(self).items() if key not in {"asked", "origin"}}
+        return digest_bytes(dump_json(dict(sorted(parts.items()))).encode())
+
+    @property
+    def whole(self) -> bool:
+        """Whether this asks for all of the latest revision in the default layout."""
+        return self.revision is None and self.episodes is None and self.layout == "ted"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A key of the source that could not be kept, and why."""
+
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """One step of how the data came to be: `inputs` maps what was read to its digest."""
+
+    verb: str
+    arguments: Mapping[str, Any]
+    version: str
+    inputs: Mapping[str, str]
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything the folder says about itself; see the documentation of the format for each entry.
+
+    `ranges` holds (min, max) of each numeric leaf by its dotted name, NaN left out; None where there is none.
+    """
+
+    kind: Kind
+    layout: Layout
+    request: Request
+    steps: int
+    episodes: int
+    fields: tuple[Field, ...]
+    files: tuple[FileRecord, ...]
+    content_digest: str
+    created_by: str
+    resolved_revision: str | None = None
+    ranges: Mapping[str, FieldRange] = field(default_factory=dict)
+    spaces: Mapping[str, Any] = field(default_factory=dict)
+    renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    dropped_keys: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+    boundary: BoundaryCounts = field(default_factory=BoundaryCounts)
+    provenance: tuple[Provenance, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files the manifest lists."""
+        return sum(file.size for file in self.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document as it is written, `manifest_digest` included."""
+        document: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name == "fields":
+                document["fields"] = [self._field_to_dict(leaf) for leaf in value]
+            elif part.name == "files":
+                document["files"] = [file._asdict() for file in value]
+            elif part.name == "boundary":
+                document["boundary"] = value.to_dict()
+            elif part.name == "request":
+                document["request"] = asdict(value)
+            elif part.name in {"dropped_keys", "provenance"}:
+                document[part.name] = [{f.name: getattr(item, f.name) for f in fields(item)} for item in value]
+            elif part.name != "ranges":
+                document[part.name] = value
+        document = plain({"format_version": document.pop("format_version"), **document})
+        document["manifest_digest"] = _manifest_digest(document)
+        return document
+
+    def _field_to_dict(self, leaf: Field) -> dict[str, Any]:
+        low, high = self.ranges.get(leaf.name) or (None, None)
+        return {"key": leaf.key, "dtype": leaf.dtype, "shape": leaf.shape, "role": leaf.role, "min": low, "max": high}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any], origin: str) -> Manifest:
+        """Read the document back; `origin` names it in errors. Refuses newer versions and changed documents."""
+        version = document.get("format_version")
+        if not isinstance(version, int):
+            raise FormatError(f"{origin} is no rbtool manifest: it has no format_version")
+        if version > FORMAT_VERSION:
+            raise FormatError(
+                f"{origin} has format version {version}, this rbtool reads up to {FORMAT_VERSION}",
+                hint="upgrade with: pip install --upgrade rbtool",
+            )
+        if document.get("manifest_digest") != _manifest_digest(document):
+            raise CorruptDataError(f"{origin} was changed after it was written: its digest does not match")
+        try:
+            return cls._parse(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{origin} is no manifest of version {version}: {error!r}") from error
+
+    @classmethod
+    def _parse(cls, document: Mapping[str, Any]) -> Manifest:
+        leaves = tuple(
+            Field(tuple(leaf["key"]), leaf["dtype"], tuple(leaf["shape"]), leaf["role"]) for leaf in document["fields"]
+        )
+        ranges: dict[str, FieldRange] = {}
+        for leaf, entry in zip(leaves, document["fields"], strict=True):
+            low, high = float_from_json(entry["min"]), float_from_json(entry["max"])
+            ranges[leaf.name] = None if low is None or high is None else (low, high)
+        known = {part.name for part in fields(cls)}
+        rest = {key: value for key, value in document.items() if key in known}
+        rest |= {
+            "fields": leaves,
+            "ranges": ranges,
+            "files": tuple(FileRecord(**file) for file in document["files"]),
+            "request": Request(**document["request"]),
+            "boundary": BoundaryCounts(**document["boundary"]),
+            "dropped_keys": tuple(Dropped(**item) for item in document["dropped_keys"]),
+            "provenance": tuple(Provenance(**item) for item in document["provenance"]),
+            "notes": tuple(document.get("notes", ())),
+        }
+        return cls(**rest)
+
+    def with_step(self, step: Provenance) -> Manifest:
+        """Return the manifest with one more step of provenance."""
+        return replace(self, provenance=(*self.provenance, step))
+
+    def to_bytes(self) -> Bytes:
+        """The document as it is written to disk."""
+        return (dump_json(self.to_dict(), indent=1) + "\n").encode()
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest of the dataset in `folder`: the last file to be written there."""
+        fs.make_folder(folder / HIDDEN)
+        fs.write_file(folder / MANIFEST, self.to_bytes())
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read the manifest of the dataset in `folder`."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise DatasetNotFoundError(f"{folder} is no rbtool dataset: it has no {MANIFEST}")
+        document = load_json(path)
+        if not isinstance(document, dict):
+            raise FormatError(f"{path} is no rbtool manifest: it is not a JSON object")
+        return cls.from_dict(document, str(path))
+
+
+def has_manifest(folder: Path) -> bool:
+    """Tell whether a dataset or a checkpoint folder is at `folder`."""
+    return (folder / MANIFEST).is_file()
+
+
+def content_digest(files: tuple[FileRecord, ...]) -> str:
+    """Digest of the data and episode files, on which every promise of identity rests.
+
+    The source's own metadata and `env_metadata.json` are left out.
+    """
+    return digest_files(
+        f for f in files if not f.path.startswith(f"{HIDDEN}/source/") and f.path != "env_metadata.json"
+    )
+
+
+def _manifest_digest(document: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in document.items() if key != "manifest_digest"}
+    return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())

@@ -1,0 +1,188 @@
+"""Atomic publishing: a result is built in a hidden, locked folder beside its destination and swapped in.
+
+At every instant the destination is absent, the old one or the new one. A folder that a killed process left
+behind is not locked any more; the next one to publish at the same place sweeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from ..errors import UsageError
+from . import fs
+from .manifest import has_manifest
+
+__all__ = ["Staging", "is_ours", "mend"]
+
+_MARK = "rbtool-new"
+_ASIDE = "rbtool-old"
+
+
+class Staging:
+    """A context that gives a fresh locked folder `path` and, on `publish`, puts it at `destination`.
+
+    Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
+    checkpoint at the destination to be replaced; anything else there is refused, except an empty folder.
+    """
+
+    def __init__(self, destination: Path, *, replace: bool = False) -> None:
+        self.destination = Path(os.path.abspath(destination))
+        self.replace = replace
+        self.path = self.destination
+        self._lock = -1
+
+    def __enter__(self) -> Staging:
+        mend(self.destination)
+        self._refuse_if_taken()
+        fs.make_folder(self.destination.parent)
+        _sweep(self.destination)
+        while self._lock < 0:
+            self.path = _sibling(self.destination, _MARK)
+            fs.make_folder(self.path, exist_ok=False)
+            self._lock = _lock_folder(self.path)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                fs.remove(self.path)
+        finally:
+            os.close(self._lock)
+
+    def _refuse_if_taken(self) -> None:
+        if not self.destination.exists() or _is_empty_folder(self.destination):
+            return
+        if not is_ours(self.destination):
+            raise UsageError(
+                f"{self.destination} is there already and is not an rbtool dataset or checkpoint; it is left alone",
+                hint="choose another destination",
+            )
+        if not self.replace:
+            raise UsageError(f"{self.destination} is there already", hint="add --force to replace it")
+
+    def publish(self, name: str | None = None) -> bool:
+        """Put the folder, or the file `name` inside it, at the destination; the old one, if any, goes.
+
+        Everything must be written and synced before. Returns False, and publishes nothing, if another process
+        put something there in the meantime and `replace` is off.
+        """
+        built = self.path / name if name else self.path
+        for folder, _, _ in os.walk(self.path):
+            fs.sync_folder(Path(folder))
+        published = self._place_file(built) if name else self._place_folder(built)
+        if published:
+            fs.sync_folder(self.destination.parent)
+        return published
+
+    def _place_file(self, built: Path) -> bool:
+        if not self.replace:
+            try:
+                fs.link(built, self.destination)  # unlike rename, a link never replaces
+            except FileExistsError:
+                return False
+        elif self.destination.is_dir():
+            self._swap(built)
+        else:
+            fs.rename(built, self.destination)
+        return True
+
+    def _place_folder(self, built: Path) -> bool:
+        try:
+            fs.rename(built, self.destination)  # takes an absent place, or an empty folder's
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                raise
+            if not self.replace:
+                return False
+            self._swap(built)
+        return True
+
+    def _swap(self, built: Path) -> None:
+        if fs.exchange(built, self.destination):
+            return
+        aside, lock = _sibling(self.destination, _ASIDE), _lock_folder(self.destination)
+        try:
+            fs.rename(self.destination, aside)
+            fs.rename(built, self.destination)
+            fs.remove(aside)
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+def is_ours(path: Path) -> bool:
+    """Tell whether rbtool made what is at `path`: a folder with a manifest, or one of our HDF5 files."""
+    if path.is_dir():
+        return has_manifest(path)
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(FILE_MAGIC)) == FILE_MAGIC
+
+
+FILE_MAGIC = b'{\n "format_version": '
+"""How a checkpoint in one file begins: the manifest lies in front of the data."""
+
+
+def mend(destination: Path) -> None:
+    """Finish a swap that was cut between its two renames, on systems that cannot exchange folders."""
+    destination = Path(os.path.abspath(destination))
+    if destination.exists() or not destination.parent.is_dir():
+        return
+    for aside in sorted(destination.parent.glob(_pattern(destination, _ASIDE))):
+        lock = _lock_folder(aside)
+        if lock < 0:
+            continue
+        try:
+            fs.rename(aside, destination)
+            return
+        except FileExistsError:
+            return  # somebody else mended it, or published something newer
+        finally:
+            os.close(lock)
+
+
+def _sweep(destination: Path) -> None:
+    """Remove the unlocked leftovers of processes that died while publishing at this destination."""
+    for mark in (_MARK, _ASIDE):
+        for leftover in destination.parent.glob(_pattern(destination, mark)):
+            lock = _lock_folder(leftover)
+            if lock >= 0:
+                try:
+                    fs.remove(leftover)
+                finally:
+                    os.close(lock)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder for this process; -1 if another one has it, or removed it in the meantime."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return -1
+
+
+def _sibling(destination: Path, mark: str) -> Path:
+    return destination.with_name(f".{destination.name}.{mark}-{secrets.token_hex(4)}")
+
+
+def _pattern(destination: Path, mark: str) -> str:
+    name = "".join(f"[{char}]" if char in "*?[" else char for char in destination.name)
+    return f".{name}.{mark}-" + "[0-9a-f]" * 8
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

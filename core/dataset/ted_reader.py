@@ -1,0 +1,145 @@
+"""Reads a dataset in layout `ted` by position, so that memory stays bounded and forks share nothing."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
+from ..ted import Field, Key, key_name
+from .builder import ENV_METADATA
+from .contracts import Array, StepReader
+from .digest import FileRecord, digest_file
+from .episodes import EpisodeTable, read_episode_text
+from .manifest import HIDDEN, Manifest
+from .staging import mend
+from .tree import leaf_path, read_tree
+
+__all__ = ["FolderReader", "TedReader", "pread_file_rows", "pread_rows", "read_documents", "verify_records"]
+
+
+class FolderReader(StepReader):
+    """What all layouts that are folders share: manifest, episode table, text, documents, digests."""
+
+    def __init__(self, path: Path) -> None:
+        mend(path)
+        self.path = path
+        self.manifest = Manifest.load(path)
+        self._descriptors: dict[tuple[int, Key], int] = {}
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episode table, read at first use."""
+        table = EpisodeTable.load(self.path)
+        if len(table) != self.manifest.episodes or table.steps != self.manifest.steps:
+            raise CorruptDataError(
+                f"{self.path}: the episode table holds {len(table)} episodes and {table.steps} steps, the manifest "
+                f"says {self.manifest.episodes} and {self.manifest.steps}"
+            )
+        return table
+
+    @cached_property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to episodes, read at first use."""
+        return read_episode_text(self.path)
+
+    def documents(self) -> dict[str, bytes]:
+        """The source's own metadata files by name."""
+        return read_documents(self.path, self.manifest)
+
+    def verify_files(self) -> None:
+        """Compare every file with its digest in the manifest."""
+        verify_records(self.path, self.manifest.files)
+
+    def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
+        """Read rows of the file of `key`, whose rows look like `leaf`."""
+        path = self.path / leaf_path(key)
+        if not leaf.row_bytes or start == stop:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        return pread_rows(self._descriptor(key, path), path, leaf, start, stop)
+
+    def _descriptor(self, key: Key, path: Path) -> int:
+        # A descriptor that a fork inherited is as good as a new one: pread keeps no position. It is keyed by
+        # process all the same, so that closing in a child leaves the parent's alone.
+        held = self._descriptors.get((os.getpid(), key))
+        if held is None:
+            try:
+                held = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
+            self._descriptors[os.getpid(), key] = held
+        return held
+
+    def close(self) -> None:
+        """Close the files this process opened."""
+        for process, key in list(self._descriptors):
+            if process == os.getpid():
+                os.close(self._descriptors.pop((process, key)))
+
+
+class TedReader(FolderReader):
+    """Rows of a dataset (or a checkpoint) in layout `ted`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if self.manifest.layout != "ted":
+            raise FormatError(f"{path} has layout {self.manifest.layout}, ted is expected here")
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one leaf by position."""
+        return self.read_leaf(key, self._leaf(key, start, stop), start, stop)
+
+    def check_tree(self) -> None:
+        """Compare the `meta.json` files and file sizes with the manifest; raise CorruptDataError if they differ."""
+        leaves = read_tree(self.path)
+        expected = {field.key: (field.dtype, (self.manifest.steps, *field.shape)) for field in self.fields}
+        found = {key: (leaf.dtype, leaf.shape) for key, leaf in leaves.items()}
+        if found != expected:
+            odd = sorted({key_name(key) for key, _ in set(found.items()) ^ set(expected.items())})
+            raise CorruptDataError(f"{self.path}: meta.json and the manifest disagree on {', '.join(odd)}")
+
+
+def pread_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -> Array:
+    """Read rows `[start, stop)` of a headerless file into a fresh array."""
+    array = np.empty((stop - start, *leaf.shape), leaf.numpy)
+    view, offset = memoryview(array.reshape(-1).view(np.uint8).data), start * leaf.row_bytes
+    while view:
+        got = os.preadv(descriptor, [view], offset)
+        if not got:
+            raise CorruptDataError(f"{path} ends {len(view):,} bytes before row {stop}: it was cut")
+        view, offset = view[got:], offset + got
+    return array
+
+
+def pread_file_rows(path: Path, leaf: Field, start: int, stop: int) -> Array:
+    """Open a headerless file for one read of rows `[start, stop)`."""
+    if not leaf.row_bytes or start == stop:
+        return np.empty((stop - start, *leaf.shape), leaf.numpy)
+    with open(path, "rb", buffering=0) as file:
+        return pread_rows(file.fileno(), path, leaf, start, stop)
+
+
+def read_documents(root: Path, manifest: Manifest) -> dict[str, bytes]:
+    """Read back what `write_documents` kept."""
+    prefix = f"{HIDDEN}/source/"
+    documents = {
+        f.path.removeprefix(prefix): (root / f.path).read_bytes() for f in manifest.files if f.path.startswith(prefix)
+    }
+    if (root / ENV_METADATA).is_file():
+        documents[ENV_METADATA] = (root / ENV_METADATA).read_bytes()
+    return documents
+
+
+def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
+    """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
+    for file in files:
+        path = root / file.path
+        if not path.is_file():
+            raise CorruptDataError(f"{path} is missing; the manifest lists it")
+        if path.stat().st_size != file.size:
+            raise CorruptDataError(f"{path} has {path.stat().st_size:,} bytes, the manifest says {file.size:,}")
+        if digest_file(path) != file.digest:
+            raise CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")

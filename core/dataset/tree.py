@@ -1,0 +1,148 @@
+"""The tensordict memory-map directory: headerless `*.memmap` files beside a `meta.json` a folder.
+
+tensordict opens such a folder unaided. This module reads and writes the layout with numpy and the standard
+library alone; `facts` in comments are about tensordict 0.14 and 0.15.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptDataError, FormatError, SchemaError
+from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
+from . import fs
+from .strict_json import load_json
+
+__all__ = ["Leaf", "leaf_path", "read_tree", "require_own_files", "write_tree_meta"]
+
+_NODE = "<class 'tensordict._td.TensorDict'>"
+_NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor file: its element type by name and its whole shape, rows first.
+
+    `nested` marks a ragged leaf, whose `shape` is that of the table of row shapes beside it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nested: bool = False
+
+
+def leaf_path(key: Key, suffix: str = ".memmap") -> str:
+    """Return the path of a leaf's file inside its folder, with `/` between the parts."""
+    *folders, name = (file_stem(part) for part in key)
+    return "/".join((*folders, name + suffix))
+
+
+def require_own_files(keys: Iterable[Key]) -> None:
+    """Raise SchemaError for two keys that need the same file, or one's file where the other's folder must be."""
+    leaves: set[Key] = set()
+    taken: dict[str, Key] = {}
+    for key in keys:
+        paths = {"/".join(map(file_stem, key[:depth])): key[:depth] for depth in range(1, len(key))}
+        paths[leaf_path(key)] = key
+        for path, part in paths.items():
+            if taken.setdefault(path, part) != part or (part in leaves):
+                raise _shared(taken[path], key)
+        leaves.add(key)
+    for path, part in taken.items():
+        if part in leaves and path != leaf_path(part):
+            raise _shared(part, part)
+
+
+def _shared(one: Key, other: Key) -> SchemaError:
+    return SchemaError(f"the keys {key_name(one)!r} and {key_name(other)!r} need the same file")
+
+
+def write_tree_meta(
+    folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...], non_tensors: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths.
+
+    `non_tensors` are JSON values kept as children of the root.
+    """
+    nodes: dict[Key, dict[str, Any]] = {(): {}}
+    for key, leaf in leaves.items():
+        for depth in range(len(key)):
+            if key[:depth] not in nodes:
+                nodes[key[:depth]] = {}
+                nodes[key[: depth - 1]][key[depth - 1]] = {"type": "TensorDict"}
+        nodes[key[:-1]][key[-1]] = {
+            "device": "cpu", "shape": list(leaf.shape), "dtype": torch_name(leaf.dtype), "is_nested": leaf.nested
+        }  # fmt: skip
+    for name, value in (non_tensors or {}).items():
+        nodes[()][name] = {"type": "NonTensorData"}
+        _write_non_tensor(folder / file_stem(name), value)
+    written = [f"{file_stem(name)}/meta.json" for name in non_tensors or {}]
+    for key, entries in nodes.items():
+        entries |= {"shape": list(batch), "device": "cpu", "_type": _NODE}
+        path = "/".join((*(file_stem(part) for part in key), "meta.json"))
+        fs.make_folder((folder / path).parent)
+        fs.write_file(folder / path, json.dumps(entries, ensure_ascii=False).encode())
+        written.append(path)
+    return written
+
+
+def _write_non_tensor(folder: Path, value: Any) -> None:
+    document = {"_type": _NON_TENSOR, "data": value, "_is_non_tensor": True, "_metadata": None}
+    fs.make_folder(folder)
+    fs.write_file(folder / "meta.json", json.dumps(document).encode())
+
+
+def read_tree(folder: Path) -> dict[Key, Leaf]:
+    """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
+
+    Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
+    CorruptDataError.
+    """
+    leaves = dict(_walk(folder, ()))
+    for key, leaf in leaves.items():
+        if not leaf.nested:
+            _check_size(folder / leaf_path(key), leaf)
+    return leaves
+
+
+def _walk(folder: Path, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
+    path = folder / "meta.json"
+    if not path.is_file():
+        raise FormatError(f"{folder} is no tensordict folder: it has no meta.json")
+    document = load_json(path)
+    if not isinstance(document, dict) or "_type" not in document:
+        raise FormatError(f"{path} does not describe a tensordict: it has no _type")
+    for name, entry in document.items():
+        if not isinstance(entry, dict):
+            continue
+        if "dtype" in entry and "shape" in entry:
+            yield (*prefix, name), _leaf(entry, path)
+        elif entry.get("type") == "TensorDict":
+            yield from _walk(folder / file_stem(name), (*prefix, name))
+
+
+def _leaf(entry: Mapping[str, Any], path: Path) -> Leaf:
+    dtype = str(entry["dtype"]).removeprefix("torch.")
+    shape = tuple(entry["shape"])
+    try:
+        numpy_dtype(dtype)
+    except SchemaError as error:
+        raise FormatError(f"{path}: {error}") from error
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise FormatError(f"{path} holds {shape!r} where a shape should be")
+    return Leaf(dtype, shape, bool(entry.get("is_nested", False)))
+
+
+def _check_size(path: Path, leaf: Leaf) -> None:
+    expected = numpy_dtype(leaf.dtype).itemsize
+    for size in leaf.shape:
+        expected *= size
+    found = path.stat().st_size if path.is_file() else None
+    if found is None and expected:
+        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+    if found is not None and found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")

@@ -1,0 +1,107 @@
+"""Every error rbtool raises on purpose.
+
+    RbtoolError                                  exit code
+    ├── UsageError(ValueError)                    2
+    ├── CheckFailed                               3
+    ├── DatasetNotFoundError(FileNotFoundError)   4
+    ├── NetworkError(ConnectionError)             5
+    ├── AuthorisationError(PermissionError)       5
+    ├── OutOfSpaceError(OSError)                  6
+    ├── FormatError(ValueError)                   1
+    │   └── CorruptDataError                      1
+    ├── SchemaError(RuntimeError)                 1
+    └── MissingKeyError(KeyError)                 1
+
+Each inherits the built-in error that a caller who does not know rbtool would catch. A message is one
+sentence: what was found, what was expected; `hint` is what to do about it, where there is something.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthorisationError",
+    "CheckFailed",
+    "CorruptDataError",
+    "DatasetNotFoundError",
+    "FormatError",
+    "MissingKeyError",
+    "NetworkError",
+    "OutOfSpaceError",
+    "RbtoolError",
+    "SchemaError",
+    "UsageError",
+]
+
+
+class RbtoolError(Exception):
+    """Root of every error that rbtool raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(kind: type[RbtoolError], message: str, hint: str) -> RbtoolError:
+    """Unpickle an error that crossed from a worker process."""
+    return kind(message, hint=hint)
+
+
+class UsageError(RbtoolError, ValueError):
+    """The caller asked for something that has no meaning here."""
+
+    exit_code = 2
+
+
+class CheckFailed(RbtoolError):
+    """A check or a comparison found problems in the data."""
+
+    exit_code = 3
+
+
+class DatasetNotFoundError(RbtoolError, FileNotFoundError):
+    """No dataset, checkpoint or source at the place named."""
+
+    exit_code = 4
+
+
+class NetworkError(RbtoolError, ConnectionError):
+    """A remote source could not be reached, or the network is forbidden."""
+
+    exit_code = 5
+
+
+class AuthorisationError(RbtoolError, PermissionError):
+    """A remote source refused access."""
+
+    exit_code = 5
+
+
+class OutOfSpaceError(RbtoolError, OSError):
+    """The file system, a quota or a file-size limit has no room for what was to be written."""
+
+    exit_code = 6
+
+
+class FormatError(RbtoolError, ValueError):
+    """A file or folder is not what it was taken for, or contradicts itself."""
+
+
+class CorruptDataError(FormatError):
+    """Bytes are missing or differ from the digest recorded for them."""
+
+
+class SchemaError(RbtoolError, RuntimeError):
+    """Wrong dtype, shape, structure or capacity."""
+
+
+class MissingKeyError(RbtoolError, KeyError):
+    """A key that was asked for is not there."""

@@ -1,0 +1,39 @@
+"""How long work tells whoever watches how far it is. Core knows no screen; the command line draws."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Progress", "Silent"]
+
+
+class Progress(Protocol):
+    """Hears of stages: each has a label (`converting`), a total (None if unknown) and a unit (`steps`, `bytes`)."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Begin a stage; the one before it is over."""
+
+    def advance(self, amount: int) -> None:
+        """Report so many more units done."""
+
+    def done(self, remark: str = "") -> None:
+        """End the stage."""
+
+    def note(self, text: str) -> None:
+        """Tell the user something that matters and is no error."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Say nothing."""
+
+    def advance(self, amount: int) -> None:
+        """Say nothing."""
+
+    def done(self, remark: str = "") -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""

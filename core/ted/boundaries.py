@@ -1,0 +1,43 @@
+"""How episodes end, and how many did so in which way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+__all__ = ["BoundaryCounts", "EndReason", "end_reason"]
+
+
+class EndReason(IntEnum):
+    """Why the last step of an episode is the last, as the source said it."""
+
+    TERMINATED = 0
+    TRUNCATED = 1
+    BOTH = 2
+    END_OF_FILE = 3
+    """Neither flag was set: the recording stops there. TED marks such a step truncated."""
+    INFERRED = 4
+    """The source has no flag; a discontinuity showed the end."""
+
+
+def end_reason(terminated: bool, truncated: bool) -> EndReason:
+    """Name the end of an episode from the flags of its last step."""
+    if terminated:
+        return EndReason.BOTH if truncated else EndReason.TERMINATED
+    return EndReason.TRUNCATED if truncated else EndReason.END_OF_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCounts:
+    """The boundary report: episodes by the way they end, and those whose next rows are stored in full."""
+
+    terminated: int = 0
+    truncated: int = 0
+    both: int = 0
+    end_of_file: int = 0
+    inferred: int = 0
+    explicit_next: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

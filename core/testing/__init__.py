@@ -1,0 +1,1 @@
+"""What tests of rbtool and of its plug-ins share."""

@@ -1,0 +1,99 @@
+"""`check`: whether a dataset keeps the rules of TED and of its own manifest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from ..checkpoint import open_steps
+from ..dataset import FOLDER_RULES, EpisodeTableRule, StepReader, find_dataset, rows_of
+from ..errors import CorruptDataError, FormatError
+from ..progress import Progress, Silent
+from ..ted.checks import DATA_RULES, Finding, Rule
+from .results import Result
+
+__all__ = ["CheckResult", "check"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult(Result):
+    """What the rules found. `skipped` names the rules that could not be tried on damaged files."""
+
+    kind: ClassVar[str] = "check"
+    path: Path
+    steps: int
+    episodes: int
+    findings: tuple[Finding, ...]
+    rules: int
+    skipped: tuple[str, ...]
+    errors: int
+    warnings: int
+    seconds: float
+
+    def failed(self, fail_on: Literal["error", "warn"] = "error") -> bool:
+        """Tell whether the findings are bad enough: errors, or with `warn` anything at all."""
+        return bool(self.errors or (fail_on == "warn" and self.warnings))
+
+
+def check(
+    dataset: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> CheckResult:
+    """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
+
+    `dataset` is a path or `source:id`. Reads everything once for the digests and once for the rows; memory stays
+    bounded. Problems are findings, not exceptions; DatasetNotFoundError and FormatError mean that there is nothing
+    to check.
+    """
+    begun = time.perf_counter()
+    with open_steps(find_dataset(dataset, root)) as reader:
+        findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
+        damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
+        data_findings, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
+        findings = sorted([*data_findings, *findings], key=lambda finding: (finding.severity, finding.rule))
+        errors = sum(finding.severity == "error" for finding in findings)
+        return CheckResult(
+            path=reader.path,
+            steps=reader.manifest.steps,
+            episodes=reader.manifest.episodes,
+            findings=tuple(findings),
+            rules=len(DATA_RULES) + 1 + len(FOLDER_RULES) - len(skipped),
+            skipped=tuple(skipped),
+            errors=errors,
+            warnings=len(findings) - errors,
+            seconds=round(time.perf_counter() - begun, 3),
+        )
+
+
+def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], list[str]]:
+    """Run the rules that read rows; on damaged files, or when the table cannot be read, name them as skipped."""
+    names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
+    if damaged:
+        return [], names
+    steps = reader.manifest.steps
+    try:
+        rules: list[Rule] = [rule(reader.fields, steps) for rule in DATA_RULES]
+        rules.append(EpisodeTableRule(reader.fields, steps, reader.episodes))
+    except (CorruptDataError, FormatError) as error:
+        return [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))], names
+    if not len(reader.episodes) or reader.episodes.steps != steps:
+        return list(_findings(rules if not steps else rules[-1:])), [] if not steps else names[:-1]
+    progress.start("checking", steps, "steps")
+    for start, stop in reader.chunks():
+        rows = rows_of(reader, start, stop)
+        for rule in rules:
+            rule.see(rows)
+        progress.advance(stop - start)
+    progress.done()
+    return list(_findings(rules)), []
+
+
+def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
+    for rule in rules:
+        yield from rule.findings()

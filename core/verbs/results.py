@@ -1,0 +1,64 @@
+"""What the verbs return: frozen dataclasses that the command line renders, and prints whole under `--json`.
+
+Each document has `schema`, the version of its shape, and `kind`, the name of the verb.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..dataset import plain
+
+__all__ = ["Published", "Result", "to_document"]
+
+
+class Result:
+    """Base of every verb's result."""
+
+    schema: ClassVar[int] = 1
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(Result):
+    """A dataset or checkpoint that a verb put at `path`, or would put there (`dry_run`).
+
+    `already_there` says that an equal one stood there and nothing was written. `bytes` counts all files.
+    """
+
+    kind: ClassVar[str] = "published"
+    path: Path
+    layout: str
+    steps: int
+    episodes: int
+    bytes: int
+    content_digest: str | None
+    boundary: Mapping[str, int]
+    renamed_keys: Mapping[str, str]
+    dropped_keys: tuple[Mapping[str, str], ...]
+    notes: tuple[str, ...]
+    request: Mapping[str, Any]
+    already_there: bool = False
+    dry_run: bool = False
+    seconds: float = 0.0
+
+
+def to_document(result: Any) -> dict[str, Any]:
+    """Turn a result into its JSON document: `schema` and `kind` first, then the fields in order."""
+    return {"schema": result.schema, "kind": result.kind, **plain(_plain_paths(result))}
+
+
+def _plain_paths(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain_paths(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_paths(item) for item in value]
+    return value

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from rbtool import DatasetNotFoundError, UsageError
+from rbtool.core.dataset import Request, dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
+from rbtool.core.testing.walks import write_walks
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc", "a/../../b", "", "a//b", "a/", "~/x", "C:/x", "a\\b", ".hidden", "a/.b", "a\0"]
+)
+def test_ids_cannot_leave_their_folder(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a dataset id"):
+        safe_id(name)
+
+
+def test_the_root_is_the_argument_else_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "env"))
+    assert storage_root(tmp_path / "given") == tmp_path / "given"
+    assert storage_root() == tmp_path / "env"
+    monkeypatch.delenv("RBTOOL_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert storage_root() == tmp_path / "cache" / "rbtool"
+
+
+def test_only_the_whole_latest_has_the_bare_path(tmp_path: Path) -> None:
+    whole, part = Request("minari", "a/b-v0", "a/b-v0"), Request("minari", "a/b-v0", "a/b-v0", episodes="0:3")
+    assert dataset_folder(whole, tmp_path) == tmp_path / "minari" / "a" / "b-v0"
+    name = dataset_folder(part, tmp_path).name
+    assert name.startswith("b-v0@")
+    assert name.removeprefix("b-v0@") == part.identity().removeprefix("xxh3-128:")[:8]
+
+
+def test_a_dataset_is_named_by_path_or_source_and_id(tmp_path: Path) -> None:
+    folder = tmp_path / "minari" / "a" / "b-v0"
+    folder.parent.mkdir(parents=True)
+    write_walks(folder, [(3, "open")])
+    assert find_dataset(folder) == folder
+    assert find_dataset("minari:a/b-v0", tmp_path) == folder
+    assert [path for path, _ in stored_datasets(tmp_path)] == [folder]
+
+
+@pytest.mark.parametrize("name", ["minari:a/c-v0", "nowhere", "./nowhere", "minari:"])
+def test_what_is_not_there_is_not_found(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError) as caught:
+        find_dataset(name, tmp_path)
+    assert caught.value.exit_code == 4
+    assert caught.value.hint
+
+
+def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
+    write_walks(tmp_path / "minari" / "x", [(3, "open")])
+    (tmp_path / "minari" / "x" / ".rbtool" / "manifest.json").write_text("{")
+    [(path, problem)] = stored_datasets(tmp_path)
+    assert path.name == "x"
+    assert isinstance(problem, ValueError)

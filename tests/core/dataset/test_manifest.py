@@ -1,0 +1,67 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool.core.dataset import FORMAT_VERSION, MANIFEST, Manifest, Request
+from rbtool.core.testing.walks import write_walks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "data", [(4, "truncated"), (1, "open")])
+    return tmp_path / "data"
+
+
+def test_what_is_written_comes_back(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict())), "here") == manifest
+    assert manifest.boundary.to_dict() == {
+        "terminated": 0, "truncated": 1, "both": 0, "end_of_file": 1, "inferred": 0, "explicit_next": 0,
+    }  # fmt: skip
+
+
+def test_the_document_is_strict_json(folder: Path) -> None:
+    def refuse(literal: str) -> float:
+        raise AssertionError(literal)
+
+    document = json.loads((folder / MANIFEST).read_text(), parse_constant=refuse)
+    assert document["spaces"]["observation"]["low"] == "-inf"
+
+
+def test_a_changed_document_is_noticed(folder: Path) -> None:
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"steps": 5', '"steps": 6'))
+    with pytest.raises(CorruptDataError, match="changed after it was written"):
+        Manifest.load(folder)
+
+
+def test_a_newer_version_is_refused_with_the_way_out(folder: Path) -> None:
+    document = json.loads((folder / MANIFEST).read_text()) | {"format_version": FORMAT_VERSION + 1}
+    (folder / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(FormatError, match="has format version 2, this rbtool reads up to 1") as caught:
+        Manifest.load(folder)
+    assert "pip install --upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": "1"}', "\x00\xff"])
+def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None:
+    (folder / MANIFEST).write_text(text, encoding="latin-1")
+    with pytest.raises(FormatError, match=r"manifest\.json"):
+        Manifest.load(folder)
+
+
+def test_a_folder_without_one_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="is no rbtool dataset"):
+        Manifest.load(tmp_path)
+
+
+def test_requests_are_equal_but_for_how_they_were_put() -> None:
+    request = Request("minari", "door", "D4RL/door/human-v2")
+    assert request.identity() == replace(request, asked="door-human-v1", origin="remote").identity()
+    assert request.whole
+    for change in ({"id": "x"}, {"revision": "r"}, {"episodes": "0:3"}, {"layout": "packed"}, {"source": "d4rl"}):
+        assert replace(request, **change).identity() != request.identity()  # type: ignore[arg-type]
+    assert not replace(request, episodes="0:3").whole

@@ -1,0 +1,47 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rbtool import UsageError
+from rbtool.core.dataset import normal_form, parse_episodes, select_episodes
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("0:100,250", "0:100,250"), ("3", "3"), ("5,1,2,0:2", "0:3,5"), ("0:5,5:9", "0:9"), (" 7 , 2:4 ", "2:4,7"),
+        (":3", "0:3"), ("0:", None), (":", None), ("4:,9", "4:"), ("1,1", "1"), ("0:9,2:3", "0:9"),
+    ],
+)  # fmt: skip
+def test_a_selection_has_one_normal_form(text: str, normal: str | None) -> None:
+    assert normal_form(parse_episodes(text)) == normal
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "1:2:3", "3:1", "2:2", "1,,2", "0x1", "1.5", "²"])
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_episodes(text)
+
+
+def test_episodes_keep_their_storage_order() -> None:
+    assert select_episodes(parse_episodes("8:10,2"), [9, 2, 4, 8]) == [9, 2, 8]
+
+
+@pytest.mark.parametrize("text", ["25", "0:26", "24:1000000000000", "30:"])
+def test_what_is_not_there_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=r"asks for episode (25|30), which is not there: there are 25 \(0 to 24\)"):
+        select_episodes(parse_episodes(text), range(25))
+
+
+def test_holes_in_the_numbering_are_named() -> None:
+    with pytest.raises(UsageError, match="asks for episode 2"):
+        select_episodes(parse_episodes("0:4"), [0, 1, 3])
+    with pytest.raises(UsageError, match=r"there are 0 \(none\)"):
+        select_episodes(parse_episodes("0"), [])
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, unique=True))
+def test_single_numbers_select_just_themselves(chosen: list[int]) -> None:
+    ranges = parse_episodes(",".join(map(str, chosen)))
+    assert select_episodes(ranges, range(31)) == sorted(chosen)
+    assert parse_episodes(normal_form(ranges) or "") == ranges

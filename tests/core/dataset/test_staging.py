@@ -1,0 +1,138 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rbtool import UsageError
+from rbtool.core.dataset import Manifest, Staging, TedReader, fs, mend
+from rbtool.core.testing.walks import write_walks
+
+FIRST, SECOND = [(4, "truncated")], [(2, "terminated"), (3, "open")]
+
+
+def _publish(dest: Path, episodes: list, *, replace: bool = False) -> bool:  # type: ignore[type-arg]
+    with Staging(dest, replace=replace) as staging:
+        write_walks(staging.path, episodes)
+        return staging.publish()
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _steps(dest: Path) -> int:
+    with TedReader(dest) as reader:
+        reader.verify_files()
+        return reader.manifest.steps
+
+
+def test_a_result_appears_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    assert _publish(tmp_path / "deep" / "er" / "data", FIRST)
+    assert _steps(tmp_path / "deep" / "er" / "data") == 4
+    assert _names(tmp_path / "deep" / "er") == ["data"]
+
+
+def test_an_older_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    with pytest.raises(UsageError, match="there already"):
+        _publish(tmp_path / "data", SECOND)
+    assert _steps(tmp_path / "data") == 4
+    assert _publish(tmp_path / "data", SECOND, replace=True)
+    assert _steps(tmp_path / "data") == 5
+    assert _names(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_not_ours_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("ten years")
+    (tmp_path / "notes").write_text("one file")
+    for name in ("data", "notes"):
+        with pytest.raises(UsageError, match="left alone"):
+            _publish(tmp_path / name, FIRST, replace=force)
+    assert (tmp_path / "data" / "thesis.tex").read_text() == "ten years"
+    assert _names(tmp_path) == ["data", "notes"]
+
+
+def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert _publish(tmp_path / "data", FIRST)
+    assert _steps(tmp_path / "data") == 4
+
+
+def test_the_later_of_two_writers_learns_that_it_lost(tmp_path: Path) -> None:
+    with Staging(tmp_path / "data") as slow:
+        write_walks(slow.path, SECOND)
+        assert _publish(tmp_path / "data", FIRST)
+        assert not slow.publish()
+    assert _steps(tmp_path / "data") == 4
+    assert _names(tmp_path) == ["data"]
+
+
+def test_one_file_is_published_and_replaced_like_a_folder(tmp_path: Path) -> None:
+    for text, replace in ((b"old", False), (b"new", True)):
+        if replace:  # only what begins like one of our files may be replaced
+            (tmp_path / "one.h5").write_bytes(b'{\n "format_version": 1}')
+        with Staging(tmp_path / "one.h5", replace=replace) as staging:
+            fs.write_file(staging.path / "built", text)
+            assert staging.publish("built")
+        assert (tmp_path / "one.h5").read_bytes() == text
+        assert _names(tmp_path) == ["one.h5"]
+
+
+def test_a_file_replaces_a_folder_and_a_folder_a_file(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    with Staging(tmp_path / "data", replace=True) as staging:
+        fs.write_file(staging.path / "built", b'{\n "format_version": 1}')
+        assert staging.publish("built")
+    assert (tmp_path / "data").is_file()
+    assert _publish(tmp_path / "data", SECOND, replace=True)
+    assert _steps(tmp_path / "data") == 5
+    assert _names(tmp_path) == ["data"]
+
+
+def test_failing_removes_what_was_begun(tmp_path: Path) -> None:
+    def fail() -> None:
+        with Staging(tmp_path / "data") as staging:
+            write_walks(staging.path, FIRST)
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    assert _names(tmp_path) == []
+
+
+DIE = """
+import os, signal, sys
+from pathlib import Path
+from rbtool.core.dataset import Staging
+staging = Staging(Path(sys.argv[1])).__enter__()
+(staging.path / "rest").write_text("x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_leftovers_of_the_dead_are_swept_those_of_the_living_are_not(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIE, str(tmp_path / "da[t]a")], check=False)
+    assert len(_names(tmp_path)) == 1
+    with Staging(tmp_path / "da[t]a") as living:
+        assert _names(tmp_path) == [living.path.name]
+        assert _publish(tmp_path / "da[t]a", FIRST)
+        assert living.path.is_dir()
+
+
+def test_without_exchange_the_swap_is_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs, "exchange", lambda one, other: False)
+    _publish(tmp_path / "data", FIRST)
+    assert _publish(tmp_path / "data", SECOND, replace=True)
+    assert _steps(tmp_path / "data") == 5
+    assert _names(tmp_path) == ["data"]
+
+
+def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    (tmp_path / "data").rename(tmp_path / ".data.rbtool-old-0123abcd")
+    assert TedReader(tmp_path / "data").manifest.steps == 4
+    mend(tmp_path / "data")
+    assert Manifest.load(tmp_path / "data").steps == 4

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from rbtool import MissingKeyError, SchemaError
+from rbtool.core.ted import (
+    Field,
+    as_numbers,
+    dtype_name,
+    end_reason,
+    field_named,
+    numpy_dtype,
+    role_of,
+    row_bytes,
+    state_keys,
+    ted_fields,
+)
+
+POSITION = Field(("observation", "pos"), "float32", (2,), "observation")
+ACTION = Field(("action",), "int64", (), "action")
+REWARD = Field(("reward",), "float64", (), "reward")
+
+
+def test_source_fields_are_laid_out_as_ted() -> None:
+    fields = ted_fields([(POSITION, "state"), (ACTION, "step"), (REWARD, "result")])
+    assert [field.name for field in fields] == [
+        "action", "episode", "observation.pos", "next.observation.pos",
+        "next.reward", "next.done", "next.terminated", "next.truncated",
+    ]  # fmt: skip
+    assert {field.name: field.shape for field in fields if field.role in ("reward", "done")} == {
+        "next.reward": (1,), "next.done": (1,), "next.terminated": (1,), "next.truncated": (1,),
+    }  # fmt: skip
+    assert row_bytes(fields) == 8 + 8 + 8 + 8 + 8 + 3
+
+
+@pytest.mark.parametrize("key", [("next", "x"), ("done",), ("episode",)])
+def test_a_source_may_not_bring_what_ted_makes(key: tuple[str, ...]) -> None:
+    with pytest.raises(SchemaError, match="TED makes it"):
+        ted_fields([(Field(key, "bool", (), "info"), "step")])
+
+
+def test_only_leaves_alike_on_both_sides_are_states() -> None:
+    wide = Field(("next", "other"), "float64", (2,), "info")
+    narrow = Field(("other",), "float32", (2,), "info")
+    flags = [Field((*side, "done"), "bool", (1,), "done") for side in ((), ("next",))]
+    fields = [*ted_fields([(POSITION, "state"), (ACTION, "step")]), wide, narrow, *flags[:1]]
+    assert state_keys(fields) == [("observation", "pos")]
+
+
+def test_a_missing_field_is_named_with_those_there_are() -> None:
+    with pytest.raises(MissingKeyError) as caught:
+        field_named([POSITION, ACTION], ("speed",))
+    assert str(caught.value) == "no field 'speed' here; fields are observation.pos, action"
+    assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("key", "role"),
+    [
+        (("next", "done"), "done"), (("reward",), "reward"), (("episode",), "id"), (("info", "x"), "info"),
+        (("next", "action"), "action"), (("pixels",), "observation"), (("next",), "observation"),
+    ],
+)  # fmt: skip
+def test_roles_are_read_from_keys(key: tuple[str, ...], role: str) -> None:
+    assert role_of(key) == role
+
+
+def test_bfloat16_is_its_bits_and_its_numbers_are_floats() -> None:
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    assert numpy_dtype("bfloat16") == np.uint16
+    assert as_numbers(bits, "bfloat16").tolist() == [1.0, -2.0]
+
+
+def test_types_that_tensors_cannot_hold_are_refused() -> None:
+    assert dtype_name(np.dtype(">f4")) == "float32"
+    for dtype in ("U3", "O", "M8[s]", "longdouble"):
+        with pytest.raises(SchemaError, match="cannot be stored"):
+            dtype_name(np.dtype(dtype))
+
+
+def test_the_end_of_an_episode_is_named_by_its_flags() -> None:
+    ends = [end_reason(*flags).name for flags in ((True, False), (False, True), (True, True), (False, False))]
+    assert ends == ["TERMINATED", "TRUNCATED", "BOTH", "END_OF_FILE"]
