@@ -5,6 +5,8 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
+# The oldest tensordict we promise to work with, for the tests that run beside the pinned one.
+OLDER_TENSORDICT := 0.14.3
 
 # One thread a process: tests and type checks already run side by side.
 export OMP_NUM_THREADS ?= 1
@@ -24,6 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq -c constraints.txt setuptools
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install -qq --no-deps --upgrade --target .venv/older 'tensordict==$(OLDER_TENSORDICT)'
 	@touch $@
 
 # What people run ----------------------------------------------------------------------------------

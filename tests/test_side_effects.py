@@ -58,6 +58,8 @@ def writes(call: Call) -> bool:
     method = call.node.func.attr if isinstance(call.node.func, ast.Attribute) else ""
     if call.name.startswith("fs."):
         return False
+    if call.name == "os.open" and ast.unparse(call.node.args[0]) == "os.devnull":
+        return False
     if call.name == "os.open":
         return bool(WRITE_FLAG.search(ast.unparse(call.node)))
     if call.name in {"open", "io.open", "os.fdopen"} or method == "open":
@@ -126,6 +128,7 @@ def test_writing_is_seen(source: str) -> None:
         "open(path, 'rb')",
         "archive.open('data.bin')",
         "os.open(path, os.O_RDONLY)",
+        "os.open(os.devnull, os.O_WRONLY)",
         "text.replace('a', 'b')",
     ],
 )

@@ -19,6 +19,8 @@ from .episodes import (
     EPISODES_TEXT,
     EpisodeRow,
     EpisodeTable,
+    episode_text_bytes,
+    parse_episode_text,
     read_episode_text,
     write_episode_text,
 )
@@ -31,18 +33,32 @@ from .manifest import (
     MANIFEST,
     Dropped,
     FieldRange,
+    Kind,
     Manifest,
     Provenance,
     Request,
     content_digest,
+    content_files,
     has_manifest,
+    is_canonical,
+    is_inside,
 )
 from .plain import PlainReader
+from .positioned import PositionedTree, RowFiles
 from .registry import open_source, reader_class, reader_names
-from .selection import normal_form, parse_episodes, select_episodes
+from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .staging import FILE_MAGIC, Staging, is_ours, mend
-from .strict_json import dump_json, float_from_json, load_json, plain
-from .ted_reader import FolderReader, TedReader, pread_file_rows, pread_rows, read_documents, verify_records
+from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
+from .ted_reader import (
+    FolderReader,
+    TedReader,
+    changed,
+    check_sizes,
+    pread_file_rows,
+    pread_rows,
+    read_documents,
+    verify_records,
+)
 from .tree import Leaf, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
@@ -58,6 +74,7 @@ __all__ = [
     "Array",
     "DatasetBuilder",
     "Dropped",
+    "EpisodeRanges",
     "EpisodeRow",
     "EpisodeTable",
     "EpisodeTableRule",
@@ -67,21 +84,27 @@ __all__ = [
     "FolderRule",
     "Hasher",
     "Ingest",
+    "Kind",
     "Leaf",
     "LeafWriter",
     "Manifest",
     "Origin",
     "Piece",
     "PlainReader",
+    "PositionedTree",
     "Provenance",
     "Reader",
     "Request",
+    "RowFiles",
     "SourceFacts",
     "Staging",
     "StepReader",
     "TedReader",
     "TreeWriter",
+    "changed",
+    "check_sizes",
     "content_digest",
+    "content_files",
     "created_by",
     "dataset_folder",
     "digest_bytes",
@@ -89,9 +112,12 @@ __all__ = [
     "digest_files",
     "dump_json",
     "env_metadata_bytes",
+    "episode_text_bytes",
     "find_dataset",
     "float_from_json",
     "has_manifest",
+    "is_canonical",
+    "is_inside",
     "is_ours",
     "leaf_path",
     "load_json",
@@ -99,7 +125,9 @@ __all__ = [
     "merge_ranges",
     "normal_form",
     "open_source",
+    "parse_episode_text",
     "parse_episodes",
+    "parse_json",
     "plain",
     "pread_file_rows",
     "pread_rows",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import FormatError
 from ..ted import Field, Key
 from ..version import __version__
 from . import fs
@@ -16,7 +17,7 @@ from .contracts import Array
 from .digest import FileRecord
 from .episodes import EpisodeRow, EpisodeTable, write_episode_text
 from .leaf_writer import TreeWriter, record_file
-from .manifest import HIDDEN, Dropped, FieldRange, Manifest, Provenance, Request, content_digest
+from .manifest import HIDDEN, Dropped, FieldRange, Manifest, Provenance, Request, content_digest, is_inside
 
 __all__ = [
     "ENV_METADATA",
@@ -69,6 +70,8 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
     """Keep the source's metadata files under `.rbtool/source/`, and `env_metadata.json` beside the data."""
     records = []
     for name, data in documents.items():
+        if not is_inside(name):
+            raise FormatError(f"{name!r} cannot be kept as a file: it leads out of its folder")
         path = ENV_METADATA if name == ENV_METADATA else f"{HIDDEN}/source/{name}"
         fs.make_folder((root / path).parent)
         fs.write_file(root / path, data)

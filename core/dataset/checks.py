@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field
+from ..ted import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
 from ..ted.checks import Finding, Rows, Rule
 from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
@@ -31,7 +31,8 @@ class EpisodeTableRule(Rule):
         self.table = table
         self._problems: list[str] = []
         self._total = 0.0
-        self._rewarded = any(field.key == NEXT_REWARD and field.shape in ((), (1,)) for field in fields)
+        rewards = [field.dtype for field in fields if field.key == NEXT_REWARD and field.shape in ((), (1,))]
+        self._reward_type = next((dtype for dtype in rewards if "complex" not in dtype), None)
 
     def see(self, rows: Rows) -> None:
         """Compare number, flags and return of the episodes in these rows."""
@@ -49,11 +50,11 @@ class EpisodeTableRule(Rule):
                 if wrong.any():
                     row = int(ends[wrong.argmax()])
                     self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
-        if self._rewarded:
-            self._see_rewards(rows, ends)
+        if self._reward_type is not None:
+            self._see_rewards(rows, as_numbers(rows.columns[NEXT_REWARD], self._reward_type), ends)
 
-    def _see_rewards(self, rows: Rows, ends: Array) -> None:
-        rewards, begin = rows.columns[NEXT_REWARD], 0
+    def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:
+        begin = 0
         for end in ends.tolist():
             total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin : end + 1])
             row = int(self.table.index_of_step(np.array([rows.start + end]))[0])

@@ -18,6 +18,7 @@ from ..errors import SchemaError
 from ..ted import Field, Key, Timing, key_name
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
+from .selection import EpisodeRanges
 
 __all__ = ["Array", "Piece", "Reader", "SourceFacts", "StepReader"]
 
@@ -97,16 +98,20 @@ class Reader(_Closing, ABC):
         """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError."""
 
     @abstractmethod
-    def facts(self) -> SourceFacts:
-        """Look the source over (a pass over structure and text, not over the arrays)."""
+    def facts(self, selection: EpisodeRanges | None = None) -> SourceFacts:
+        """Look the source over (a pass over structure and text, not over the arrays).
+
+        With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
+        to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
+        """
 
     @abstractmethod
     def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
         """Yield the steps of these episodes (all by default) in storage order, in pieces of bounded size."""
 
     @abstractmethod
-    def episode_table(self) -> EpisodeTable:
-        """Summarise every episode from its rewards and flags alone."""
+    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
+        """Summarise these episodes (all by default) from their rewards and flags alone, as a conversion would."""
 
     @abstractmethod
     def digests(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import xxhash
 __all__ = ["FileRecord", "Hasher", "digest_bytes", "digest_file", "digest_files"]
 
 PREFIX = "xxh3-128:"
-_CHUNK = 4 << 20
+_CHUNK = 1 << 20
 
 
 class FileRecord(NamedTuple):
@@ -47,11 +47,11 @@ def digest_bytes(data: bytes) -> str:
 
 def digest_file(path: Path, start: int = 0) -> str:
     """Digest of a file's bytes from `start` to its end."""
-    hasher = Hasher()
+    hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        while chunk := file.read(_CHUNK):
-            hasher.update(chunk)
+        while got := file.readinto(buffer):
+            hasher.update(buffer[:got])
     return hasher.digest
 
 

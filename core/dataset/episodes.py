@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ __all__ = [
     "EPISODES_TEXT",
     "EpisodeRow",
     "EpisodeTable",
+    "episode_text_bytes",
+    "parse_episode_text",
     "read_episode_text",
     "write_episode_text",
 ]
@@ -148,21 +150,31 @@ def column_fields() -> list[Field]:
     return [Field((name,), dtype, (), "id") for name, dtype in COLUMNS.items()]
 
 
-def write_episode_text(root: Path, rows: Iterable[dict[str, str]]) -> list[FileRecord]:
-    """Write the text that belongs to episodes, one JSON object a line in table order; none, no file."""
+def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:
+    """Write the text that belongs to episodes, one JSON object a line in table order; no text, no bytes."""
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in rows]
-    if not any(line != "{}" for line in lines):
+    return ("\n".join(lines) + "\n").encode() if any(line != "{}" for line in lines) else b""
+
+
+def parse_episode_text(data: bytes, origin: str) -> list[dict[str, str]]:
+    """Undo `episode_text_bytes`; `origin` names the bytes in errors."""
+    try:
+        # Not splitlines(): it takes U+2028 and its like inside a text for the end of a line.
+        return [json.loads(line) for line in data.decode().split("\n") if line]
+    except ValueError as error:
+        raise CorruptDataError(f"{origin} is not JSON lines: {error}") from error
+
+
+def write_episode_text(root: Path, rows: Iterable[Mapping[str, str]]) -> list[FileRecord]:
+    """Write the text that belongs to episodes into the dataset folder `root`; no text, no file."""
+    data = episode_text_bytes(rows)
+    if not data:
         return []
-    fs.write_file(root / EPISODES_TEXT, ("\n".join(lines) + "\n").encode())
+    fs.write_file(root / EPISODES_TEXT, data)
     return [record_file(root / EPISODES_TEXT, EPISODES_TEXT)]
 
 
 def read_episode_text(root: Path) -> list[dict[str, str]] | None:
     """Read the text that belongs to episodes, or None where there is none."""
     path = root / EPISODES_TEXT
-    if not path.is_file():
-        return None
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise CorruptDataError(f"{path} is not JSON lines: {error}") from error
+    return parse_episode_text(path.read_bytes(), str(path)) if path.is_file() else None

@@ -27,6 +27,7 @@ __all__ = [
     "fsync",
     "link",
     "make_folder",
+    "open_to_fill",
     "out_of_space",
     "pwrite",
     "remove",
@@ -34,6 +35,7 @@ __all__ = [
     "replace_file",
     "require_space",
     "sync_folder",
+    "truncate",
     "write",
     "write_file",
 ]
@@ -94,6 +96,12 @@ def create(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
 
 
+def open_to_fill(path: Path) -> int:
+    """Open for writing a file that `create` made, perhaps in another process, and return its descriptor."""
+    with announced("open", path):
+        return os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+
+
 def write(descriptor: int, data: memoryview, path: Path) -> None:
     """Write all of `data` (bytes) at the descriptor's position."""
     with announced("write", path):
@@ -107,6 +115,12 @@ def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:
         while data:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written
+
+
+def truncate(descriptor: int, size: int, path: Path) -> None:
+    """Cut the file, or lengthen it with zeros, to `size` bytes."""
+    with announced("truncate", path):
+        os.ftruncate(descriptor, size)
 
 
 def fsync(descriptor: int, path: Path) -> None:

@@ -44,12 +44,14 @@ def merge_ranges(one: FieldRange, other: FieldRange) -> FieldRange:
 class LeafWriter:
     """Appends rows of one field to a headerless file.
 
-    Small appends are gathered, so that an episode of a few steps costs a copy and not a system call.
+    Small appends are gathered, so that an episode of a few steps costs a copy and not a system call. `ranged=False`
+    leaves `range` alone: whoever copies rows knows their range already.
     """
 
-    def __init__(self, path: Path, field: Field) -> None:
+    def __init__(self, path: Path, field: Field, *, ranged: bool = True) -> None:
         self.path = path
         self.field = field
+        self._ranged = ranged
         self.rows = 0
         self.range: FieldRange = None
         self._dtype = field.numpy
@@ -82,7 +84,8 @@ class LeafWriter:
             self._used = 0
 
     def _put(self, flat: np.ndarray[Any, Any]) -> None:
-        self.range = merge_ranges(self.range, range_of(flat, self.field))
+        if self._ranged:
+            self.range = merge_ranges(self.range, range_of(flat, self.field))
         data = memoryview(flat.view(np.uint8).data) if flat.size else memoryview(b"")
         self._hasher.update(data)
         fs.write(self._descriptor, data, self.path)

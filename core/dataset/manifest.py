@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,12 +20,16 @@ __all__ = [
     "MANIFEST",
     "Dropped",
     "FieldRange",
+    "Kind",
     "Layout",
     "Manifest",
     "Provenance",
     "Request",
     "content_digest",
+    "content_files",
     "has_manifest",
+    "is_canonical",
+    "is_inside",
 ]
 
 FORMAT_VERSION = 1
@@ -140,7 +144,7 @@ class Manifest:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], origin: str) -> Manifest:
         """Read the document back; `origin` names it in errors. Refuses newer versions and changed documents."""
-        version = document.get("format_version")
+        version = document.get("format_version") if isinstance(document, dict) else None
         if not isinstance(version, int):
             raise FormatError(f"{origin} is no rbtool manifest: it has no format_version")
         if version > FORMAT_VERSION:
@@ -169,7 +173,7 @@ class Manifest:
         rest |= {
             "fields": leaves,
             "ranges": ranges,
-            "files": tuple(FileRecord(**file) for file in document["files"]),
+            "files": tuple(_safe_record(FileRecord(**file)) for file in document["files"]),
             "request": Request(**document["request"]),
             "boundary": BoundaryCounts(**document["boundary"]),
             "dropped_keys": tuple(Dropped(**item) for item in document["dropped_keys"]),
@@ -184,7 +188,7 @@ class Manifest:
 
     def to_bytes(self) -> Bytes:
         """The document as it is written to disk."""
-        return (dump_json(self.to_dict(), indent=1) + "\n").encode()
+        return _written(self.to_dict())
 
     def save(self, folder: Path) -> None:
         """Write the manifest of the dataset in `folder`: the last file to be written there."""
@@ -197,10 +201,7 @@ class Manifest:
         path = folder / MANIFEST
         if not path.is_file():
             raise DatasetNotFoundError(f"{folder} is no rbtool dataset: it has no {MANIFEST}")
-        document = load_json(path)
-        if not isinstance(document, dict):
-            raise FormatError(f"{path} is no rbtool manifest: it is not a JSON object")
-        return cls.from_dict(document, str(path))
+        return cls.from_dict(load_json(path), str(path))
 
 
 def has_manifest(folder: Path) -> bool:
@@ -208,14 +209,34 @@ def has_manifest(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def content_digest(files: tuple[FileRecord, ...]) -> str:
-    """Digest of the data and episode files, on which every promise of identity rests.
+def is_canonical(data: bytes) -> bool:
+    """Tell whether a manifest is byte for byte as it was written; its own digest sees through white space."""
+    return _written(json.loads(data)) == data
 
-    The source's own metadata and `env_metadata.json` are left out.
-    """
-    return digest_files(
-        f for f in files if not f.path.startswith(f"{HIDDEN}/source/") and f.path != "env_metadata.json"
-    )
+
+def content_digest(files: tuple[FileRecord, ...]) -> str:
+    """Digest of the data and episode files, on which every promise of identity rests."""
+    return digest_files(content_files(files))
+
+
+def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
+    """Choose the data and episode files; the source's own metadata and `env_metadata.json` are left out."""
+    return [f for f in files if not f.path.startswith(f"{HIDDEN}/source/") and f.path != "env_metadata.json"]
+
+
+def _safe_record(file: FileRecord) -> FileRecord:
+    if not is_inside(file.path):
+        raise ValueError(f"the path {file.path!r} leads out of the folder")
+    return file
+
+
+def is_inside(path: str) -> bool:
+    """Tell whether a relative path with `/` between its parts stays below the folder it is taken from."""
+    return not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
+
+
+def _written(document: Mapping[str, Any]) -> bytes:
+    return (dump_json(document, indent=1) + "\n").encode()
 
 
 def _manifest_digest(document: Mapping[str, Any]) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from ..errors import UsageError
 
-__all__ = ["normal_form", "parse_episodes", "select_episodes"]
+__all__ = ["EpisodeRanges", "normal_form", "parse_episodes", "select_episodes"]
+
+EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
+"""Half-open ranges of the source's episode numbers; an open end is None."""
 
 _PART = re.compile(r"\s*(?:(\d+)|(\d*):(\d*))\s*")
 

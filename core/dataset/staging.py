@@ -38,7 +38,7 @@ class Staging:
 
     def __enter__(self) -> Staging:
         mend(self.destination)
-        self._refuse_if_taken()
+        self.refuse_if_taken()
         fs.make_folder(self.destination.parent)
         _sweep(self.destination)
         while self._lock < 0:
@@ -54,7 +54,8 @@ class Staging:
         finally:
             os.close(self._lock)
 
-    def _refuse_if_taken(self) -> None:
+    def refuse_if_taken(self) -> None:
+        """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
         if not self.destination.exists() or _is_empty_folder(self.destination):
             return
         if not is_ours(self.destination):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import FormatError
 
-__all__ = ["dump_json", "float_from_json", "load_json", "plain"]
+__all__ = ["dump_json", "float_from_json", "load_json", "parse_json", "plain"]
 
 
 def plain(value: Any) -> Any:
@@ -39,7 +39,12 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 def load_json(path: Path) -> Any:
     """Read a JSON file, or raise FormatError that names it."""
+    return parse_json(path.read_bytes(), str(path))
+
+
+def parse_json(data: bytes, origin: str) -> Any:
+    """Read a JSON document, or raise FormatError that names its origin."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path} is not JSON: {error}") from error
+        return json.loads(data.decode())
+    except ValueError as error:
+        raise FormatError(f"{origin} is not JSON: {error}") from error

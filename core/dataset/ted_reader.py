@@ -14,11 +14,20 @@ from .builder import ENV_METADATA
 from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
 from .episodes import EpisodeTable, read_episode_text
-from .manifest import HIDDEN, Manifest
+from .manifest import HIDDEN, MANIFEST, Manifest, is_canonical
 from .staging import mend
 from .tree import leaf_path, read_tree
 
-__all__ = ["FolderReader", "TedReader", "pread_file_rows", "pread_rows", "read_documents", "verify_records"]
+__all__ = [
+    "FolderReader",
+    "TedReader",
+    "changed",
+    "check_sizes",
+    "pread_file_rows",
+    "pread_rows",
+    "read_documents",
+    "verify_records",
+]
 
 
 class FolderReader(StepReader):
@@ -29,6 +38,9 @@ class FolderReader(StepReader):
         self.path = path
         self.manifest = Manifest.load(path)
         self._descriptors: dict[tuple[int, Key], int] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path,)  # another process opens its own files
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -51,7 +63,9 @@ class FolderReader(StepReader):
         return read_documents(self.path, self.manifest)
 
     def verify_files(self) -> None:
-        """Compare every file with its digest in the manifest."""
+        """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
+        if not is_canonical((self.path / MANIFEST).read_bytes()):
+            raise changed(self.path / MANIFEST)
         verify_records(self.path, self.manifest.files)
 
     def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
@@ -133,13 +147,24 @@ def read_documents(root: Path, manifest: Manifest) -> dict[str, bytes]:
     return documents
 
 
-def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
-    """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
+def check_sizes(root: Path, files: tuple[FileRecord, ...]) -> None:
+    """Raise CorruptDataError for the first listed file that is missing or has another size."""
     for file in files:
         path = root / file.path
         if not path.is_file():
             raise CorruptDataError(f"{path} is missing; the manifest lists it")
         if path.stat().st_size != file.size:
             raise CorruptDataError(f"{path} has {path.stat().st_size:,} bytes, the manifest says {file.size:,}")
-        if digest_file(path) != file.digest:
-            raise CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")
+
+
+def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
+    """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
+    check_sizes(root, files)
+    for file in files:
+        if digest_file(root / file.path) != file.digest:
+            raise changed(root / file.path)
+
+
+def changed(path: Path) -> CorruptDataError:
+    """The error for a file whose bytes are not those that were written."""
+    return CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..dataset import DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
-from ..ted import ACTION, REWARD, Field, Timing, ted_fields
+from ..dataset import Array, DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
+from ..ted import ACTION, REWARD, Field, Key, Timing, ted_fields
 
 __all__ = ["WALK_FIELDS", "Ending", "walk_pieces", "write_walks"]
 
@@ -39,7 +39,7 @@ def walk_pieces(
         flags[0, -1], flags[1, -1] = ending in ("terminated", "both"), ending in ("truncated", "both")
         for start in range(0, length, piece_steps):
             stop = min(start + piece_steps, length)
-            columns = {
+            columns: dict[Key, Array] = {
                 OBSERVATION: observation[start : stop + 1],
                 SUCCESS: success[start : stop + 1],
                 ACTION: action[start:stop],

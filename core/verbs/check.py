@@ -55,13 +55,13 @@ def check(
     with open_steps(find_dataset(dataset, root)) as reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
-        data_findings, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
+        data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         findings = sorted([*data_findings, *findings], key=lambda finding: (finding.severity, finding.rule))
         errors = sum(finding.severity == "error" for finding in findings)
         return CheckResult(
             path=reader.path,
             steps=reader.manifest.steps,
-            episodes=reader.manifest.episodes,
+            episodes=episodes,
             findings=tuple(findings),
             rules=len(DATA_RULES) + 1 + len(FOLDER_RULES) - len(skipped),
             skipped=tuple(skipped),
@@ -71,19 +71,27 @@ def check(
         )
 
 
-def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], list[str]]:
-    """Run the rules that read rows; on damaged files, or when the table cannot be read, name them as skipped."""
+def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], int, list[str]]:
+    """Run the rules that read rows; return what they found, how many episodes there are, and the rules not run.
+
+    On damaged files, or when the episode table cannot be read, none can run.
+    """
     names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
     if damaged:
-        return [], names
+        return [], reader.manifest.episodes, names
     steps = reader.manifest.steps
     try:
         rules: list[Rule] = [rule(reader.fields, steps) for rule in DATA_RULES]
         rules.append(EpisodeTableRule(reader.fields, steps, reader.episodes))
     except (CorruptDataError, FormatError) as error:
-        return [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))], names
-    if not len(reader.episodes) or reader.episodes.steps != steps:
-        return list(_findings(rules if not steps else rules[-1:])), [] if not steps else names[:-1]
+        return (
+            [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))],
+            reader.manifest.episodes,
+            names,
+        )
+    episodes = len(reader.episodes)
+    if not episodes or reader.episodes.steps != steps:
+        return list(_findings(rules[-1:] if steps else rules)), episodes, names[:-1] if steps else []
     progress.start("checking", steps, "steps")
     for start, stop in reader.chunks():
         rows = rows_of(reader, start, stop)
@@ -91,7 +99,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
             rule.see(rows)
         progress.advance(stop - start)
     progress.done()
-    return list(_findings(rules)), []
+    return list(_findings(rules)), episodes, []
 
 
 def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:

@@ -1,0 +1,8 @@
+"""`python -m rbtool` does what `rbtool` does."""
+
+from __future__ import annotations
+
+from .cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How long a user waits for `--help` and for `inspect` of a million steps.
+
+    python benchmarks/startup.py
+
+Each command is a fresh process, as in a shell. The rounds interleave the commands with a bare `python -c pass`,
+so that noise of the machine shows in both. Promised: `--help` in 0.2 s, `inspect` in 0.4 s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rbtool.core.testing.walks import write_walks
+
+ROUNDS = 15
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "walks"
+        manifest = write_walks(data, [(1000, "truncated")] * 1000)
+        rbtool = str(Path(sys.executable).with_name("rbtool"))
+        commands = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "rbtool --help": [rbtool, "--help"],
+            "rbtool inspect --help": [rbtool, "inspect", "--help"],
+            f"rbtool inspect ({manifest.steps:,} steps)": [rbtool, "inspect", str(data)],
+            f"rbtool inspect --json ({manifest.steps:,} steps)": [rbtool, "inspect", str(data), "--json"],
+            "rbtool inspect --episode 500 --head 3": [rbtool, "inspect", str(data), "--episode", "500", "--head", "3"],
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(ROUNDS):
+            for name, command in commands.items():
+                begun = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                seconds[name].append(time.perf_counter() - begun)
+    for name, times in seconds.items():
+        print(f"{name:40} median {statistics.median(times):.3f} s   best {min(times):.3f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Puts the verbs together and runs them: the entry point of the command `rbtool`."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ..core.version import __version__
+from . import check, checkpoint, convert, demo, download, inspect, preprocess, sample
+from . import list as listing
+from .failures import EXIT_CODES, Stopped, report, watch_signals
+from .help import CONTEXT, Example, VerbGroup, examples_text
+from .output import Output, release_streams
+
+__all__ = ["EXAMPLES", "app", "main"]
+
+EXAMPLES = (
+    Example("rbtool demo", "see all of it at work, on data made on the spot"),
+    Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset to TED"),
+    Example("rbtool inspect ./cartpole", "what is in it"),
+)
+app = typer.Typer(
+    cls=VerbGroup,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
+    epilog=f"{EXIT_CODES}\n\nEach verb says more: rbtool VERB --help\n\n{examples_text(EXAMPLES)}",
+)
+
+
+@app.callback(invoke_without_command=True)
+def rbtool(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Offline-RL datasets in one clear form, TED, that is fast to train from."""
+    if version:
+        Output().text(f"rbtool {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        Output().text(context.get_help())
+
+
+for verb in (listing, download, convert, preprocess, checkpoint, inspect, sample, check, demo):
+    verb.add(app)
+
+
+def main() -> None:
+    """Run the command line on the words of `sys.argv` and exit with its code."""
+    watch_signals()
+    code = _run(sys.argv[1:])
+    failed = release_streams()
+    sys.exit(report(failed, Output()) if failed is not None and code == 0 else code)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run, and tell what could not be understood; what a verb raises it tells itself."""
+    try:
+        return int(app(args=list(words), prog_name="rbtool", standalone_mode=False) or 0)
+    except Stopped as stopped:
+        return report(stopped, Output.from_arguments(words))
+    except SystemExit as ended:
+        # Typer ends so when the reader of its help page has gone away.
+        cause = ended.__context__
+        closed = isinstance(cause, OSError) and cause.errno == errno.EPIPE
+        return 0 if closed else ended.code if isinstance(ended.code, int) else 0
+    except (Exception, KeyboardInterrupt) as error:
+        return report(error, Output.from_arguments(words))

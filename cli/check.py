@@ -1,0 +1,78 @@
+"""`rbtool check`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .help import Example
+from .options import Dataset, Root, verb
+from .output import Output
+from .text import Cell, Line, Styled, Table, counted
+
+if TYPE_CHECKING:
+    from ..core.verbs.check import CheckResult
+
+__all__ = ["EXAMPLES", "add", "check_lines"]
+
+EXAMPLES = (
+    Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
+    Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
+)
+
+
+class FailOn(StrEnum):
+    """What makes the check fail."""
+
+    ERROR = "error"
+    WARN = "warn"
+
+
+def add(app: typer.Typer) -> None:
+    """Make it a verb of the command line."""
+    verb(app, "check", EXAMPLES)(check)
+
+
+def check(
+    dataset: Dataset,
+    *,
+    out: Output,
+    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
+    root: Root = None,
+) -> int:
+    """Try every rule of TED on a dataset or a checkpoint.
+
+    Reads all of it: files against their digests, rows against the rules. Problems are listed on stdout, one a line.
+    """
+    from ..core.verbs.check import check as run
+
+    with out.progress() as progress:
+        result = run(dataset, root=root, progress=progress)
+    out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: check_lines(result))
+    return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
+
+
+def check_lines(result: CheckResult) -> list[list[Cell]]:
+    """Set the findings, and a line that sums up."""
+    rows: list[Line] = [
+        [
+            Styled(finding.severity, "red" if finding.severity == "error" else "yellow"),
+            Styled(finding.rule, "bold"),
+            finding.name,
+            finding.message,
+        ]
+        for finding in result.findings
+    ]
+    facts = [
+        f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
+        counted(result.errors, "error"),
+        counted(result.warnings, "warning"),
+        counted(result.rules, "rule"),
+        f"{result.seconds:.1f} s",
+    ]
+    skipped: list[list[Cell]] = []
+    if result.skipped:
+        skipped = [[Styled("not tried, because the files are damaged: ", "yellow"), ", ".join(result.skipped)]]
+    return [*Table(rows).lines(), *skipped, [" · ".join(facts)]]

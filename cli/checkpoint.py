@@ -1,0 +1,125 @@
+"""`rbtool checkpoint save`, `load` and `verify`."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .help import CONTEXT, Example, VerbGroup, examples_text
+from .options import Dataset, DryRun, Force, Root, verb
+from .output import Output
+from .published import show_published
+from .text import Cell, Styled, counted
+
+if TYPE_CHECKING:
+    from ..core.checkpoint import Difference
+    from ..core.verbs.checkpoint import CheckpointVerifyResult
+
+__all__ = ["LOAD_EXAMPLES", "SAVE_EXAMPLES", "VERIFY_EXAMPLES", "add", "verify_lines"]
+
+SAVE_EXAMPLES = (
+    Example("rbtool checkpoint save ./cartpole ./cartpole-saved.h5 --as h5 --compression gzip", "one HDF5 file"),
+    Example("rbtool checkpoint save minari:cartpole/scripted-v0 ./flat --as flat", "episodes without repeated rows"),
+)
+LOAD_EXAMPLES = (Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),)
+VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
+
+_Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]
+
+
+class Form(StrEnum):
+    """The forms of a checkpoint."""
+
+    TED = "ted"
+    FLAT = "flat"
+    NESTED = "nested"
+    H5 = "h5"
+
+
+def add(app: typer.Typer) -> None:
+    """Make it a group of verbs of the command line."""
+    group = typer.Typer(
+        cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(SAVE_EXAMPLES)
+    )
+    group.callback(invoke_without_command=True)(_without_verb)
+    verb(group, "save", SAVE_EXAMPLES)(save)
+    verb(group, "load", LOAD_EXAMPLES)(load)
+    verb(group, "verify", VERIFY_EXAMPLES)(verify)
+    app.add_typer(group, name="checkpoint")
+
+
+def _without_verb(context: typer.Context) -> None:
+    """Save, load and verify checkpoints of datasets."""
+    if context.invoked_subcommand is None:
+        Output().text(context.get_help())
+
+
+def save(
+    dataset: Dataset,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write, or the file for h5.")],
+    form: Annotated[
+        Form, typer.Option("--as", help="ted: plain rows; flat, nested: no row twice; h5: that in one file.")
+    ],
+    *,
+    out: Output,
+    compression: Annotated[
+        str | None, typer.Option("--compression", metavar="NAME", help="For h5: gzip or lzf, gzip:9 for a level.")
+    ] = None,
+    root: Root = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Save a dataset as a checkpoint."""
+    from ..core.verbs import checkpoint
+
+    with out.progress() as progress:
+        result = checkpoint.save(
+            dataset, dest, form=form.value, compression=compression, root=root, force=force, dry_run=dry_run,
+            progress=progress,
+        )  # fmt: skip
+    show_published(out, result, dest, f"rbtool checkpoint verify {shlex.join([dest, dataset])}")
+
+
+def load(
+    checkpoint: _Checkpoint,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
+    *,
+    out: Output,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Load a checkpoint into a dataset folder."""
+    from ..core.verbs import checkpoint as verbs
+
+    with out.progress() as progress:
+        result = verbs.load(checkpoint, dest, force=force, dry_run=dry_run, progress=progress)
+    show_published(out, result, dest)
+
+
+def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root = None) -> int:
+    """Compare a checkpoint with a dataset, value for value."""
+    from ..core.verbs import checkpoint as verbs
+
+    with out.progress() as progress:
+        result = verbs.verify(checkpoint, dataset, root=root, progress=progress)
+    out.show(result, [one.key for one in result.differences], lambda width: verify_lines(result))
+    return 0 if result.equal else 3
+
+
+def verify_lines(result: CheckpointVerifyResult) -> list[list[Cell]]:
+    """Set the differences, and the answer."""
+    lines: list[list[Cell]] = [[Styled("differs", "red"), f"  {_difference(one)}"] for one in result.differences]
+    if result.equal:
+        count = f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"
+        return [["equal", f", bit for bit: {count}"]]
+    return [*lines, [f"{result.checkpoint} is not equal to {result.dataset}"]]
+
+
+def _difference(one: Difference) -> str:
+    where = [f"in {one.count:,}"] if one.count else []
+    where += [f"first at step {one.first_step:,}"] if one.first_step is not None else []
+    where += [f"episode {one.episode:,}"] if one.episode is not None else []
+    return f"{one.key}: {one.what}" + (f" ({', '.join(where)})" if where else "")

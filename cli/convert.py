@@ -1,0 +1,45 @@
+"""`rbtool convert`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .help import Example
+from .options import DryRun, Episodes, Force, verb
+from .output import Output
+from .published import show_published
+
+__all__ = ["EXAMPLES", "add"]
+
+EXAMPLES = (
+    Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it lies, to TED"),
+    Example("rbtool convert ./minari/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
+    Example("rbtool convert ./minari/tuple/trunc-v0 ./tuple --dry-run --json", "what would be written, as JSON"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Make it a verb of the command line."""
+    verb(app, "convert", EXAMPLES)(convert)
+
+
+def convert(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="The dataset to read, in a format that is found out.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
+    *,
+    out: Output,
+    episodes: Episodes = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Turn a dataset on this machine into TED.
+
+    Reads Minari datasets: HDF5, arrow and parquet. DEST appears when it is whole, or not at all.
+    """
+    from ..core.verbs.convert import convert as run
+
+    with out.progress() as progress:
+        result = run(path, dest, episodes=episodes, force=force, dry_run=dry_run, progress=progress)
+    show_published(out, result, dest)

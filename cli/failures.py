@@ -1,0 +1,110 @@
+"""From an exception to what the user is told: one sentence, a hint, an exit code; and from a signal to an exception."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ..core.errors import OutOfSpaceError, RbtoolError
+from .output import Output
+
+__all__ = ["EXIT_CODES", "Stopped", "report", "watch_signals"]
+
+EXIT_CODES = """Exit codes:
+  0    done, also when the reader of a pipe has gone away
+  1    failed
+  2    usage: the command was not understood, or asks for what has no meaning
+  3    a check or a comparison found problems
+  4    not found
+  5    network or authorisation
+  6    no space
+  130  interrupted (Ctrl-C)
+  143  terminated"""
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Stopped(BaseException):
+    """A signal asked the process to stop: unwinding cleans up what was begun."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Failure(NamedTuple):
+    """What the user is told of an error."""
+
+    type: str
+    message: str
+    hint: str
+    exit_code: int
+
+
+def report(error: BaseException, out: Output) -> int:
+    """Tell the user what went wrong and return the exit code."""
+    failure = _failure(error)
+    logging.getLogger("rbtool").debug("failed", exc_info=error)
+    out.fail(failure._asdict(), "".join(traceback.format_exception(error)) if out.debug else "")
+    return failure.exit_code
+
+
+def _failure(error: BaseException) -> Failure:
+    kind = type(error).__name__
+    if isinstance(error, RbtoolError):
+        return Failure(kind, str(error), error.hint, error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure("Interrupted", "interrupted", "", 130)
+    if isinstance(error, Stopped):
+        return Failure("Terminated", "terminated", "", error.exit_code)
+    if hasattr(error, "format_message"):  # what Typer raises for words it does not understand
+        return _usage(error)
+    if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
+        where = f"{error.filename}: " if error.filename else ""
+        no_space = error.errno in _NO_SPACE
+        known = OutOfSpaceError if no_space else type(error)
+        return Failure(
+            known.__name__,
+            f"{where}{os.strerror(error.errno or 0).lower()}",
+            "free some space and run it again" if no_space else "",
+            OutOfSpaceError.exit_code if no_space else 1,
+        )
+    if isinstance(error, MemoryError):
+        return Failure(kind, "there is not enough memory", "", 1)
+    said = " ".join(str(error).split())
+    return Failure(
+        kind, f"internal error: {kind}{f': {said}' if said else ''}", "add --debug to see where it happened", 1
+    )
+
+
+def _usage(error: Any) -> Failure:
+    said = error.format_message().rstrip(".")
+    said = said[:1].lower() + said[1:]
+    context = getattr(error, "ctx", None)
+    return Failure("UsageError", said, f"{context.command_path} --help" if context else "", 2)
+
+
+def watch_signals() -> None:
+    """Turn SIGTERM and SIGHUP into exceptions, so that they clean up as Ctrl-C does.
+
+    Left alone where whoever started us ignores them (nohup), and in child processes.
+    """
+    here = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != here:
+            os._exit(128 + number)
+        signal.signal(number, signal.SIG_IGN)  # once is enough: the clean-up must not be cut
+        raise Stopped(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, stop)
+    if sys.platform == "win32" and hasattr(signal, "SIGBREAK"):
+        signal.signal(signal.SIGBREAK, stop)

@@ -1,0 +1,122 @@
+"""How `--help` looks: arguments, the verb's own options, those of every verb, and examples at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["COMMON", "CONTEXT", "Example", "VerbCommand", "VerbGroup", "examples_text"]
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+COMMON = {
+    "as_json": "--json",
+    "quiet": "--quiet",
+    "verbose": "--verbose",
+    "debug": "--debug",
+    "log_file": "--log-file",
+    "no_color": "--no-color",
+}
+"""Options of every verb, by the name of their parameter."""
+
+
+class Example(NamedTuple):
+    """A line to type, tried by the tests, and what it is for."""
+
+    command: str
+    what: str
+
+
+def examples_text(examples: Sequence[Example]) -> str:
+    """Set examples for the end of a help page."""
+    return "Examples:\n" + "\n".join(f"  # {example.what}\n  {example.command}" for example in examples)
+
+
+class VerbCommand(TyperCommand):
+    """A verb; its help keeps the options that all verbs have in a group of their own."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the arguments as the help does."""
+        return ["[OPTIONS]", *(_name(parameter) for parameter in self.params if _is_argument(parameter))]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the verb."""
+        _convert_lightly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], "Options of every verb": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if _is_argument(parameter):
+                groups["Arguments"].append((_name(parameter).strip("[]"), record[1].removesuffix("[required]").strip()))
+            else:
+                common = parameter.name in COMMON or parameter.name == "help"
+                groups["Options of every verb" if common else "Options"].append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples as they are."""
+        formatter.write(f"\n{self.epilog}\n" if self.epilog else "")
+
+
+class VerbGroup(TyperGroup):
+    """Verbs in the order a newcomer needs them. Says where options belong."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Keep the order, with `demo` last."""
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and explain options that stand before the verb."""
+        _convert_lightly(self.get_params(ctx))
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if option in {*COMMON.values(), "--root", "-q", "-v"}:
+                error.message = f"{option} comes after the verb"  # type: ignore[attr-defined]
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write exit codes and examples as they are."""
+        formatter.write(f"\n{self.epilog}\n" if self.epilog else "")
+
+
+def _convert_lightly(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        if getattr(parameter, "_runtime_param", parameter) is None:
+            parameter._runtime_param = _Conversion()
+
+
+class _Conversion:
+    """Converts nothing where there is nothing to convert; Typer's own way first loads pydantic, which takes 0.1 s."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Give the value as it is if it has the type asked for, or leave it to Typer."""
+        if value is None or isinstance(value, param.type_descriptor.annotation):
+            return value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+_ORDER = (
+    "list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "demo",
+    "save", "load", "verify",
+)  # fmt: skip
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _name(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name)

@@ -1,0 +1,107 @@
+"""The summary that `rbtool inspect` shows: what is there, how episodes end, which fields, where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from .published import ends
+from .spaces import space_text
+from .text import Cell, Line, Styled, Table, counted, number, size, sparkline
+
+if TYPE_CHECKING:
+    from ..core.verbs.inspect import FieldView, InspectResult, Spread
+
+__all__ = ["summary_lines"]
+
+_INDENT = "  "
+
+
+def summary_lines(result: InspectResult) -> Iterator[list[Cell]]:
+    """Set the summary; the first line answers the question."""
+    what = {"dataset": "TED", "checkpoint": "checkpoint"}.get(result.type, "raw dataset")
+    yield [
+        Styled(result.name, "bold"),
+        f"   {what}, {'format' if result.type == 'source' else 'layout'} {result.layout}",
+        f"   {counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}   {size(result.bytes)}",
+    ]
+    yield _titled("ends", ends({name: getattr(result.ends, name) for name in result.ends.__slots__}))
+    spreads = [("length", result.length), ("return", result.returns)]
+    rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
+    yield from Table(rows).lines()
+    yield [Styled("fields", "dim")]
+    yield from Table(list(_field_rows(result.fields)), right=frozenset({3, 4, 6})).lines()
+    for name, space in result.spaces.items():
+        yield _titled("space", f"{name}: {space_text(space)}")
+    yield from _remarks(result)
+    yield from _origin(result)
+
+
+def _titled(title: str, text: str) -> list[Cell]:
+    return [Styled(f"{title:<9}", "dim"), text]
+
+
+def _spread(title: str, spread: Spread) -> Line:
+    return [
+        Styled(f"{title:<7}", "dim"),
+        f"mean {number(spread.mean)}",
+        f"min {number(spread.min)}",
+        f"max {number(spread.max)}",
+        Styled(sparkline(spread.histogram), "cyan"),
+    ]
+
+
+def _field_rows(fields: tuple[FieldView, ...]) -> Iterator[Line]:
+    """One row a leaf, indented as a tree; neighbours that differ in nothing but their name share one."""
+    shown: tuple[str, ...] = ()
+    for _, same in groupby(enumerate(fields), key=lambda item: _likeness(*item)):
+        group = [field for _, field in same]
+        *folders, _ = group[0].key
+        for depth, folder in enumerate(folders):
+            if shown[: depth + 1] != tuple(folders[: depth + 1]):
+                yield [_INDENT * (depth + 1) + folder]
+        shown = tuple(folders)
+        yield _field_row(_INDENT * (len(folders) + 1) + ", ".join(field.key[-1] for field in group), group)
+
+
+def _likeness(position: int, field: FieldView) -> tuple[Any, ...]:
+    """Flags share a row; anything else stands alone."""
+    return (field.key[:-1], field.dtype, field.shape) if field.role == "done" else (position,)
+
+
+def _field_row(name: str, group: list[FieldView]) -> Line:
+    field = group[0]
+    low, high = field.min, field.max
+    known = low is not None and high is not None and field.dtype != "bool"
+    return [
+        name,
+        Styled(field.dtype, "cyan"),
+        f"[{', '.join(map(str, field.shape))}]",
+        size(sum(one.bytes for one in group)),
+        number(low) if known and low is not None else "",
+        "…" if known else "",
+        number(high) if known and high is not None else "",
+    ]
+
+
+def _remarks(result: InspectResult) -> Iterator[list[Cell]]:
+    for before, after in result.renamed_keys.items():
+        yield _titled("renamed", f"{before} → {after}")
+    for dropped in result.dropped_keys:
+        yield _titled("left out", f"{dropped.key} ({dropped.why})")
+    for note in result.notes:
+        yield _titled("note", note)
+
+
+def _origin(result: InspectResult) -> Iterator[list[Cell]]:
+    for step in result.provenance:
+        what = f"{step.verb} {_arguments(step.arguments)}".rstrip()
+        yield _titled("made", f"{what} · {step.time[:10]} · rbtool {step.version}")
+    if result.content_digest:
+        yield _titled("digest", result.content_digest)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    said = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
+    return " ".join(name if value is True else f"{name}={value}" for name, value in said.items())

@@ -1,0 +1,138 @@
+"""Options that verbs share, and the decorator that makes a function a verb."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from ..core.errors import UsageError
+from ..core.version import __version__
+from .failures import Stopped, report
+from .help import CONTEXT, Example, VerbCommand, examples_text
+from .output import Output
+
+__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "verb"]
+
+_Function: TypeAlias = Callable[..., int | None]
+
+Dataset: TypeAlias = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A path, or a stored dataset like minari:D4RL/door/human-v2.")
+]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")]
+Episodes: TypeAlias = Annotated[
+    str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dataset or checkpoint that is there.")]
+Root: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        help="Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.",
+    ),
+]
+
+
+def _common(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print one path or id a line; say nothing beside it.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell more, on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    log_file: Annotated[
+        str | None, typer.Option("--log-file", metavar="FILE", help="Append all there is to tell to a file.")
+    ] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars; so does $NO_COLOR.")] = False,
+) -> Output:
+    """Make the output; the parameters are the options of every verb."""
+    out = Output(as_json=as_json, quiet=quiet, verbose=verbose, debug=debug, no_colour=no_color)
+    _start_logs(out, log_file)
+    return out
+
+
+def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
+    """Make a function the verb `name`: it gets the options of every verb, and its own parameters plus `out`.
+
+    It returns its exit code, None being 0; what it raises is told as one sentence.
+    """
+
+    def register(function: _Function) -> _Function:
+        own = inspect.signature(function, eval_str=True)
+        common = inspect.signature(_common, eval_str=True).parameters
+
+        def run(**given: Any) -> int:
+            out = Output(as_json=given["as_json"], debug=given["debug"], no_colour=given["no_color"])
+            try:
+                _refuse_empty(given)
+                out = _common(**{option: given.pop(option) for option in common})
+                return _logged(name, function, given, out)
+            except (Exception, KeyboardInterrupt, Stopped) as error:
+                return report(error, out)
+
+        parameters = [parameter for parameter in own.parameters.values() if parameter.name != "out"]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*parameters, *common.values())]
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__ = function.__doc__
+        app.command(name, cls=VerbCommand, epilog=examples_text(examples), context_settings=CONTEXT)(run)
+        return function
+
+    return register
+
+
+def _logged(name: str, function: _Function, given: dict[str, Any], out: Output) -> int:
+    logger, begun = logging.getLogger("rbtool"), time.perf_counter()
+    said = {option: value for option, value in given.items() if value not in (None, False)}
+    logger.info("rbtool %s %s %s, Python %s on %s", __version__, name, said, platform.python_version(), sys.platform)
+    code = function(**given, out=out) or 0
+    logger.info("exit code %d after %.2f s", code, time.perf_counter() - begun)
+    return code
+
+
+def _refuse_empty(given: dict[str, Any]) -> None:
+    """An empty word is most often a variable that is not set, or a command in $(...) that failed."""
+    for name, value in given.items():
+        if value == "":
+            raise UsageError(f"the value of {name.replace('_', ' ')} is empty", hint="is a variable not set?")
+
+
+def _start_logs(out: Output, file: str | None) -> None:
+    """Send log records and the warnings of other libraries to stderr with `-v`, and to the log file."""
+    logger = logging.getLogger("rbtool")
+    handlers: list[logging.Handler] = []
+    if out.verbose:
+        handlers.append(_Screen(out))
+        handlers[0].setLevel(logging.DEBUG if out.debug else logging.INFO)
+    if file is not None:
+        try:
+            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from error
+        handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.raiseExceptions = False
+    logging.captureWarnings(True)
+    warnings.simplefilter("default" if handlers else "ignore")
+    for log in (logger, logging.getLogger("py.warnings")):
+        log.propagate = False
+        log.handlers = handlers or [logging.NullHandler()]
+        log.setLevel(logging.DEBUG if handlers else logging.CRITICAL)
+
+
+class _Screen(logging.Handler):
+    """Shows log records the way the rest is shown."""
+
+    def __init__(self, out: Output) -> None:
+        super().__init__()
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._out.log(self.format(record))

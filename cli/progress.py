@@ -1,0 +1,157 @@
+"""Shows how far the work is: a bar where somebody watches, a line every tenth of the way in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from .text import amount, clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+__all__ = ["LineProgress", "TerminalProgress"]
+
+_EVERY = 0.1  # seconds between two pictures
+_QUICK = 1.0  # seconds in which nobody needs to hear how far it is
+_LABEL = 14
+_BAR = 20
+
+
+class LineProgress:
+    """Writes a line at each tenth of a stage, or one at its end where the total is unknown.
+
+    A stage that is over within a second gets its last line only.
+    """
+
+    def __init__(self, write: Callable[[str], None], note: Callable[[str], None]) -> None:
+        self._write = write
+        self.note = note
+        self._label, self._unit = "", ""
+        self._total: int | None = None
+        self._count = self._tenths = 0
+        self._begun = 0.0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Begin a stage."""
+        self._label, self._total, self._unit = label, total, unit
+        self._count = self._tenths = 0
+        self._begun = time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        """Count; a line is due when another tenth is passed."""
+        self._count += amount
+        tenths = self._count * 10 // self._total if self._total else 0
+        if tenths > self._tenths and (tenths >= 10 or time.monotonic() - self._begun >= _QUICK):
+            self._tenths = tenths
+            self._write(f"{self._label} {self._tenths * 10} % ({self._progress()})")
+
+    def done(self, remark: str = "") -> None:
+        """End the stage."""
+        if self._total is None or remark:
+            self._write(f"{self._label} done ({remark or self._progress()})")
+
+    def _progress(self) -> str:
+        if self._total is None:
+            return amount(self._count, self._unit)
+        of = amount(self._total, self._unit)
+        return f"{amount(self._count, self._unit) if self._unit == 'bytes' else f'{self._count:,}'} of {of}"
+
+
+class TerminalProgress:
+    """Draws a bar a stage. Drawn in the caller's thread, so that worker processes can be forked at any time."""
+
+    def __init__(self, stream: TextIO, note: Callable[[str], None]) -> None:
+        self._stream = stream
+        self.note = note
+        self._bars: Progress | None = None
+        self._console: Console | None = None
+        self._task: TaskID | None = None
+        self._unit = ""
+        self._total: int | None = None
+        self._count = 0
+        self._begun = self._drawn = 0.0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Begin a stage below the one before."""
+        self._finish_stage()
+        self._unit, self._total, self._count = unit, total, 0
+        self._begun = time.monotonic()
+        bars = self._open()
+        self._task = bars.add_task(clean(label).ljust(_LABEL), total=total, count="", speed="")
+        self._draw(self._begun)
+
+    def advance(self, amount: int) -> None:
+        """Count; the picture follows a few times a second."""
+        self._count += amount
+        now = time.monotonic()
+        if now - self._drawn >= _EVERY:
+            self._draw(now)
+
+    def done(self, remark: str = "") -> None:
+        """End the stage; its line stays."""
+        self._finish_stage(remark)
+
+    def above(self, text: str) -> bool:
+        """Write ready text above the bar that moves; False, with nothing written, where none does."""
+        if self._task is None:
+            self.close()  # so that text goes below the bars that are done
+        if self._bars is None or self._console is None:
+            return False
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+        return True
+
+    def close(self) -> None:
+        """Stop drawing."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _open(self) -> Progress:
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+            self._console = Console(file=self._stream, force_terminal=True, highlight=False)
+            self._bars = Progress(
+                TextColumn("  {task.description}", style="bold", markup=False),
+                TextColumn("{task.fields[count]:>18}", markup=False),
+                BarColumn(_BAR),
+                TaskProgressColumn("{task.percentage:>3.0f} %", markup=False),
+                TextColumn("{task.fields[speed]}", style="dim", markup=False),
+                console=self._console, auto_refresh=False, redirect_stdout=False,
+            )  # fmt: skip
+            self._bars.start()
+        return self._bars
+
+    def _draw(self, now: float, remark: str = "") -> None:
+        if self._bars is None or self._task is None:
+            return
+        seconds, self._drawn = now - self._begun, now
+        speed = f"{_short(self._count / seconds, self._unit)}/s" if self._count and seconds > 0 else ""
+        self._bars.update(
+            self._task, completed=self._count, count=amount(self._count, self._unit), speed=remark or speed
+        )
+        self._bars.refresh()
+
+    def _finish_stage(self, remark: str = "") -> None:
+        if self._bars is None or self._task is None:
+            return
+        self._draw(time.monotonic(), clean(remark))
+        if self._total is None:
+            self._bars.update(self._task, total=1, completed=1)
+            self._bars.refresh()
+        self._task = None
+
+
+def _short(rate: float, unit: str) -> str:
+    if unit == "bytes":
+        return amount(rate, unit)
+    for factor, letter in ((1e6, "M"), (1e3, "k")):
+        if rate >= factor:
+            return f"{rate / factor:.1f}{letter} {unit}"
+    return f"{rate:.0f} {unit}"

@@ -1,0 +1,60 @@
+"""Shows what the writing verbs return: the path on stdout, the rest beside it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .output import Output
+from .text import Line, Styled, counted, size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..core.verbs.results import Published
+
+__all__ = ["ends", "short_name", "show_published"]
+
+
+def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
+    """Print the path as the user `named` it; say on stderr what lies there, what was left out, what to type next."""
+    for line in _summary(result):
+        out.summary(*line)
+    path = named or str(result.path)
+    out.show(result, [path], lambda width: [[path]])
+    if not result.dry_run:
+        out.next(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")
+
+
+def _summary(result: Published) -> list[Line]:
+    state = "nothing was written; this would be " if result.dry_run else ""
+    state = "already there: " if result.already_there else state
+    facts = [f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"]
+    facts += [size(result.bytes)] if result.bytes else []
+    facts += [f"ends: {ends(result.boundary)}"] if result.episodes else []
+    lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
+    lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
+    lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]
+    lines += [[f"note: {note}"] for note in result.notes]
+    return lines
+
+
+def ends(boundary: Mapping[str, int]) -> str:
+    """Write how episodes end, naming only what occurs."""
+    names = {"end_of_file": "end of file (made truncated)", "explicit_next": "with next rows that do not follow"}
+    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count]
+    return " · ".join(found) or "none"
+
+
+def short_name(path: Path) -> str:
+    """Name a dataset the shortest way that a shell and rbtool understand: `source:id`, or a path."""
+    from ..core.dataset import storage_root
+
+    root, full = storage_root(), os.path.abspath(path)
+    if os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:
+        source, _, name = os.path.relpath(full, root).partition(os.sep)
+        return shlex.quote(f"{source}:{name}")
+    near = os.path.relpath(full)
+    return shlex.quote(full if near.startswith("..") else near)

@@ -1,0 +1,170 @@
+"""Text for people: numbers, sizes, sparklines, and rows whose columns line up."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+__all__ = [
+    "Cell",
+    "Line",
+    "Styled",
+    "Table",
+    "amount",
+    "clean",
+    "counted",
+    "number",
+    "size",
+    "sparkline",
+    "vector",
+    "width_of",
+]
+
+Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SHOWN = 3
+_GAP = "  "
+
+
+class Styled(NamedTuple):
+    """Text and how it looks where colours are allowed."""
+
+    text: str
+    style: Style = ""
+
+
+Cell: TypeAlias = str | Styled
+Line: TypeAlias = Sequence[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows whose columns line up. `right` are the columns set to the right, `elastic` the one that may be cut."""
+
+    rows: Sequence[Line]
+    right: frozenset[int] = frozenset()
+    elastic: int = -1
+
+    def lines(self, width: int | None = None) -> list[list[Cell]]:
+        """Set the rows; where they are wider than `width`, the elastic column is cut and ends in an ellipsis."""
+        wide = self._widths()
+        excess = sum(wide) + len(_GAP) * (len(wide) - 1) - (width or math.inf)
+        if excess > 0 and 0 <= self.elastic < len(wide):
+            wide[self.elastic] = max(8, int(wide[self.elastic] - excess))
+        return [self._line(row, wide) for row in self.rows]
+
+    @property
+    def width(self) -> int:
+        """Columns on the screen that the table takes."""
+        wide = self._widths()
+        return sum(wide) + len(_GAP) * (len(wide) - 1)
+
+    def _widths(self) -> list[int]:
+        columns = max((len(row) for row in self.rows), default=0)
+        return [max(width_of(row[n]) for row in self.rows if n < len(row)) for n in range(columns)]
+
+    def _line(self, row: Line, wide: Sequence[int]) -> list[Cell]:
+        line: list[Cell] = []
+        for column, cell in enumerate(row):
+            text, style = cell if isinstance(cell, Styled) else (cell, "")
+            text = _cut(clean(text), wide[column])
+            blank = " " * (wide[column] - width_of(text))
+            last = all(not width_of(other) for other in row[column + 1 :])
+            padded = blank + text if column in self.right else text if last else text + blank
+            line += [Styled(padded, style), *([] if last else [_GAP])]  # type: ignore[arg-type]
+            if last:
+                break
+        return line
+
+
+def clean(text: str) -> str:
+    """Make control characters visible: names and messages of data must not steer the terminal."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def width_of(cell: Cell) -> int:
+    """Columns a text takes on the screen: two for wide characters, none for combining ones."""
+    text = clean(cell.text if isinstance(cell, Styled) else cell)
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _cut(text: str, width: int) -> str:
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: `1 step`, `6,704 steps`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def size(count: float) -> str:
+    """Write bytes in decimal units: `5.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the loop always returns")
+
+
+def amount(count: float, unit: str) -> str:
+    """Write a number of units of progress: bytes as a size, the rest in full."""
+    return size(count) if unit == "bytes" else f"{count:,.0f} {unit}"
+
+
+def number(value: float) -> str:
+    """Write a number to about three figures."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) or not math.isfinite(value):
+        return f"{value:,}"
+    if value and not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.2e}"
+    places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 0.1 or not value else 4
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def vector(value: Any) -> str:
+    """Write the value of one leaf at one step: numbers, the first few of many, or the range of an image."""
+    if isinstance(value, dict):
+        shape = "×".join(str(side) for side in value["shape"])
+        return f"{shape} of {number(value['min'])} … {number(value['max'])}, mean {number(value['mean'])}"
+    if isinstance(value, list):
+        flat = list(_flat(value))
+        few = len(flat) <= _SHOWN + 1
+        shown = flat if few else flat[:_SHOWN]
+        return f"[{' '.join(_alike(shown))}{'' if few else f' … {len(flat)}'}]"
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def _alike(values: Sequence[Any]) -> list[str]:
+    """Write numbers with the same number of places, so that those of other steps stand below them."""
+    if not any(isinstance(value, float) for value in values):
+        return [number(value) if isinstance(value, int) else str(value) for value in values]
+    top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if top >= 1e6:
+        return [f"{value: .2e}" for value in values]
+    return [f"{value: .{3 if top < 10 else 1}f}" for value in values]
+
+
+def _flat(value: Iterable[Any]) -> Iterable[Any]:
+    for item in value:
+        yield from _flat(item) if isinstance(item, list) else (item,)
+
+
+def sparkline(histogram: Sequence[int]) -> str:
+    """Draw counts as a row of blocks; what is there at all is higher than nothing."""
+    top = max(histogram, default=0)
+    return "".join(_BLOCKS[math.ceil(count / top * (len(_BLOCKS) - 1)) if top else 0] for count in histogram)

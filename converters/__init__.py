@@ -1,0 +1,1 @@
+"""Readers of foreign formats, one a format; `core` finds them by name and never imports them. Need numpy only."""

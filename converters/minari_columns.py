@@ -1,0 +1,187 @@
+"""From the survey of a Minari dataset to the source fields of TED, and from stored rows to theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..core.dataset import Array, Dropped
+from ..core.errors import FormatError
+from ..core.ted import REWARD, Field, Key, Role, Timing, key_name
+from .minari_extras import Extra, Rows
+from .minari_names import extra_keys, free_keys, length_key, renamed
+from .minari_required import FLAGS, REWARDS
+from .minari_store import ColumnPath, Form, StoredEpisode, column_name
+from .minari_survey import Survey
+from .minari_text import encode_text
+
+__all__ = ["Columns", "SourceColumn"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column that is kept: where it is, the key it gets, how its rows are read."""
+
+    path: ColumnPath
+    key: Key
+    kind: Literal["array", "image", "text"]
+    dtype: str
+    shape: tuple[int, ...]
+    role: Role
+    timing: Timing
+    form: Form | None
+    extra: Extra | None = None
+
+    def fields(self) -> list[Field]:
+        """The TED source fields: one, or two for text."""
+        if self.kind == "text":
+            return [Field(self.key, "uint8", self.shape, "text"), Field(length_key(self.key), "int32", (), "text")]
+        return [Field(self.key, self.dtype, self.shape, self.role)]
+
+    def read(self, episode: StoredEpisode, what: str, start: int, stop: int, rows: Rows) -> dict[Key, Array]:
+        """Read what belongs to steps `[start, stop)` of an episode that has these `rows` of the column."""
+        after = self.timing == "state"
+        if rows is Rows.ALL:
+            return self._stored(episode, what, start, stop + after)
+        count = stop - start + after
+        columns = {field.key: np.zeros((count, *field.shape), field.numpy) for field in self.fields()}
+        if rows is Rows.AFTER_STEPS:  # the row of step t is what came after it: row t + 1 of a state
+            stored = self._stored(episode, what, max(start - 1, 0), stop)
+            for key, values in stored.items():
+                columns[key][count - len(values) :] = values
+        return columns
+
+    def _stored(self, episode: StoredEpisode, what: str, first: int, stop: int) -> dict[Key, Array]:
+        if self.kind == "text":
+            characters, lengths = encode_text(episode.strings(self.path, first, stop), self.shape[0])
+            return {self.key: characters, length_key(self.key): lengths}
+        form = episode.form(self.path) if self.kind == "image" else self.form
+        if form is not None and self.kind == "image" and form.is_jpeg:
+            from .minari_images import decode_images  # only those who have images need Pillow
+
+            frames = episode.strings(self.path, first, stop)
+            return {self.key: decode_images(frames, self.shape, f"{column_name(self.path)!r} of {what}", first)}
+        values = episode.array(self.path, first, stop, form)
+        return {self.key: _exact(values.reshape(len(values), *self.shape), self.dtype, what, self.path)}
+
+
+def _exact(values: Array, dtype: str, what: str, path: ColumnPath) -> Array:
+    """Widen values to the type that the column has in other episodes."""
+    if values.dtype == dtype:
+        return values
+    widened: Array = values.astype(dtype)
+    if not np.array_equal(widened.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
+        raise FormatError(
+            f"{column_name(path)!r} of {what} is {values.dtype} and does not fit into {dtype}, which others need"
+        )
+    return widened
+
+
+class Columns:
+    """Every column of a surveyed dataset with its key, and what became of the others."""
+
+    def __init__(self, found: Survey) -> None:
+        self._survey = found
+        self._index = {number: index for index, number in enumerate(found.numbers)}
+        extras, self._texts = found.extras.kept(), list[Extra]()
+        self._plain = {want.path: want.key for want in found.required.columns} | extra_keys(found.extras.found)
+        texts = [want.path for want in found.required.columns if want.kind == "text"]
+        texts += [extra.path for extra in extras if extra.varies]
+        self._keys = free_keys(self._plain, texts)
+        self._rewards = self._reward()
+        self.kept = [*self._required(), self._rewards]
+        for extra in extras:
+            if extra.form.kind == "text" and not extra.varies:
+                self._texts.append(extra)
+            else:
+                self.kept.append(self._extra(extra))
+
+    def _required(self) -> Iterator[SourceColumn]:
+        for want in self._survey.required.columns:
+            shape = (want.longest,) if want.kind == "text" else want.shape
+            yield SourceColumn(
+                want.path, self._keys[want.path], want.kind, want.dtype, shape, want.role,
+                "state" if want.more else "step", want.form,
+            )  # fmt: skip
+
+    def _reward(self) -> SourceColumn:
+        required = self._survey.required
+        form = required.forms.get(REWARDS)
+        return SourceColumn(REWARDS, REWARD, "array", required.reward_dtype, (), "reward", "result", form)
+
+    def _extra(self, extra: Extra) -> SourceColumn:
+        role: Role = "info" if extra.path[0] == "infos" else "state"
+        kind: Literal["array", "text"] = "text" if extra.form.kind == "text" else "array"
+        shape = (extra.longest,) if kind == "text" else extra.form.shape
+        key = self._keys[extra.path]
+        return SourceColumn(extra.path, key, kind, extra.form.dtype, shape, role, "state", extra.form, extra)
+
+    def fields(self) -> tuple[tuple[Field, Timing], ...]:
+        """Source fields with when each is known."""
+        return tuple((field, column.timing) for column in self.kept for field in column.fields())
+
+    def renamed_keys(self) -> dict[str, str]:
+        """Dotted names before and after."""
+        kept = {column.path: column.key for column in self.kept if column.path in self._plain}
+        return renamed({path: self._plain[path] for path in kept}, kept)
+
+    def dropped_keys(self) -> tuple[Dropped, ...]:
+        """Columns that could not be kept, and why."""
+        return tuple(self._survey.extras.dropped({path: key_name(key) for path, key in self._plain.items()}))
+
+    def notes(self, numbers: Sequence[int]) -> list[str]:
+        """What a user should know of these episodes: rewards of two types, rows that had to be made."""
+        notes, total = [], len(numbers)
+        dtypes = self._survey.required.reward_dtypes
+        if len(dtypes) > 1:
+            found = ", ".join(f"{dtype} in {count}" for dtype, count in sorted(dtypes.items()))
+            notes.append(f"rewards are {found} episodes; {self._survey.required.reward_dtype} holds them all")
+        for column in self.kept:
+            if column.extra is None:
+                continue
+            rows = [column.extra.rows[self._index[number]] for number in numbers]
+            name = key_name(column.key)
+            blank = "empty" if column.kind == "text" else "zero"
+            if late := rows.count(Rows.AFTER_STEPS):
+                notes.append(f"{name} has no value at reset in {late} of {total} episodes: {blank} rows there")
+            if absent := rows.count(Rows.NONE):
+                notes.append(f"{name} is missing in {absent} of {total} episodes: {blank} rows there")
+        return notes
+
+    def read(self, episode: StoredEpisode, number: int, start: int, stop: int) -> dict[Key, Array]:
+        """Read every column for steps `[start, stop)` of one episode."""
+        index, what = self._index[number], f"episode {number}"
+        columns: dict[Key, Array] = {}
+        for column in self.kept:
+            rows = Rows.ALL if column.extra is None else Rows(column.extra.rows[index])
+            columns |= column.read(episode, what, start, stop, rows)
+        return columns
+
+    def read_rewards(self, episode: StoredEpisode, number: int, start: int, stop: int) -> Array:
+        """Read the rewards of steps `[start, stop)` alone."""
+        return self._rewards.read(episode, f"episode {number}", start, stop, Rows.ALL)[REWARD]
+
+    def read_flags(self, episode: StoredEpisode, number: int, start: int, stop: int) -> tuple[Array, Array]:
+        """Read `terminated` and `truncated` as bool `[stop - start]`, however they are stored."""
+        terminated, truncated = (self._flag(episode, path, number, start, stop) for path in FLAGS)
+        return terminated, truncated
+
+    def _flag(self, episode: StoredEpisode, path: ColumnPath, number: int, start: int, stop: int) -> Array:
+        values = episode.array(path, start, stop, self._survey.required.forms.get(path)).reshape(-1)
+        if values.dtype == bool:
+            return values
+        odd = np.flatnonzero((values != 0) & (values != 1))
+        if odd.size:
+            raise FormatError(
+                f"episode {number} has {values[odd[0]].item()} for {column_name(path)!r} of step {start + odd[0]}, "
+                "0 or 1 is expected"
+            )
+        return values.astype(bool)
+
+    def read_texts(self, episode: StoredEpisode, number: int) -> dict[str, str]:
+        """Read the strings that belong to the whole of one episode."""
+        present = (extra for extra in self._texts if extra.rows[self._index[number]] != Rows.NONE)
+        return {key_name(self._plain[e.path]): episode.strings(e.path, 0, 1)[0].decode() for e in present}

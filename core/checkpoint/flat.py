@@ -1,0 +1,128 @@
+"""Layouts `flat` and `nested`: compact leaves as the files of a tensordict memory-map directory.
+
+The bytes of the leaves are those a flat checkpoint of TorchRL has for whole episodes. `nested` adds to each leaf
+the table of its episodes' shapes, so that tensordict opens it as ragged tensors `[episodes, rows, …]`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..dataset import (
+    Array,
+    FileRecord,
+    FolderReader,
+    Leaf,
+    StepReader,
+    check_sizes,
+    fs,
+    leaf_path,
+    read_tree,
+    record_file,
+)
+from ..errors import CorruptDataError, FormatError
+from ..progress import Progress
+from ..ted import Field, Key, key_name
+from .compact import write_compact
+from .expansion import Expansion, require_ascending
+from .folder_sink import FolderSink
+from .layout import EXPLICIT_EPISODES, CompactLayout
+from .nested import nested_leaves, row_counts, write_tables
+from .rows import Boundaries
+
+__all__ = ["STORAGE_METADATA", "FlatReader", "write_flat"]
+
+STORAGE_METADATA = "storage_metadata.json"
+
+
+def write_flat(
+    source: StepReader, folder: Path, form: Literal["flat", "nested"], progress: Progress
+) -> tuple[list[FileRecord], int]:
+    """Write the rows of a dataset or a checkpoint compactly into a folder.
+
+    Returns its data files, and how many episodes have their next rows stored in full.
+    """
+    layout = CompactLayout.of(source.fields, form)
+    lengths = source.episodes.length
+    with FolderSink(folder) as sink:
+        explicit = write_compact(source, layout, sink, progress)
+        records, leaves = sink.finish_leaves()
+        if form == "nested":
+            counts = row_counts(layout, lengths, explicit)
+            records += write_tables(folder, leaves, counts)
+            leaves = nested_leaves(leaves, len(lengths))
+        records += sink.write_meta(leaves, (len(lengths),) if form == "nested" else ())
+    return [*records, _write_storage_metadata(folder, source.manifest.steps)], len(explicit)
+
+
+def _write_storage_metadata(folder: Path, steps: int) -> FileRecord:
+    """Describe the storage these rows fill: a dataset fills its own to the last row, the next write goes to row 0."""
+    document = {"metadata": {}, "is_pytree": False, "len": steps, "cursor": 0, "capacity": steps, "shape": [steps]}
+    fs.write_file(folder / STORAGE_METADATA, json.dumps(document).encode())
+    return record_file(folder / STORAGE_METADATA, STORAGE_METADATA)
+
+
+class FlatReader(FolderReader):
+    """TED rows of a checkpoint in layout `flat` or `nested`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if self.manifest.layout not in {"flat", "nested"}:
+            raise FormatError(f"{path} has layout {self.manifest.layout}, flat or nested is expected here")
+        check_sizes(path, self.manifest.files)
+        self._stored = read_tree(path)
+        self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
+        self._explicit = self._read_explicit()
+        self._check_leaves()
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        return self._expansion.read(self._leaf(key, start, stop), start, stop)
+
+    @cached_property
+    def _expansion(self) -> Expansion:
+        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in self._stored)
+        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
+
+    @cached_property
+    def _bounds(self) -> Boundaries:
+        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+
+    def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
+        return self.read_leaf(leaf.key, leaf, start, stop)
+
+    def _read_explicit(self) -> Array:
+        if EXPLICIT_EPISODES.key not in self._stored:
+            return np.empty(0, np.int64)
+        path = self.path / leaf_path(EXPLICIT_EPISODES.key)
+        return require_ascending(np.fromfile(path, np.int64), self.manifest.episodes, path)
+
+    def _check_leaves(self) -> None:
+        """Compare `meta.json` and the files with what the fields and the episode table ask for."""
+        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
+        fields = self._layout.stored(with_explicit=bool(len(self._explicit)))
+        rows = {field.key: int(counts[field.key].sum()) for field in fields}
+        expected = {field.key: Leaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
+        for leaf in self._layout.at_root.values():
+            if leaf.key not in self._stored:
+                del expected[leaf.key]
+        if self.manifest.layout == "nested":
+            expected = nested_leaves(expected, self.manifest.episodes)
+        if self._stored != expected:
+            odd = {key for key, _ in self._stored.items() ^ expected.items()}
+            names = ", ".join(sorted(key_name(key) for key in odd))
+            raise CorruptDataError(f"{self.path}: meta.json and the manifest disagree on {names}")
+        for field in fields:
+            if field.key in expected:
+                self._check_file(field, rows[field.key])
+
+    def _check_file(self, field: Field, rows: int) -> None:
+        path = self.path / leaf_path(field.key)
+        expected, found = rows * field.row_bytes, path.stat().st_size if path.is_file() else 0
+        if found != expected:
+            raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected for {rows:,} rows")

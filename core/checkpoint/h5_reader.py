@@ -1,0 +1,107 @@
+"""Reads an H5 checkpoint: its manifest without HDF5, the rest when it is asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..dataset import COLUMNS, Array, EpisodeTable, StepReader, changed, digest_file, mend, parse_episode_text
+from ..errors import CorruptDataError, FormatError
+from ..ted import DTYPES, Field, Key, key_from_stem
+from .expansion import Expansion, require_ascending
+from .h5_names import DATA, EPISODES, SOURCE, TEXT, h5_path
+from .h5_source import H5Source
+from .layout import EXPLICIT_EPISODES, CompactLayout
+from .nested import row_counts
+from .rows import Boundaries
+from .user_block import read_block, verify_block
+
+__all__ = ["H5Reader"]
+
+
+class H5Reader(StepReader):
+    """TED rows of a checkpoint in layout `h5`."""
+
+    def __init__(self, path: Path) -> None:
+        mend(path)
+        self.path = path
+        self.manifest, self._block = read_block(path)
+        if self.manifest.layout != "h5" or [file.path for file in self.manifest.files] != [DATA]:
+            raise FormatError(f"{path} has layout {self.manifest.layout}, h5 is expected here")
+        self._check_size()
+        self._layout = CompactLayout.of(self.fields, "h5")
+        self._source = H5Source(path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path,)  # another process opens the file itself
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episode table, read at first use."""
+        count = self.manifest.episodes
+        columns = {
+            name: self._source.rows(f"{EPISODES}/{name}", DTYPES[dtype], (count,), 0, count)
+            for name, dtype in COLUMNS.items()
+        }
+        return EpisodeTable.from_columns(columns)
+
+    @cached_property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to episodes, read at first use."""
+        if TEXT not in self._source.names(""):
+            return None
+        return parse_episode_text(self._source.read_bytes(TEXT), f"{self.path}/{TEXT}")
+
+    def documents(self) -> dict[str, bytes]:
+        """The source's own metadata files by name."""
+        return {key_from_stem(stem): self._source.read_bytes(f"{SOURCE}/{stem}") for stem in self._source.names(SOURCE)}
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        return self._expansion.read(self._leaf(key, start, stop), start, stop)
+
+    def verify_files(self) -> None:
+        """Compare all data with their digest, and the manifest with the form it is written in."""
+        self._check_size()
+        verify_block(self.path)
+        if digest_file(self.path, self._block) != self.manifest.files[0].digest:
+            raise changed(self.path)
+
+    def close(self) -> None:
+        """Close the file if this process opened it."""
+        self._source.close()
+
+    @cached_property
+    def _expansion(self) -> Expansion:
+        stored = {leaf.key for leaf in self._layout.at_root.values() if leaf.key[-1] in self._source.names(leaf.key[0])}
+        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in stored)
+        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
+
+    @cached_property
+    def _bounds(self) -> Boundaries:
+        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+
+    @cached_property
+    def _explicit(self) -> Array:
+        name = h5_path(EXPLICIT_EPISODES.key)
+        if name not in self._source.names(""):
+            return np.empty(0, np.int64)
+        explicit = self._source.column(name, EXPLICIT_EPISODES.numpy)
+        return require_ascending(explicit, self.manifest.episodes, f"{self.path}/{name}")
+
+    @cached_property
+    def _rows(self) -> dict[Key, int]:
+        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
+        return {place: int(count.sum()) for place, count in counts.items()}
+
+    def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
+        if not leaf.row_bytes:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        return self._source.rows(h5_path(leaf.key), leaf.numpy, (self._rows[leaf.key], *leaf.shape), start, stop)
+
+    def _check_size(self) -> None:
+        expected, found = self._block + self.manifest.files[0].size, self.path.stat().st_size
+        if found != expected:
+            raise CorruptDataError(f"{self.path} has {found:,} bytes, the manifest says {expected:,}: it was cut")

@@ -1,0 +1,52 @@
+"""Layout `h5`: everything in one HDF5 file, one dataset a leaf, the manifest in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+
+from ..dataset import FileRecord, Manifest, StepReader, digest_file, episode_text_bytes, fs
+from ..progress import Progress
+from ..ted import file_stem
+from .compact import write_compact
+from .compression import Compression
+from .h5_file import LatchedFile
+from .h5_names import DATA, EPISODES, SOURCE, TEXT
+from .h5_sink import H5Sink
+from .layout import CompactLayout
+from .user_block import block_bytes, block_size
+
+__all__ = ["write_h5"]
+
+Seal = Callable[[FileRecord, int], Manifest]
+"""Makes the manifest of the file from the record of its data and the number of explicit episodes."""
+
+
+def write_h5(source: StepReader, path: Path, compression: Compression, seal: Seal, progress: Progress) -> Manifest:
+    """Write the rows of a dataset or a checkpoint, episodes, text and documents compactly into one new file."""
+    block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes))
+    with LatchedFile(path) as file:
+        # Chunks are written whole and once: a cache of them would only cost memory, for every leaf.
+        with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
+            sink = H5Sink(h5, file, compression)
+            explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
+            sink.finish()
+            _write_rest(source, sink)
+        file.check()
+        size = path.stat().st_size - block
+        manifest = seal(FileRecord(DATA, size, digest_file(path, block)), len(explicit))
+        fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
+        fs.fsync(file.descriptor, path)
+    return manifest
+
+
+def _write_rest(source: StepReader, sink: H5Sink) -> None:
+    for name, column in source.episodes.columns().items():
+        sink.put_array(f"{EPISODES}/{name}", column)
+    text = episode_text_bytes(source.episode_text or ())
+    if text:
+        sink.put_bytes(TEXT, text)
+    for name, data in source.documents().items():
+        sink.put_bytes(f"{SOURCE}/{file_stem(name)}", data)

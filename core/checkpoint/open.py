@@ -1,0 +1,46 @@
+"""Opens whatever rbtool wrote, recognised by its content."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..dataset import HIDDEN, MANIFEST, Manifest, PlainReader, StepReader, TedReader, has_manifest, is_ours, mend
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from .flat import FlatReader
+from .h5_reader import H5Reader
+
+__all__ = ["is_steps", "open_steps"]
+
+_TREE = "meta.json"
+
+
+def is_steps(path: str | os.PathLike[str]) -> bool:
+    """Tell whether `path` is a dataset, a checkpoint or a tensordict folder, whole or not."""
+    path = Path(path)
+    mend(path)
+    return is_ours(path) or (path / _TREE).is_file()
+
+
+def open_steps(path: str | os.PathLike[str]) -> StepReader:
+    """Open a dataset or a checkpoint in any layout, or a tensordict folder of one row a step that has no manifest.
+
+    Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
+    CorruptDataError for files that are missing, cut or contradict the manifest.
+    """
+    path = Path(path)
+    mend(path)
+    if path.is_file():
+        return H5Reader(path)
+    if not path.exists():
+        raise DatasetNotFoundError(f"there is nothing at {path}")
+    if not has_manifest(path) and (path / HIDDEN).is_dir():
+        raise CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
+    if not has_manifest(path) and (path / _TREE).is_file():
+        return PlainReader(path)
+    layout = Manifest.load(path).layout
+    if layout == "ted":
+        return TedReader(path)
+    if layout in {"flat", "nested"}:
+        return FlatReader(path)
+    raise FormatError(f"{path} has layout {layout!r}, which is not read here")

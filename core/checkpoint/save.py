@@ -1,0 +1,164 @@
+"""Writes checkpoints of steps, and datasets from checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..dataset import (
+    FORMAT_VERSION,
+    FileRecord,
+    FolderReader,
+    Kind,
+    Manifest,
+    Provenance,
+    StepReader,
+    TedReader,
+    content_digest,
+    content_files,
+    created_by,
+    provenance_step,
+    verify_records,
+    write_documents,
+    write_episode_text,
+)
+from ..errors import CorruptDataError, FormatError
+from ..progress import Progress, Silent
+from .compression import Compression
+from .flat import write_flat
+from .layout import CompactForm, Form
+from .ted import write_ted
+from .verified import VerifyingReader
+
+__all__ = ["SAVE", "dataset_digest", "load_checkpoint", "save_checkpoint"]
+
+SAVE = "checkpoint save"
+LOAD = "checkpoint load"
+
+
+def dataset_digest(manifest: Manifest) -> str:
+    """The content digest of the dataset that these are the rows of: its own, or the one a checkpoint was saved from."""
+    if manifest.kind == "dataset" and manifest.content_digest:
+        return manifest.content_digest
+    for step in reversed(manifest.provenance):
+        if step.verb == SAVE and "content_digest" in step.inputs:
+            return step.inputs["content_digest"]
+    raise FormatError(
+        "no manifest vouches for these steps: only what rbtool wrote can be saved as a checkpoint",
+        hint="convert the dataset first: rbtool convert PATH DEST",
+    )
+
+
+def save_checkpoint(
+    source: StepReader,
+    target: Path,
+    form: Form,
+    *,
+    compression: Compression | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write a checkpoint of a dataset, or of another checkpoint, to `target`.
+
+    `target` is a folder in a staging area, or for form `h5` a file in one. The bytes that are read are compared
+    with their digests; what next observations do not follow is stored in full and counted in the manifest's
+    boundary report. Raises CorruptDataError for a damaged source, OutOfSpaceError.
+    """
+    progress = progress or Silent()
+    digest = dataset_digest(source.manifest)
+    step = provenance_step(SAVE, arguments or {}, {"content_digest": digest})
+    if form == "ted":
+        return _save_ted(source, target, "checkpoint", step, progress)
+    checked = source
+    if isinstance(source, TedReader):
+        checked = VerifyingReader(source)
+    else:
+        source.verify_files()
+    progress.start(f"saving {form}", source.manifest.steps, "steps")
+    manifest = _save_compact(checked, target, form, compression or Compression(), step, progress)
+    if checked is not source:
+        checked.verify_files()
+    progress.done()
+    return manifest
+
+
+def load_checkpoint(
+    source: StepReader,
+    folder: Path,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write the dataset that a checkpoint was saved from to `folder`, file by file the same.
+
+    Raises CorruptDataError, before the manifest is written, unless the content digest is that of the dataset.
+    """
+    step = provenance_step(LOAD, arguments or {}, {"content_digest": source.manifest.content_digest})
+    return _save_ted(source, folder, "dataset", step, progress or Silent())
+
+
+def _save_compact(
+    source: StepReader, target: Path, form: CompactForm, compression: Compression, step: Provenance, progress: Progress
+) -> Manifest:
+    if form == "h5":
+        from .h5_writer import write_h5  # loads h5py, which nothing else here needs
+
+        def seal(data: FileRecord, explicit: int) -> Manifest:
+            return _manifest(source, "checkpoint", form, [data], explicit, step)
+
+        return write_h5(source, target, compression, seal, progress)
+    records, explicit = write_flat(source, target, form, progress)
+    records += _write_rest(source, target)
+    manifest = _manifest(source, "checkpoint", form, records, explicit, step)
+    manifest.save(target)
+    return manifest
+
+
+def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, progress: Progress) -> Manifest:
+    """Write all rows; the digest of what is written proves what was read, but not the documents."""
+    if not isinstance(source, FolderReader):
+        source.verify_files()  # first, so that HDF5 never sees damaged data
+    progress.start("saving ted" if kind == "checkpoint" else "loading", source.manifest.steps, "steps")
+    records = [*write_ted(source, target, progress), *_write_rest(source, target)]
+    progress.done()
+    manifest = _manifest(source, kind, "ted", records, None, step)
+    if manifest.content_digest != dataset_digest(source.manifest):
+        source.verify_files()  # names the file, if it is one
+        raise CorruptDataError(
+            f"{source.path} does not give the data it was saved from: their digest is {manifest.content_digest}, "
+            f"expected {dataset_digest(source.manifest)}"
+        )
+    if isinstance(source, FolderReader):
+        files = source.manifest.files
+        verify_records(source.path, tuple(file for file in files if file not in content_files(files)))
+    manifest.save(target)
+    return manifest
+
+
+def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
+    """Write episode table, text and documents."""
+    return [
+        *source.episodes.save(folder),
+        *write_episode_text(folder, source.episode_text or ()),
+        *write_documents(folder, source.documents()),
+    ]
+
+
+def _manifest(
+    source: StepReader, kind: Kind, layout: Form, records: list[FileRecord], explicit: int | None, step: Provenance
+) -> Manifest:
+    """Carry the manifest of `source` over to what was written; `explicit` is the number of episodes kept in full."""
+    files, boundary = tuple(sorted(records)), source.episodes.counts()
+    return replace(
+        source.manifest,
+        kind=kind,
+        layout=layout,
+        files=files,
+        content_digest=content_digest(files),
+        created_by=created_by(),
+        boundary=boundary if explicit is None else replace(boundary, explicit_next=explicit),
+        provenance=(*source.manifest.provenance, step),
+        format_version=FORMAT_VERSION,
+    )

@@ -1,0 +1,84 @@
+"""The front of an H5 checkpoint: its manifest as text, in the space HDF5 leaves to the user.
+
+HDF5 looks for its own beginning at byte 0, 512, 1024, 2048, …; what lies before it, it never touches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..dataset import Manifest, changed, is_canonical, is_ours, parse_json
+from ..errors import CorruptDataError, FormatError, SchemaError
+
+__all__ = ["block_bytes", "block_size", "is_hdf5", "read_block", "verify_block"]
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SMALLEST = 512
+_ROOM = 1024
+_FOR_PROVENANCE = 8192
+
+
+def block_size(manifest: Manifest) -> int:
+    """Size of a block that holds this manifest, and the same one with other digests and counts.
+
+    HDF5 writes the size into its own data. So that equal data have equal digests, the size follows from what the
+    manifest says of the data, with ample room for how they came to be, as long as that is enough.
+    """
+    needed = max(
+        2 * len(replace(manifest, provenance=()).to_bytes()) + _FOR_PROVENANCE, len(manifest.to_bytes()) + _ROOM
+    )
+    return 1 << (needed - 1).bit_length()
+
+
+def block_bytes(manifest: Manifest, size: int) -> bytes:
+    """The whole block: the manifest, then spaces."""
+    text = manifest.to_bytes()
+    if len(text) > size:
+        raise SchemaError(f"a manifest of {len(text):,} bytes does not fit into a user block of {size:,}")
+    return text.ljust(size, b" ")
+
+
+def is_hdf5(path: Path) -> bool:
+    """Tell whether a file is HDF5, with or without a user block."""
+    return _data_start(path) is not None
+
+
+def read_block(path: Path) -> tuple[Manifest, int]:
+    """Read the manifest of an H5 checkpoint without HDF5; return it with the size of the block.
+
+    Raises FormatError for a file that rbtool did not write, CorruptDataError for one that was damaged.
+    """
+    block = _read(path)
+    return Manifest.from_dict(parse_json(block, str(path)), str(path)), len(block)
+
+
+def verify_block(path: Path) -> None:
+    """Raise CorruptDataError unless the block is byte for byte as it was written."""
+    block = _read(path)
+    text = block.rstrip(b" ")
+    if not is_canonical(text):
+        raise changed(path)
+
+
+def _read(path: Path) -> bytes:
+    start = _data_start(path)
+    if not is_ours(path):
+        what = "an HDF5 file that rbtool did not write" if start is not None else "no dataset and no checkpoint"
+        raise FormatError(f"{path} is {what}: it does not begin with a manifest")
+    if start is None:
+        raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
+    with open(path, "rb") as file:
+        return file.read(start)
+
+
+def _data_start(path: Path) -> int | None:
+    """Find where HDF5 begins."""
+    size, offset = path.stat().st_size, 0
+    with open(path, "rb", buffering=0) as file:
+        while offset + len(_SIGNATURE) <= size:
+            file.seek(offset)
+            if file.read(len(_SIGNATURE)) == _SIGNATURE:
+                return offset
+            offset = offset * 2 or _SMALLEST
+    return None

@@ -1,0 +1,127 @@
+"""A tree of known length whose rows arrive in any order, from any process.
+
+One process makes the files and, while others still write, takes the digests of what is finished from the front.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ..ted import Field, Key, field_named
+from . import fs
+from .contracts import Array
+from .digest import FileRecord, Hasher
+from .leaf_writer import merge_ranges, record_file
+from .manifest import FieldRange
+from .ted_reader import pread_rows
+from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
+
+__all__ = ["PositionedTree", "RowFiles"]
+
+_CHUNK = 4 << 20
+
+
+class RowFiles:
+    """The leaf files of a `PositionedTree`, open in one process to be written at any row."""
+
+    def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+        self._folder = folder
+        self._open: list[tuple[Field, int]] = []
+        try:
+            for field in fields:
+                self._open.append((field, fs.open_to_fill(folder / leaf_path(field.key))))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, columns: Mapping[Key, Array], start: int) -> None:
+        """Write rows from row `start` on: arrays of `[n, *shape]` of each field's own element type."""
+        for field, descriptor in self._open:
+            array = np.ascontiguousarray(columns[field.key])
+            if array.size:
+                data = memoryview(array.reshape(-1).view(np.uint8).data)
+                fs.pwrite(descriptor, data, start * field.row_bytes, self._folder / leaf_path(field.key))
+
+    def close(self) -> None:
+        """Close the files; harmless when done twice."""
+        while self._open:
+            os.close(self._open.pop()[1])
+
+
+class PositionedTree:
+    """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
+
+    A context manager: leaving closes the files, finished or not.
+    """
+
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int) -> None:
+        self.folder = folder
+        self.fields = tuple(fields)
+        self.rows = rows
+        self.settled = 0
+        self.ranges: dict[str, FieldRange] = {}
+        self._open: dict[Key, int] = {}
+        self._hashers = {field.key: Hasher() for field in fields}
+        require_own_files(field.key for field in fields)
+        fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
+        try:
+            for field in fields:
+                path = folder / leaf_path(field.key)
+                fs.make_folder(path.parent)
+                self._open[field.key] = fs.create(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def merge_ranges(self, ranges: Mapping[str, FieldRange]) -> None:
+        """Take the ranges of some written rows into account."""
+        self.ranges = {name: merge_ranges(self.ranges.get(name), found) for name, found in ranges.items()}
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read written rows back."""
+        field = field_named(self.fields, key)
+        if not field.row_bytes or start == stop:
+            return np.empty((stop - start, *field.shape), field.numpy)
+        return pread_rows(self._open[key], self.folder / leaf_path(key), field, start, stop)
+
+    def settle(self, rows: int) -> None:
+        """Take the digests on to row `rows`: everything before it is written for good."""
+        for field in self.fields:
+            step = max(1, _CHUNK // max(1, field.row_bytes))
+            for start in range(self.settled, rows, step):
+                array = self.read(field.key, start, min(start + step, rows))
+                if array.size:
+                    self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
+        self.settled = rows
+
+    def finish(self) -> list[FileRecord]:
+        """Sync and close all leaves, write the `meta.json` files, return what was written."""
+        self.settle(self.rows)
+        records = []
+        for field in self.fields:
+            path, size = leaf_path(field.key), self.rows * field.row_bytes
+            if size:
+                fs.fsync(self._open[field.key], self.folder / path)
+                records.append(FileRecord(path, size, self._hashers[field.key].digest))
+            else:  # tensordict keeps no file for a tensor without elements
+                fs.remove(self.folder / path)
+        self.close()
+        leaves = {field.key: Leaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
+        metas = write_tree_meta(self.folder, leaves, (self.rows,))
+        return [*records, *(record_file(self.folder / path, path) for path in metas)]
+
+    def close(self) -> None:
+        """Close every descriptor; harmless when done twice."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+"""Names, finds and ships the function that chunks go through."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import importlib
+import pickle
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import decode_source
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cloudpickle
+
+from ..dataset import digest_file
+from ..errors import UsageError
+from .failures import error_text
+
+__all__ = ["ChunkFunction", "FileFunction", "GivenFunction", "ModuleFunction", "PickledFunction", "find_function"]
+
+Loaded: TypeAlias = Callable[[Any], Any]
+
+_IN_PROCESS = "say num_workers=0 to run it in this process, or put it into a file and name it FILE.py:NAME"
+
+
+class ChunkFunction(ABC):
+    """A function by reference. `label` is how people name it; loading it may run the user's code."""
+
+    label: str
+
+    @abstractmethod
+    def load(self) -> Loaded:
+        """Return the function itself, or raise UsageError."""
+
+    def inputs(self) -> dict[str, str]:
+        """Digests of the files that alone decide what the function does; empty where that is not known."""
+        return {}
+
+    def portable(self) -> ChunkFunction:
+        """Return an equal reference that can be pickled."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class FileFunction(ChunkFunction):
+    """`FILE.py:NAME`. The file is run anew at each load, with its own folder first on the import path."""
+
+    path: Path
+    name: str
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        return f"{self.path.name}:{self.name}"
+
+    def inputs(self) -> dict[str, str]:
+        """Digest of the file."""
+        return {self.path.name: digest_file(self.path)}
+
+    def load(self) -> Loaded:
+        folder = str(self.path.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        module = types.ModuleType(f"preprocess_{self.path.stem}")
+        module.__file__ = str(self.path)
+        sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+        try:
+            code = compile(decode_source(self.path.read_bytes()), str(self.path), "exec")
+            builtins.exec(code, module.__dict__)
+        except Exception as error:
+            raise UsageError(f"{self.path} cannot be imported: {error_text(error)}") from error
+        return _attribute(module, self.name, str(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFunction(ChunkFunction):
+    """`module:name`, of an installed module or one in the current folder."""
+
+    module: str
+    name: str
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        return f"{self.module}:{self.name}"
+
+    def load(self) -> Loaded:
+        if str(Path.cwd()) not in sys.path:  # as `python -m` would find it
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            module = importlib.import_module(self.module)
+        except Exception as error:
+            raise UsageError(f"module {self.module} cannot be imported: {error_text(error)}") from error
+        return _attribute(module, self.name, f"module {self.module}")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFunction(ChunkFunction):
+    """A callable at hand."""
+
+    function: Loaded
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{getattr(self.function, '__module__', None) or type(self.function).__module__}:{name}"
+
+    def load(self) -> Loaded:
+        return self.function
+
+    def portable(self) -> ChunkFunction:
+        """Pickle the function: by its name where workers can import it, else with its code and what it encloses."""
+        try:
+            return PickledFunction(self.label, cloudpickle.dumps(self.function))
+        except Exception as error:
+            raise UsageError(
+                f"{self.label} cannot be sent to worker processes: {error_text(error)}", hint=_IN_PROCESS
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PickledFunction(ChunkFunction):
+    """A callable that this very run pickled; no pickle is ever read from a file."""
+
+    label: str
+    data: bytes
+
+    def load(self) -> Loaded:
+        try:
+            function: Loaded = pickle.loads(self.data)
+        except Exception as error:
+            raise UsageError(
+                f"{self.label} does not load in a worker process: {error_text(error)}", hint=_IN_PROCESS
+            ) from error
+        return function
+
+
+def find_function(function: Loaded | str) -> ChunkFunction:
+    """Understand a callable, `FILE.py:NAME` or `module:name`, without running any of the user's code.
+
+    UsageError for what is none of these, and for a file that is not there.
+    """
+    if callable(function):
+        return GivenFunction(function)
+    place, _, name = str(function).rpartition(":")
+    if not place or not name or "\0" in place:
+        hint = "write it like FILE.py:NAME or module:name"
+        raise UsageError(f"the function {function!r} is not understood", hint=hint)
+    if not place.endswith(".py"):
+        return ModuleFunction(place, name)
+    path = Path(place).expanduser().absolute()
+    if not path.is_file():
+        raise UsageError(f"there is no file {place}, which should hold the function {name!r}")
+    return FileFunction(path, name)
+
+
+def _attribute(module: types.ModuleType, name: str, place: str) -> Loaded:
+    found: Any = module
+    for part in name.split("."):
+        known: Mapping[str, Any] = vars(found) if hasattr(found, "__dict__") else {}
+        if not hasattr(found, part):
+            raise UsageError(f"{place} has no function {name!r}{_near(part, known)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{name!r} in {place} is a {type(found).__name__}, a function is expected")
+    loaded: Loaded = found
+    return loaded
+
+
+def _near(part: str, known: Mapping[str, Any]) -> str:
+    functions = [name for name, value in known.items() if callable(value) and not name.startswith("__")]
+    near = difflib.get_close_matches(part, functions, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    own = [name for name in functions if getattr(known[name], "__module__", None) == known.get("__name__")]
+    return f"; it has {', '.join(own)}" if own else ""

@@ -1,0 +1,91 @@
+"""The contract of a sampler: which rows are chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from ..errors import SchemaError
+from ..storages import Storage
+
+__all__ = ["Index", "Sampler"]
+
+Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+"""Chosen elements: int64 `[B]`, or one such tensor a dimension where the storage has several."""
+
+
+class Sampler(ABC):
+    """Chooses elements of a storage, with a generator of its own where a buffer gave it one.
+
+    What is written here is the behaviour of a sampler without state: it never runs out, saves nothing, and takes
+    no priorities. Ideas and names are those of TorchRL's samplers.
+    """
+
+    _rng: torch.Generator | None = None
+
+    @abstractmethod
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Choose `batch_size` elements; return their index and what else is known of them, each `[batch_size]`."""
+
+    def add(self, index: int) -> None:
+        """Hear that an element was written."""
+
+    def extend(self, index: torch.Tensor) -> None:
+        """Hear that elements were written."""
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Warn: this sampler does not look at priorities."""
+        warnings.warn(f"{type(self).__name__} does not look at priorities: the update has no effect", stacklevel=2)
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Hear that elements were changed in place."""
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of an element that none was given for."""
+        return 1.0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether an epoch is over; never for a sampler without epochs."""
+        return False
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        """Accept what iteration over a buffer resets; a sampler without epochs keeps nothing."""
+
+    @property
+    def _remaining_batches(self) -> int:
+        """How many batches may still be drawn ahead."""
+        return sys.maxsize
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; SchemaError for one that is not this sampler's."""
+        if state_dict:
+            raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state_dict))}")
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into a folder: nothing, for a sampler without state."""
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Read the state from a folder: nothing, for a sampler without state."""
+
+    def _empty(self) -> None:
+        """Forget what is known of the elements."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the generator behind: torch cannot pickle it."""
+        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

@@ -1,0 +1,41 @@
+"""Uniform sampling with replacement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import SchemaError, UsageError
+from ..storages import Storage
+from .base import Index, Sampler
+
+__all__ = ["RandomSampler"]
+
+
+class RandomSampler(Sampler):
+    """Draws every valid element with the same probability, with replacement.
+
+    Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension, each
+    coordinate uniform over `storage.shape`. Draws come from the generator a buffer set, else from torch's own.
+    An empty storage raises SchemaError (a RuntimeError), a batch of less than one element UsageError.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> index, info = RandomSampler().sample(TensorStorage(torch.arange(10)), 4)
+    >>> index.shape, info
+    (torch.Size([4]), {})
+    """
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw `batch_size` elements."""
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+        if not len(storage):
+            raise SchemaError("the storage is empty: there is nothing to sample")
+        drawn = tuple(self._draw(size, batch_size) for size in storage.shape)
+        return (drawn[0] if storage.ndim == 1 else drawn), {}
+
+    def _draw(self, size: int, count: int) -> torch.Tensor:
+        device = self._rng.device if self._rng is not None else None
+        return torch.randint(size, (count,), generator=self._rng, device=device)

@@ -1,0 +1,104 @@
+"""The contract of a storage: where rows live."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+
+__all__ = ["Storage"]
+
+
+class Storage(ABC):
+    """Keeps up to `max_size` elements under the numbers 0 to `len(storage) - 1`.
+
+    `storage[i]` reads, `storage[i] = data` writes without moving the last cursor, iteration goes over the valid
+    rows. `checkpointer` is whatever shall save this storage; None leaves the choice to who saves it. `compilable`
+    promises that `torch.compile` may trace the methods. A `max_size` below 1 raises UsageError.
+
+    Ideas and names are those of TorchRL's storages.
+    """
+
+    ndim = 1
+    """Leading dimensions of the data that count elements."""
+
+    def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
+        if max_size < 1:
+            raise UsageError(f"a storage of {max_size} elements was asked for; at least 1 is needed")
+        self.max_size = max_size
+        self.checkpointer = checkpointer
+        self.compilable = compilable
+        self._last_cursor: Any = None
+        self._revision = 0
+
+    @abstractmethod
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write `data` at `cursor`; nothing changes if it cannot be written whole.
+
+        `set_cursor` remembers `cursor` as the place of the newest data.
+        """
+
+    @abstractmethod
+    def get(self, index: Any) -> Any:
+        """Read the valid elements at `index`; IndexError for what is not there."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Count the valid elements."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return contents and length, by reference."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over contents and length from what `state_dict` returned."""
+
+    @abstractmethod
+    def _empty(self) -> None:
+        """Forget all elements; memory is kept."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Valid rows, then the other dimensions that count elements."""
+        return torch.Size([len(self)])
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with every change of the contents; who caches what it derived from them compares it."""
+        return self._revision
+
+    def mark_changed(self) -> None:
+        """Count a change. Call it after editing in place what `get` returned by reference."""
+        self._revision += 1
+
+    def flatten(self) -> Storage:
+        """Return a one-dimensional storage of the valid elements; here it is the storage itself."""
+        return self
+
+    def contains(self, item: Any) -> Any:
+        """Tell whether an element is valid: a bool for an int, a bool tensor for a tensor of indices.
+
+        Where `ndim` is more than 1, the last dimension of a tensor holds the coordinates of each element.
+        """
+        if not isinstance(item, torch.Tensor):
+            return 0 <= int(item) < self.shape[0]
+        inside = (item >= 0) & (item < torch.tensor(self.shape if self.ndim > 1 else self.shape[0], device=item.device))
+        return inside.all(-1) if self.ndim > 1 else inside
+
+    def __contains__(self, item: Any) -> bool:
+        found = self.contains(item)
+        return bool(found.all()) if isinstance(found, torch.Tensor) else bool(found)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get(index)
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        self.set(index, data, set_cursor=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.get(row) for row in range(self.shape[0]))

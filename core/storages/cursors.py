@@ -1,0 +1,101 @@
+"""What may stand between the brackets of a storage, and which rows a write there concerns."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeAlias
+
+import torch
+
+from ..errors import SchemaError
+
+__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "rows_of"]
+
+Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
+
+
+def as_index(item: Any, ndim: int) -> Index:
+    """Bring ints, slices, ranges, lists, arrays, masks, tensors and tuples of them into the form torch indexes with.
+
+    IndexError for more coordinates than `ndim`, the dimensions that count elements.
+    """
+    if isinstance(item, tuple) and len(item) == 1:
+        item = item[0]
+    if isinstance(item, tuple):
+        if len(item) > ndim:
+            raise IndexError(f"{len(item)} coordinates given, the storage has {ndim} dimension{'s' * (ndim > 1)}")
+        return tuple(as_index(part, 1) for part in item)
+    if isinstance(item, torch.Tensor | slice):
+        index = item
+    elif item is Ellipsis:
+        index = slice(None)
+    elif hasattr(item, "__index__") and not isinstance(item, bool):
+        return operator.index(item)
+    else:
+        index = torch.as_tensor(list(item) if isinstance(item, range) else item)
+        index = index if index.numel() else index.long()
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > ndim:
+        raise IndexError(f"a mask of {index.dim()} dimensions given, the storage has {ndim}")
+    return index
+
+
+def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:
+    """Say which rows a write at `index` concerns: a slice of step 1 where it can be, else a vector of row numbers.
+
+    Negative numbers and open ends count from the last valid row. SchemaError for rows beyond the capacity.
+    """
+    if isinstance(index, slice):
+        start, stop, step = _bounds(index, valid, capacity)
+        return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+    if isinstance(index, int):
+        row = index + valid if index < 0 else index
+        _refuse_outside(row, row, valid, capacity)
+        return slice(row, row + 1)
+    rows = index.nonzero() if index.dtype == torch.bool else index
+    rows = rows.reshape(-1).long()
+    rows = torch.where(rows < 0, rows + valid, rows)
+    if not len(rows):
+        return slice(0, 0)
+    first = int(rows[0])
+    _refuse_outside(int(rows.min()), int(rows.max()), valid, capacity)
+    follows = torch.arange(first, first + len(rows), device=rows.device)
+    return slice(first, first + len(rows)) if torch.equal(rows, follows) else rows
+
+
+def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
+    """The bounds of a slice: explicit ends may reach the capacity, open and negative ones count valid rows."""
+    step = 1 if index.step is None else operator.index(index.step)
+    if step < 1:
+        raise IndexError(f"rows are written with steps of at least 1, found {step}")
+    ends = (0 if index.start is None else index.start, valid if index.stop is None else index.stop)
+    start, stop = (min(max(end + valid if end < 0 else end, 0), capacity) for end in ends)
+    return start, stop, step
+
+
+def _refuse_outside(low: int, high: int, valid: int, capacity: int) -> None:
+    if low < 0:
+        raise IndexError(f"row {low - valid} was asked for, there are {valid}")
+    if high >= capacity:
+        raise SchemaError(f"row {high} cannot be written: the capacity is {capacity} rows")
+
+
+def grown_rows(rows: slice | torch.Tensor, valid: int) -> int:
+    """Count the valid rows after a write; SchemaError if it would leave rows below it unwritten."""
+    if isinstance(rows, slice):
+        top, fresh = int(rows.stop), int(rows.stop - max(rows.start, valid))
+    else:
+        top, fresh = int(rows.max()) + 1, len(rows[rows >= valid].unique())
+    if fresh <= 0:
+        return valid
+    if fresh < top - valid:
+        raise SchemaError(f"row {top - 1} cannot be written yet: only {valid} rows are there below it")
+    return top
+
+
+def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
+    """Positions of the last mention of each row; None where no row is mentioned twice."""
+    order = rows.argsort(stable=True)
+    ordered = rows[order]
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    return None if bool(last.all()) else order[last]

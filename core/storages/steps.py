@@ -1,0 +1,79 @@
+"""A storage that reads rows from disk when they are asked for, out of any layout rbtool writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from ..dataset import Array, StepReader
+from ..errors import SchemaError
+from ..ted import Field
+from .arrays import tensor_of, tensordict_of
+from .base import Storage
+from .cursors import as_index
+
+__all__ = ["StepStorage"]
+
+
+class StepStorage(Storage):
+    """The rows behind a `StepReader`, as a storage that cannot be written: each `get` reads just those rows.
+
+    Neighbouring rows are read together. Writing raises SchemaError.
+    """
+
+    def __init__(self, reader: StepReader) -> None:
+        super().__init__(max(1, reader.manifest.steps))
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return self._reader.manifest.steps
+
+    def get(self, index: Any) -> TensorDict:
+        """Read the rows at `index` into fresh tensors."""
+        numbers = self._row_numbers(as_index(index, 1))
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        tensors = {}
+        for field in self._reader.fields:
+            rows = self._read(field, unique)[place.reshape(-1)]
+            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+        return tensordict_of(tensors, numbers.shape)
+
+    def _row_numbers(self, index: Any) -> Array:
+        if isinstance(index, slice):
+            return np.arange(*index.indices(len(self)))
+        numbers = np.asarray(index)
+        if numbers.dtype == bool:
+            if numbers.shape != (len(self),):
+                raise IndexError(f"a mask of shape {list(numbers.shape)} given for {len(self)} rows")
+            return np.flatnonzero(numbers)
+        outside = (numbers < -len(self)) | (numbers >= len(self))
+        if outside.any():
+            raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {len(self)}")
+        return np.where(numbers < 0, numbers + len(self), numbers)
+
+    def _read(self, field: Field, rows: Array) -> Array:
+        """Read sorted rows of one leaf, each run of neighbours at once."""
+        found = np.empty((len(rows), *field.shape), field.numpy)
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
+            found[run] = self._reader.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+        return found
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the digest of the contents, which lie on disk."""
+        return {"content_digest": self._reader.manifest.content_digest, "_len": len(self)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that the state is of these very contents."""
+        if state_dict["content_digest"] != self._reader.manifest.content_digest:
+            raise SchemaError(f"the state belongs to other data than {self._reader.path}")
+
+    def _empty(self) -> None:
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")

@@ -1,0 +1,200 @@
+"""Small TED datasets with every oddity there is, written from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..dataset import ENV_METADATA, Array, DatasetBuilder, EpisodeRow, Manifest, Origin, Request, provenance_step
+from ..dataset import running_return as sum_rewards
+from ..ted import (
+    EPISODE,
+    FLAGS,
+    NEXT,
+    NEXT_DONE,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    REWARD,
+    EndReason,
+    Field,
+    Key,
+    end_reason,
+    is_floating,
+    numpy_dtype,
+    role_of,
+)
+
+__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "Leaf", "Presence", "write_plan"]
+
+Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
+Presence: TypeAlias = Literal["absent", "zero", "set"]
+"""Of root flags and root reward: no such field, a field of zeros, a field that says something."""
+Kind: TypeAlias = Literal["state", "root", "after", "unlike"]
+"""Where a leaf stands: at the root and under `next`, at one of them only, or at both with unlike element types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of a plan under its root key."""
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+
+ODD_LEAVES: tuple[Leaf, ...] = (
+    Leaf(("observation", "position"), "float64", (3,), "state"),
+    Leaf(("observation", "camera"), "uint8", (4, 5, 3), "state"),
+    Leaf(("observation", "brain"), "bfloat16", (2,), "state"),
+    Leaf(("info", "solved"), "bool", (), "state"),
+    Leaf(("agents", "reward"), "float32", (2, 1), "state"),
+    Leaf(("x",), "int32", (1,), "state"),
+    Leaf(("x.shape",), "uint64", (), "state"),
+    Leaf(("at_root", "wave"), "complex128", (), "state"),
+    Leaf(("explicit_next",), "int16", (3,), "state"),
+    Leaf(("nothing",), "float32", (0,), "state"),
+    Leaf(("a/b: c", ".."), "float16", (2, 2), "state"),
+    Leaf(("mask",), "bool", (1,), "root"),
+    Leaf(("reward", "shaped"), "float64", (1,), "root"),
+    Leaf(("episodes", "start"), "int64", (), "root"),
+    Leaf(("source", "é"), "int8", (3, 0), "root"),
+    Leaf(("explicit_episodes_",), "uint16", (2,), "root"),
+    Leaf(("info", "lap"), "int64", (), "after"),
+    Leaf(("explicit_next_",), "complex64", (2,), "after"),
+    Leaf(("sensor",), "float32", (2,), "unlike"),
+)
+"""Leaves of every kind and element type, some with names that checkpoints keep for themselves."""
+
+
+_DOCUMENTS = {
+    ENV_METADATA: b'{"a": Infinity}',
+    "data/licence.txt": "© é".encode(),
+    "raw.bin": b"\0\xff",
+    "none": b"",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetPlan:
+    """What to write: an episode for each of `lengths`, `endings` and `jumps` (one of its next rows does not follow)."""
+
+    lengths: tuple[int, ...]
+    endings: tuple[Ending, ...]
+    jumps: tuple[bool, ...]
+    leaves: tuple[Leaf, ...]
+    root_flags: Presence = "absent"
+    root_reward: Presence = "absent"
+    text: bool = False
+    documents: bool = False
+    seed: int = 0
+
+    def fields(self) -> tuple[Field, ...]:
+        """The TED fields in order."""
+        return tuple(Field(key, dtype, shape, role_of(key)) for key, dtype, shape in self._keys())
+
+    def _keys(self) -> Iterator[tuple[Key, str, tuple[int, ...]]]:
+        yield ("action",), "float32", (2,)
+        yield EPISODE, "int64", ()
+        for leaf in self.leaves:
+            if leaf.kind != "after":
+                yield leaf.key, leaf.dtype, leaf.shape
+        if self.root_reward != "absent":
+            yield REWARD, "float64", (1,)
+        if self.root_flags != "absent":
+            yield from ((flag, "bool", (1,)) for flag in FLAGS)
+        for leaf in self.leaves:
+            if leaf.kind != "root":
+                yield (NEXT, *leaf.key), "int8" if leaf.kind == "unlike" else leaf.dtype, leaf.shape
+        yield NEXT_REWARD, "float64", (1,)
+        yield from (((NEXT, *flag), "bool", (1,)) for flag in FLAGS)
+
+
+def write_plan(plan: DatasetPlan, folder: Path) -> Manifest:
+    """Write the dataset at `folder`, which must not exist."""
+    draw = np.random.default_rng(plan.seed)
+    with DatasetBuilder(folder, plan.fields()) as builder:
+        rows = []
+        for number, (length, ending, jump) in enumerate(zip(plan.lengths, plan.endings, plan.jumps, strict=True)):
+            columns = _episode(plan, 10 * number + 3, length, ending, jump, draw)
+            builder.append(columns)
+            rows.append(_row(columns, ending, seed=None if number % 2 else 2**63 + number))
+        text = [{"task": f"wash \u2028 {row.episode} é"} if plan.text else {} for row in rows]
+        return builder.finish(rows, _origin(plan), text)
+
+
+def _episode(
+    plan: DatasetPlan, number: int, length: int, ending: Ending, jump: bool, draw: np.random.Generator
+) -> dict[Key, Array]:
+    columns = {field.key: _values(draw, field.dtype, (length, *field.shape)) for field in plan.fields()}
+    columns[EPISODE][:] = number
+    for leaf in plan.leaves:
+        if leaf.kind == "state":
+            _join(columns, leaf.key, draw)
+            if jump:
+                _tear(columns[NEXT, *leaf.key], int(draw.integers(max(1, length - 1))))
+    last = np.arange(length)[:, None] == length - 1
+    columns[NEXT_TERMINATED] = last & (ending in ("terminated", "both"))
+    columns[NEXT_TRUNCATED] = last & (ending in ("truncated", "both", "open"))
+    columns[NEXT_DONE] = columns[NEXT_TERMINATED] | columns[NEXT_TRUNCATED]
+    for key, presence in ((REWARD, plan.root_reward), *((flag, plan.root_flags) for flag in FLAGS)):
+        if presence == "zero":
+            columns[key][:] = 0
+    return columns
+
+
+def _join(columns: dict[Key, Array], key: Key, draw: np.random.Generator) -> None:
+    """Let next rows be the rows after them, and some rows equal the one before."""
+    root, after = columns[key], columns[NEXT, *key]
+    for row in np.flatnonzero(draw.random(len(root)) < 0.2)[1:]:
+        root[row] = root[row - 1]
+    after[:-1] = root[1:]
+
+
+def _tear(after: Array, row: int) -> None:
+    """Change the highest bit of one number, which for a zero is only its sign."""
+    bits = after[row : row + 1].reshape(-1).view(np.uint8)
+    if bits.size:
+        bits[-1] ^= 1 if after.dtype == np.bool_ else 0x80
+
+
+def _values(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    """Numbers that all differ where the type has room for it; with NaN, infinity and -0.0."""
+    dtype = numpy_dtype(name)
+    if name == "bfloat16":
+        return (draw.normal(size=shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if not is_floating(name):
+        return draw.integers(0, 2, shape).astype(bool) if name == "bool" else _integers(draw, dtype, shape)
+    values = draw.normal(size=shape).astype(dtype)
+    for special in (np.nan, np.inf, -0.0, 0.0):
+        values[draw.random(shape) < 0.03] = special
+    return values
+
+
+def _integers(draw: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    limits = np.iinfo(dtype)
+    return draw.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def _row(columns: dict[Key, Array], ending: Ending, seed: int | None) -> EpisodeRow:
+    terminated, truncated = bool(columns[NEXT_TERMINATED][-1, 0]), bool(columns[NEXT_TRUNCATED][-1, 0])
+    reason = EndReason.END_OF_FILE if ending == "open" else end_reason(terminated, truncated)
+    total = sum_rewards(0.0, columns[NEXT_REWARD])
+    number, length = int(columns[EPISODE][0]), len(columns[EPISODE])
+    return EpisodeRow(number, length, total, terminated, truncated, reason, seed)
+
+
+def _origin(plan: DatasetPlan) -> Origin:
+    return Origin(
+        Request("plan", "plan", "plan/odd-v0"),
+        (provenance_step("write_plan", {"seed": plan.seed}, {}),),
+        spaces={"observation": {"type": "Box", "high": float("inf")}},
+        renamed_keys={"shape": "shape_"},
+        notes=("made up",),
+        documents=_DOCUMENTS if plan.documents else {},
+    )

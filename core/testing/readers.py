@@ -1,0 +1,137 @@
+"""What every reader must do: subclass `ReaderTests`, say which reader reads what, and pytest runs the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ..dataset import Array, DatasetBuilder, EpisodeTable, Ingest, Origin, Piece, Reader, Request, SourceFacts
+from ..errors import UsageError
+from ..ted import REWARD, Key, ted_fields
+from .raising import error_of
+
+__all__ = ["ReaderTests", "joined"]
+
+
+def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, Array]]:
+    """Put the columns of each episode together again from its pieces, flags included."""
+    found: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.episode, []).append(piece)
+    whole: dict[int, dict[Key, Array]] = {}
+    for number, parts in found.items():
+        columns: dict[Key, Array] = {
+            ("terminations",): np.concatenate([part.terminated for part in parts]),
+            ("truncations",): np.concatenate([part.truncated for part in parts]),
+        }
+        for field, timing in facts.fields:
+            arrays = [part.columns[field.key] for part in parts]
+            shared = timing == "state"  # the last row of a piece is the first of the next
+            columns[field.key] = np.concatenate([*(a[: len(a) - shared] for a in arrays[:-1]), arrays[-1]])
+        whole[number] = columns
+    return whole
+
+
+class ReaderTests(ABC):
+    """The contract of `Reader`, on one source of several episodes."""
+
+    @abstractmethod
+    def source(self) -> Path:
+        """Return a dataset in the reader's format, of three episodes or more."""
+
+    @abstractmethod
+    def reader(self) -> type[Reader]:
+        """Return the class of the reader."""
+
+    @abstractmethod
+    def with_small_pieces(self) -> Reader:
+        """Open the source so that episodes come in several pieces."""
+
+    def open(self) -> Reader:
+        """Open the source."""
+        return self.reader()(self.source())
+
+    def test_it_recognises_its_format_by_content(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"\0\xff{")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "metadata.json").write_text("{}")
+        recognises = self.reader().recognises
+        assert recognises(self.source())
+        for other in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "data" / "metadata.json"):
+            assert not recognises(other)
+
+    def test_facts_are_those_of_the_pieces(self) -> None:
+        with self.open() as reader:
+            facts, pieces = reader.facts(), list(reader.pieces())
+        assert facts.steps == sum(map(len, pieces))
+        assert list(facts.episode_numbers) == list(dict.fromkeys(piece.episode for piece in pieces))
+        for piece in pieces:
+            found = {key: (array.dtype, array.shape) for key, array in piece.columns.items()}
+            rows = {field.key: len(piece) + (timing == "state") for field, timing in facts.fields}
+            assert found == {field.key: (field.numpy, (rows[field.key], *field.shape)) for field, _ in facts.fields}
+
+    def test_pieces_say_where_episodes_begin_and_end(self) -> None:
+        with self.with_small_pieces() as reader:
+            pieces = list(reader.pieces())
+        numbers = [piece.episode for piece in pieces]
+        assert len(pieces) > len(set(numbers))
+        assert [piece.first for piece in pieces] == [old != new for old, new in pairwise([None, *numbers])]
+        assert [piece.last for piece in pieces] == [old != new for old, new in pairwise([*numbers, None])]
+        assert all(len(piece) for piece in pieces)
+
+    def test_how_episodes_are_cut_does_not_matter(self) -> None:
+        with self.open() as whole, self.with_small_pieces() as cut:
+            facts = whole.facts()
+            one, other = joined(whole.pieces(), facts), joined(cut.pieces(), facts)
+        assert one.keys() == other.keys()
+        for number, columns in one.items():
+            for key, array in columns.items():
+                assert array.tobytes() == other[number][key].tobytes()
+
+    def test_chosen_episodes_are_those_and_no_others(self) -> None:
+        with self.open() as reader:
+            numbers = list(reader.facts().episode_numbers)
+            chosen = reader.facts([(numbers[1], numbers[1] + 1), (numbers[-1], None)])
+            assert list(chosen.episode_numbers) == [numbers[1], numbers[-1]]
+            assert chosen.steps == sum(map(len, reader.pieces(chosen.episode_numbers)))
+            assert chosen.fields == reader.facts().fields
+            every, some = joined(reader.pieces(), chosen), joined(reader.pieces([numbers[-1]]), chosen)
+        assert list(some) == [numbers[-1]]
+        assert all(every[numbers[-1]][key].tobytes() == array.tobytes() for key, array in some[numbers[-1]].items())
+
+    def test_an_episode_that_is_not_there_is_refused(self) -> None:
+        with self.open() as reader:
+            beyond = max(reader.facts().episode_numbers) + 1
+            assert isinstance(error_of(lambda: reader.facts([(beyond, beyond + 1)])), UsageError)
+
+    def test_the_table_is_that_of_a_conversion(self, tmp_path: Path) -> None:
+        with self.with_small_pieces() as reader:
+            facts, table = reader.facts(), reader.episode_table()
+            with DatasetBuilder(tmp_path / "built", ted_fields(facts.fields)) as builder:
+                ingest = Ingest(builder, facts.fields)
+                ingest.run(reader.pieces())
+                builder.finish(ingest.rows, Origin(Request(facts.source, facts.id, facts.id)), ingest.text)
+            converted = EpisodeTable.load(tmp_path / "built").columns()
+            last = reader.episode_table([facts.episode_numbers[-1]])
+        for name, column in table.columns().items():
+            assert column.tobytes() == converted[name].tobytes(), name
+        assert last.length.tolist() == table.length[-1:].tolist()
+        assert (table.total_reward != 0).any()
+        assert REWARD in {field.key for field, _ in facts.fields}
+
+    def test_digests_tell_the_state_of_the_source(self) -> None:
+        with self.open() as one, self.open() as other:
+            assert one.digests() == other.digests()
+            assert one.digests()
+            assert not any(Path(name).is_absolute() or ".." in Path(name).parts for name in one.digests())
+            assert one.size() > 0
+
+    def test_closing_twice_does_no_harm(self) -> None:
+        reader = self.open()
+        reader.facts()
+        reader.close()
+        reader.close()

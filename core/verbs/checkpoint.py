@@ -1,0 +1,270 @@
+"""`checkpoint save`, `checkpoint load` and `checkpoint verify`: steps in the form that suits whoever reads them."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, get_args
+
+from ..checkpoint import (
+    CompactLayout,
+    Compression,
+    Difference,
+    Form,
+    compare_steps,
+    dataset_digest,
+    is_steps,
+    load_checkpoint,
+    open_steps,
+    save_checkpoint,
+)
+from ..dataset import Manifest, Staging, StepReader, find_dataset, fs
+from ..errors import RbtoolError, UsageError
+from ..progress import Progress
+from ..ted import row_bytes
+from .results import Published, Result
+
+__all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
+
+PathLike: TypeAlias = str | os.PathLike[str]
+_H5_NAME = "checkpoint.h5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaveResult(Published):
+    """A checkpoint. `dataset_digest` is the content digest of the dataset that loading gives again.
+
+    `explicit_next` counts the episodes whose next observations do not follow and are stored in full.
+    """
+
+    kind: ClassVar[str] = "checkpoint save"
+    compression: str
+    explicit_next: int
+    dataset_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLoadResult(Published):
+    """A dataset loaded from a checkpoint in the layout `form`."""
+
+    kind: ClassVar[str] = "checkpoint load"
+    form: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointVerifyResult(Result):
+    """Whether a checkpoint holds, bit for bit, the steps, episodes and text of a dataset; if not, where they differ."""
+
+    kind: ClassVar[str] = "checkpoint verify"
+    checkpoint: Path
+    dataset: Path
+    layout: str
+    steps: int
+    episodes: int
+    equal: bool
+    differences: tuple[Difference, ...]
+    seconds: float
+
+
+def save(
+    dataset: PathLike,
+    dest: PathLike,
+    *,
+    form: Form,
+    compression: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    root: PathLike | None = None,
+    progress: Progress | None = None,
+) -> CheckpointSaveResult:
+    """Save a dataset, or a checkpoint in another form, as a checkpoint at `dest`.
+
+    `dataset` is a path or `source:id`. `form` is `ted` (a copy), `flat` (each observation once), `nested` (flat,
+    and ragged tensors for tensordict) or `h5` (one file, which `compression` may make smaller: `gzip`, `gzip:1` to
+    `gzip:9`, `lzf`). What is at `dest` stays unless `force` is set; an equal checkpoint there is left as it is.
+    Raises UsageError, DatasetNotFoundError, FormatError, CorruptDataError for a damaged source, OutOfSpaceError.
+    """
+    begun = time.perf_counter()
+    chosen = _require_form(form, compression)
+    path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
+    _require_apart(path, target)
+    with open_steps(path) as source:
+        digest = dataset_digest(source.manifest)
+
+        def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
+            return CheckpointSaveResult(
+                **{**_published(manifest, target, begun), **changes},
+                compression=str(chosen),
+                explicit_next=manifest.boundary.explicit_next,
+                dataset_digest=digest,
+            )
+
+        if not force and (there := _equal_checkpoint(target, digest, form, chosen)):
+            return result(there, already_there=True)
+        staging, size = Staging(target, replace=force), _size(source, form)
+        staging.refuse_if_taken()
+        if chosen.method is None:
+            fs.require_space(target.parent, size)
+        if dry_run:
+            return result(source.manifest, layout=form, bytes=size, content_digest=None, dry_run=True)
+        arguments = {"dataset": str(dataset), "form": form, "compression": str(chosen)}
+        name = _H5_NAME if form == "h5" else None
+        with staging:
+            built = staging.path / name if name else staging.path
+            manifest = save_checkpoint(source, built, form, compression=chosen, arguments=arguments, progress=progress)
+            if staging.publish(name):
+                return result(manifest)
+        if there := _equal_checkpoint(target, digest, form, chosen):
+            return result(there, already_there=True)
+        raise _overtaken(target)
+
+
+def load(
+    checkpoint: PathLike,
+    dest: PathLike,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointLoadResult:
+    """Load the dataset that a checkpoint was saved from to `dest`, with the same content digest.
+
+    What is at `dest` stays unless `force` is set; an equal dataset there is left as it is. Raises CorruptDataError,
+    with nothing at `dest`, for a checkpoint that is damaged; UsageError, DatasetNotFoundError, FormatError,
+    OutOfSpaceError.
+    """
+    begun = time.perf_counter()
+    path, target = find_dataset(checkpoint), Path(dest).expanduser().absolute()
+    _require_apart(path, target)
+    with open_steps(path) as source:
+        _require_checkpoint(source)
+        digest, form = dataset_digest(source.manifest), source.manifest.layout
+
+        def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
+            return CheckpointLoadResult(**{**_published(manifest, target, begun), **changes}, form=form)
+
+        if not force and (there := _equal_dataset(target, digest)):
+            return result(there, already_there=True)
+        staging, size = Staging(target, replace=force), _size(source, "ted")
+        staging.refuse_if_taken()
+        fs.require_space(target.parent, size)
+        if dry_run:
+            return result(source.manifest, layout="ted", bytes=size, content_digest=digest, dry_run=True)
+        with staging:
+            arguments = {"checkpoint": str(checkpoint)}
+            manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
+            if staging.publish():
+                return result(manifest)
+        if there := _equal_dataset(target, digest):
+            return result(there, already_there=True)
+        raise _overtaken(target)
+
+
+def verify(
+    checkpoint: PathLike,
+    dataset: PathLike,
+    *,
+    root: PathLike | None = None,
+    progress: Progress | None = None,
+) -> CheckpointVerifyResult:
+    """Check a checkpoint against its own digests, then compare it value for value with a dataset.
+
+    Bits are compared: NaN equals NaN, 0.0 does not equal -0.0. `dataset` is a path or `source:id`, of a dataset or
+    of another checkpoint. Differences are in the result; CorruptDataError means that the checkpoint is damaged.
+    """
+    begun = time.perf_counter()
+    with open_steps(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
+        _require_checkpoint(saved)
+        saved.verify_files()
+        differences = tuple(compare_steps(steps, saved, progress))
+        return CheckpointVerifyResult(
+            checkpoint=saved.path,
+            dataset=steps.path,
+            layout=saved.manifest.layout,
+            steps=saved.manifest.steps,
+            episodes=saved.manifest.episodes,
+            equal=not differences,
+            differences=differences,
+            seconds=_since(begun),
+        )
+
+
+def _require_form(form: str, compression: str | None) -> Compression:
+    if form not in get_args(Form):
+        raise UsageError(f"there is no checkpoint form {form!r}", hint=f"take one of {', '.join(get_args(Form))}")
+    chosen = Compression.parse(compression)
+    if form != "h5" and chosen.method is not None:
+        raise UsageError(f"form {form} cannot be compressed, only h5 can", hint="leave --compression out, or take h5")
+    return chosen
+
+
+def _require_apart(source: Path, target: Path) -> None:
+    one, other = source.resolve(), target.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise UsageError(f"{target} and {source} overlap; what is read is never edited", hint="choose another place")
+
+
+def _require_checkpoint(reader: StepReader) -> None:
+    if reader.manifest.kind != "checkpoint":
+        hint = "save one with: rbtool checkpoint save DATASET DEST --as h5"
+        raise UsageError(f"{reader.path} is a {reader.manifest.kind}, not a checkpoint", hint=hint)
+
+
+def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
+    """The manifest of a checkpoint of the same data in the same form."""
+    there = _manifest_at(target)
+    if there is None or (there.kind, there.layout) != ("checkpoint", form) or dataset_digest(there) != digest:
+        return None
+    return there if there.provenance[-1].arguments.get("compression") == str(compression) else None
+
+
+def _equal_dataset(target: Path, digest: str) -> Manifest | None:
+    there = _manifest_at(target)
+    same = there is not None and there.kind == "dataset" and there.content_digest == digest
+    return there if same else None
+
+
+def _manifest_at(path: Path) -> Manifest | None:
+    """Read the manifest of what lies there, if something whole does."""
+    if not is_steps(path):
+        return None
+    try:
+        with open_steps(path) as reader:
+            return reader.manifest
+    except (RbtoolError, OSError):
+        return None
+
+
+def _size(source: StepReader, form: Form) -> int:
+    """Bytes that the rows will take, as far as that can be known before."""
+    steps, episodes = source.manifest.steps, source.manifest.episodes
+    if form == "ted":
+        return row_bytes(source.fields) * steps
+    return CompactLayout.of(source.fields, form).bytes(steps, episodes)
+
+
+def _overtaken(target: Path) -> UsageError:
+    return UsageError(f"another process put something else at {target}", hint="add --force to replace it")
+
+
+def _published(manifest: Manifest, target: Path, begun: float) -> dict[str, Any]:
+    return {
+        "path": target,
+        "layout": manifest.layout,
+        "steps": manifest.steps,
+        "episodes": manifest.episodes,
+        "bytes": manifest.bytes,
+        "content_digest": manifest.content_digest,
+        "boundary": manifest.boundary.to_dict(),
+        "renamed_keys": manifest.renamed_keys,
+        "dropped_keys": tuple(asdict(item) for item in manifest.dropped_keys),
+        "notes": manifest.notes,
+        "request": asdict(manifest.request),
+        "seconds": _since(begun),
+    }
+
+
+def _since(begun: float) -> float:
+    return round(time.perf_counter() - begun, 3)

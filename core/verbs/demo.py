@@ -1,0 +1,212 @@
+"""`demo`: every step from recorded episodes to training batches, on data made on the spot."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..checkpoint import Form
+from ..dataset import fs
+from ..errors import UsageError
+from ..progress import Progress, Silent
+from .recordings import RECORDINGS, Recording, minari_folder, record_all
+from .results import Result
+
+__all__ = ["DemoDataset", "DemoResult", "demo"]
+
+FORMS: tuple[Form, ...] = ("ted", "flat", "nested", "h5")
+_MARK = ".rbtool-demo"
+_PREP = '''"""What the demo runs on all rows: `rbtool preprocess DATASET --fn prep.py:NAME --dest DIR`.
+
+A function gets a TensorDict of some rows and returns one. What was known before the action lies at its root, what
+came after it under "next": change both alike, and the next observation stays the observation of the next row.
+"""
+
+import torch
+
+
+def cartpole(rows):
+    """Scale position, speed, angle and angular speed to about -1 ... 1."""
+    return scaled(rows, [2.4, 3.0, 0.21, 3.0])
+
+
+def pendulum(rows):
+    """Scale the angular speed to -1 ... 1; cosine and sine are within it already."""
+    return scaled(rows, [1.0, 1.0, 8.0])
+
+
+def scaled(rows, scale):
+    """Divide the observations, before and after the step."""
+    for part in (rows, rows["next"]):
+        part["observation"] = part["observation"] / torch.tensor(scale)
+    return rows
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoDataset:
+    """One dataset of the demo: where each step left what it made, and the digests of its content.
+
+    `checkpoints` maps each form to its path. `loaded` is the dataset that one of them gave back: it has the digest
+    of `normalised`.
+    """
+
+    name: str
+    source: Path
+    steps: int
+    episodes: int
+    dataset: Path
+    content_digest: str
+    normalised: Path
+    normalised_digest: str
+    checkpoints: Mapping[str, Path]
+    loaded: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult(Result):
+    """Where everything is, and commands to go on with."""
+
+    kind: ClassVar[str] = "demo"
+    folder: Path
+    root: Path
+    datasets: tuple[DemoDataset, ...]
+    next: tuple[str, ...]
+    seconds: float
+
+
+def demo(
+    folder: str | os.PathLike[str] = "rbtool-demo",
+    *,
+    progress: Progress | None = None,
+    show: Callable[[Any], None] = lambda result: None,
+) -> DemoResult:
+    """Record CartPole and Pendulum episodes and take them through every verb, all inside `folder`.
+
+    `show` gets the results of inspect, check, verify and sample as they come; `progress` is told the command that does
+    each step from a shell. Run again, it keeps the recordings and `prep.py` and makes the rest anew. Needs no
+    network. Raises UsageError where `folder` holds anything else.
+    """
+    begun, home, progress = time.perf_counter(), Path(folder), progress or Silent()
+    _claim(home)
+    if not (home / "minari").exists():
+        progress.note(f"recording episodes of {' and '.join(one.environment for one in RECORDINGS)}")
+        record_all(home / "minari", progress)
+    progress.note(f"$ export MINARI_DATASETS_PATH={_quoted(home / 'minari')} RBTOOL_HOME={_quoted(home / 'store')}")
+    datasets = tuple(_Tour(home, recording, progress, show).run() for recording in RECORDINGS)
+    return DemoResult(
+        folder=home,
+        root=home / "store",
+        datasets=datasets,
+        next=_next_commands(home, datasets[0]),
+        seconds=round(time.perf_counter() - begun, 1),
+    )
+
+
+def _claim(home: Path) -> None:
+    """Make the folder ours, or refuse one that holds something else."""
+    if home.exists() and not (home / _MARK).exists() and not (home.is_dir() and not any(home.iterdir())):
+        raise UsageError(f"{home} is there already and not from a demo; it is left alone", hint="name another folder")
+    fs.make_folder(home)
+    for name, text in ((_MARK, "made by `rbtool demo`; remove the folder when you have seen it\n"), ("prep.py", _PREP)):
+        if not (home / name).exists():
+            fs.replace_file(home / name, text.encode())
+
+
+def _next_commands(home: Path, dataset: DemoDataset) -> tuple[str, ...]:
+    root = f"--root {_quoted(home / 'store')}"
+    return (
+        f"rbtool list {root}",
+        f"rbtool inspect {_quoted(dataset.normalised)} --episode 0 --head 5",
+        f"rbtool checkpoint save {_quoted(dataset.dataset)} {_quoted(home / 'mine.h5')} --as h5 --compression gzip",
+    )
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+class _Tour:
+    """The way of one dataset through the verbs."""
+
+    def __init__(self, home: Path, recording: Recording, progress: Progress, show: Callable[[Any], None]) -> None:
+        self.home = home
+        self.recording = recording
+        self.progress = progress
+        self.show = show
+        self.root = home / "store"
+        self.stored = f"minari:{recording.id}"
+
+    def run(self) -> DemoDataset:
+        """Go all the way."""
+        from .download import download
+        from .sample import sample
+
+        name = self.recording.name
+        self._tell("download", "minari", self.recording.id, "--local")
+        with minari_folder(self.home / "minari"):
+            got = download("minari", self.recording.id, local=True, root=self.root, progress=self.progress)
+        self._inspect()
+        normalised = self.home / "normalised" / name
+        digest = self._preprocess(normalised)
+        checkpoints = {str(form): self._save(normalised, form) for form in FORMS}
+        self._load(checkpoints["flat"], self.home / "loaded" / name)
+        self._tell("sample", normalised, "-n", "256", "--seed", "0")
+        self.show(sample(normalised, 256, seed=0))
+        return DemoDataset(
+            name=self.stored,
+            source=self.home / "minari" / self.recording.id,
+            steps=got.steps,
+            episodes=got.episodes,
+            dataset=self.root / "minari" / self.recording.id,
+            content_digest=got.content_digest or "",
+            normalised=normalised,
+            normalised_digest=digest,
+            checkpoints=checkpoints,
+            loaded=self.home / "loaded" / name,
+        )
+
+    def _tell(self, *words: str | Path, replaces: Path | None = None) -> None:
+        """Name the command that does the next step."""
+        force = ["--force"] if replaces is not None and replaces.exists() else []
+        self.progress.note(f"$ {shlex.join(['rbtool', *map(str, words), *force])}")
+
+    def _inspect(self) -> None:
+        from .inspect import inspect
+
+        self._tell("inspect", self.stored)
+        self.show(inspect(self.stored, root=self.root))
+        self._tell("inspect", self.stored, "--episode", "0", "--head", "3")
+        self.show(inspect(self.stored, root=self.root, episode=0, head=3))
+
+    def _preprocess(self, dest: Path) -> str:
+        from .check import check
+        from .preprocess import preprocess
+
+        function, root = f"{self.home / 'prep.py'}:{self.recording.name}", self.root
+        self._tell("preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest)
+        made = preprocess(self.stored, function, dest, num_workers=2, force=True, root=root, progress=self.progress)
+        self._tell("check", dest)
+        self.show(check(dest, progress=self.progress))
+        return made.content_digest or ""
+
+    def _save(self, dataset: Path, form: Form) -> Path:
+        from .checkpoint import save, verify
+
+        dest = self.home / "checkpoints" / f"{self.recording.name}.{form}"
+        self._tell("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
+        save(dataset, dest, form=form, force=True, progress=self.progress)
+        self._tell("checkpoint", "verify", dest, dataset)
+        self.show(verify(dest, dataset, progress=self.progress))
+        return dest
+
+    def _load(self, saved: Path, dest: Path) -> None:
+        from .checkpoint import load
+
+        self._tell("checkpoint", "load", saved, dest, replaces=dest)
+        load(saved, dest, force=True, progress=self.progress)

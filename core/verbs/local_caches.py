@@ -1,0 +1,62 @@
+"""Where the sources' own tools keep what they fetched, so that it can be used without the network."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..dataset import reader_class, safe_id
+from ..errors import DatasetNotFoundError
+
+__all__ = ["LOCAL_CACHES", "LocalCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCache:
+    """A source's cache: the environment variable that names it, and where it is without."""
+
+    source: str
+    variable: str
+    default: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds `<id>`."""
+        return Path(os.environ.get(self.variable) or self.default).expanduser().absolute()
+
+    def find(self, dataset_id: str) -> Path:
+        """Return the folder of a dataset, or raise DatasetNotFoundError that names the folder searched."""
+        path = self.folder / safe_id(dataset_id)
+        if reader_class(self.source).recognises(path):
+            return path
+        raise DatasetNotFoundError(
+            f"the local {self.source} cache {self.folder} has no dataset {dataset_id!r}: looked in {path}",
+            hint=self._near(dataset_id),
+        )
+
+    def ids(self) -> Iterator[str]:
+        """Ids of all datasets in the cache."""
+        reader = reader_class(self.source)
+        for folder, names, _ in os.walk(self.folder):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            path = Path(folder)
+            if path != self.folder and reader.recognises(path):
+                names.clear()
+                yield path.relative_to(self.folder).as_posix()
+
+    def _near(self, dataset_id: str) -> str:
+        known = list(self.ids())
+        bare = re.sub(r"-v\d+$", "", dataset_id)
+        versions = [name for name in known if re.fullmatch(re.escape(bare) + r"-v\d+", name)]
+        near = versions or difflib.get_close_matches(dataset_id, known, n=3, cutoff=0.4)
+        if near:
+            return f"there {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+        return f"{self.variable} names the folder, if it is another; `rbtool convert PATH DEST` takes any path"
+
+
+LOCAL_CACHES = {cache.source: cache for cache in (LocalCache("minari", "MINARI_DATASETS_PATH", "~/.minari/datasets"),)}
+"""The caches that are known, by source."""

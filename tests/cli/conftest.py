@@ -1,0 +1,81 @@
+"""A folder with datasets to type commands in, and a shell to type them into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rbtool
+
+DATA = Path(__file__).parents[1] / "data" / "minari"
+PREP = '''
+def normalise(rows):
+    """Halve the observations, before and after the step."""
+    for part in (rows, rows["next"]):
+        part["observation"] = part["observation"] / 2
+    return rows
+'''
+JQ = """#!{python}
+import json, sys
+print(json.load(sys.stdin)[sys.argv[1].removeprefix(".")])
+"""
+Shell = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples of the help pages take for granted."""
+    folder = tmp_path_factory.mktemp("template")
+    for name in ("cartpole/scripted-v0", "pendulum/random-v0", "tuple/trunc-v0"):
+        shutil.copytree(DATA / name, folder / "minari" / name)
+    (folder / "prep.py").write_text(PREP)
+    rbtool.convert(folder / "minari/cartpole/scripted-v0", folder / "cartpole")
+    rbtool.checkpoint.save(folder / "cartpole", folder / "cartpole.h5", form="h5")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
+        rbtool.download("minari", "cartpole/scripted-v0", local=True, root=folder / "home")
+    return folder
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path) -> Path:
+    """A copy of the template that a test may change."""
+    return Path(shutil.copytree(template, tmp_path / "work"))
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of commands that a machine may lack."""
+    folder = tmp_path_factory.mktemp("tools")
+    if shutil.which("jq") is None:
+        (folder / "jq").write_text(JQ.format(python=sys.executable))
+        (folder / "jq").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(tools: Path) -> dict[str, str]:
+    """The variables of a user who has set nothing."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(tools)])
+    ours = ("RBTOOL_", "MINARI_", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PYTHON", "COLUMNS", "LINES", "COV_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"PATH": path}
+
+
+@pytest.fixture
+def shell(template: Path, environment: dict[str, str]) -> Shell:
+    """Run a line of bash, with `pipefail`, in the template unless another folder is given; variables by keyword."""
+
+    def run(line: str, cwd: Path = template, **variables: str) -> subprocess.CompletedProcess[str]:
+        places = {"RBTOOL_HOME": str(cwd / "home"), "MINARI_DATASETS_PATH": str(cwd / "minari")}
+        return subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line}"], cwd=cwd, env=environment | places | variables,
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return run

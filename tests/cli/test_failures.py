@@ -1,0 +1,101 @@
+"""What goes wrong: one sentence on stderr, the right exit code, and with `--json` a document on stdout."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import pytest
+
+from rbtool.cli.failures import Stopped, report
+from rbtool.cli.output import Output
+from rbtool.core import errors
+
+FAILING = [
+    ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing at nothing"),
+    ("rbtool inspect minari:no/such-v0", 4, "DatasetNotFoundError", "minari:no/such-v0 is not in"),
+    ("rbtool inspect ''", 2, "UsageError", "the value of dataset is empty"),
+    ("rbtool convert minari/tuple/trunc-v0 prep.py", 2, "UsageError", "left alone"),
+    ("rbtool convert prep.py x", 1, "FormatError", "prep.py"),
+    ("rbtool download minari no/such-v0 --local", 4, "DatasetNotFoundError", "minari"),
+    ("rbtool download minari ../x --local", 2, "UsageError", "not a dataset id"),
+    ("rbtool download minari", 2, "UsageError", "no dataset is named"),
+    ("rbtool convert minari/tuple/trunc-v0 x --episodes 1:9", 2, "UsageError", "--episodes"),
+    ("rbtool list --log-file /no/such/folder/x", 2, "UsageError", "log file"),
+    ("rbtool lst", 2, "UsageError", "no such command 'lst'. Did you mean 'list'?"),
+    ("rbtool checkpoint sav", 2, "UsageError", "no such command 'sav'. Did you mean 'save'?"),
+    ("rbtool convert x", 2, "UsageError", "missing argument 'DEST'"),
+    ("rbtool list --rot x", 2, "UsageError", "no such option: --rot (Possible options: --root)"),
+    ("rbtool inspect x --episode two", 2, "UsageError", "--episode"),
+    ("rbtool checkpoint save x y --as zip", 2, "UsageError", "is not one of 'ted', 'flat', 'nested', 'h5'"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
+def test_a_failure_is_one_sentence(line, code, kind, said, shell):
+    done = shell(line)
+    assert (done.returncode, done.stdout) == (code, "")
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert said in first
+    assert all(line.startswith("hint: ") for line in rest)
+
+
+@pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
+def test_a_failure_is_a_document(line, code, kind, said, shell):
+    done = shell(f"{line} --json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["exit_code"], error["type"]) == (code, code, kind)
+    assert said in error["message"]
+    assert done.stderr.startswith(f"error: {error['message']}")
+    assert set(error) == {"type", "message", "hint", "exit_code"}
+
+
+@pytest.mark.parametrize("option", ["--json", "-q", "--root x"])
+def test_options_before_the_verb_are_explained(option, shell):
+    done = shell(f"rbtool {option} list")
+    assert done.returncode == 2
+    assert f"{option.split()[0]} comes after the verb" in done.stderr
+
+
+def test_a_traceback_is_shown_only_when_asked_for(shell):
+    assert "Traceback" not in shell("rbtool inspect ./nothing").stderr
+    assert "Traceback" in shell("rbtool inspect ./nothing --debug").stderr
+
+
+def test_the_log_file_gets_the_traceback(shell, tmp_path):
+    assert shell(f"rbtool inspect ./nothing -q --log-file {tmp_path}/log").returncode == 4
+    log = (tmp_path / "log").read_text()
+    assert "DatasetNotFoundError" in log
+    assert "Traceback" in log
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (errors.OutOfSpaceError("no room"), 6, "error: no room"),
+        (OSError(errno.ENOSPC, "x", "/there"), 6, "error: /there: no space left on device\nhint: free some space"),
+        (OSError(errno.EDQUOT, "x", "/there"), 6, "error: /there: "),
+        (OSError(errno.EFBIG, "x", "/there"), 6, "error: /there: "),
+        (PermissionError(errno.EACCES, "x", "/there"), 1, "error: /there: permission denied\n"),
+        (KeyError("observatoin"), 1, "error: internal error: KeyError: 'observatoin'\nhint: add --debug"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, "error: internal error: BrokenPipeError"),
+        (MemoryError(), 1, "error: there is not enough memory"),
+        (errors.MissingKeyError("no field 'x'", hint="take y"), 1, "error: no field 'x'\nhint: take y"),
+        (errors.CheckFailed("bad"), 3, "error: bad"),
+        (errors.NetworkError("far"), 5, "error: far"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (Stopped(143), 143, "error: terminated\n"),
+    ],
+)
+def test_every_error_has_its_code_and_words(error, code, said, capsys):
+    assert report(error, Output()) == code
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("word", ["list", "--help", "--version"])
+def test_a_full_disk_behind_stdout_is_said(word, shell):
+    done = shell(f"rbtool {word} > /dev/full")
+    assert done.returncode == 6
+    assert "no space left on device" in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -1,0 +1,102 @@
+"""What `--help` says, how it ends, and what is not loaded for it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+import rbtool
+
+VERBS = ["list", "download", "convert", "preprocess", "inspect", "sample", "check", "demo"]
+SUB_VERBS = ["checkpoint save", "checkpoint load", "checkpoint verify"]
+PAGES = ["", "checkpoint", *VERBS, *SUB_VERBS]
+SLOW_TO_LOAD = {"h5py", "minari", "numpy", "pyarrow", "pydantic", "rich", "tensordict", "torch"}
+
+LOADED = """
+import sys
+sys.argv = ["rbtool", *{words!r}]
+from rbtool.cli.app import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(*sorted(set(sys.modules) & {slow!r}))
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(environment):
+    """The text of every page."""
+    found = {}
+    for page in PAGES:
+        line = f"rbtool {page} --help"
+        done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        found[page] = done.stdout
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_help_page_ends_with_examples(page, pages):
+    head, _, examples = pages[page].partition("\nExamples:\n")
+    assert head.startswith(f"Usage: {f'rbtool {page}'.strip()} ")
+    assert all(line.startswith("  ") for line in examples.splitlines())
+    assert f"rbtool {page}".strip() in examples
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_help_page_loads_nothing_slow(page, shell, tmp_path):
+    (tmp_path / "loaded.py").write_text(LOADED.format(words=[*page.split(), "--help"], slow=SLOW_TO_LOAD))
+    done = shell(f"python {tmp_path}/loaded.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("page", ["", "checkpoint"])
+def test_without_a_verb_the_help_page_is_shown(page, pages, shell):
+    done = shell(f"rbtool {page}")
+    assert (done.returncode, done.stdout) == (0, pages[page])
+
+
+@pytest.mark.parametrize("page", [*VERBS, *SUB_VERBS])
+def test_every_verb_has_the_same_common_options(page, pages):
+    common = pages[page].partition("Options of every verb:\n")[2].partition("\n\n")[0]
+    assert common in pages["list"]
+    assert all(option in common for option in ("--json", "-q", "-v", "--debug", "--log-file", "--no-color", "-h"))
+
+
+@pytest.mark.parametrize("page", ["convert", "download", "preprocess", "checkpoint save", "checkpoint load"])
+def test_verbs_that_write_can_be_tried_and_forced(page, pages):
+    assert "--dry-run" in pages[page]
+    assert "--force" in pages[page]
+
+
+def test_the_exit_codes_are_listed(pages):
+    codes = pages[""].partition("Exit codes:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "130", "143"]
+
+
+def test_the_version_is_told(shell):
+    assert shell("rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
+    assert shell("python -m rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("rbtool ch", {"check", "checkpoint"}),
+        ("rbtool checkpoint save --as ", {"ted", "flat", "nested", "h5"}),
+        ("rbtool check --fail-on ", {"error", "warn"}),
+    ],
+)
+def test_the_shell_completes(words, found, shell):
+    count = str(len(words.split(" ")) - 1)
+    done = shell("rbtool", _RBTOOL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
+    assert set(done.stdout.split()) == found
+
+
+def test_completion_can_be_installed(shell, tmp_path):
+    done = shell("rbtool --install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*rbtool*"))

@@ -1,0 +1,82 @@
+"""Progress in a log: a line at each tenth of slow work, one line of quick work."""
+
+from __future__ import annotations
+
+import pytest
+
+from rbtool.cli import progress as module
+from rbtool.cli.progress import LineProgress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def progress(lines):
+    return LineProgress(lines.append, lines.append)
+
+
+def test_slow_work_gives_a_line_every_tenth(progress, lines, clock):
+    progress.start("converting", 1000, "steps")
+    clock.now = 5
+    for _ in range(1000):
+        progress.advance(1)
+    progress.done()
+    assert lines == [f"converting {n}0 % ({n}00 of 1,000 steps)".replace("1000 of", "1,000 of") for n in range(1, 11)]
+
+
+def test_quick_work_gives_one_line(progress, lines, clock):
+    progress.start("converting", 1000, "steps")
+    for _ in range(10):
+        progress.advance(100)
+    assert lines == ["converting 100 % (1,000 of 1,000 steps)"]
+
+
+def test_tenths_that_are_jumped_over_are_left_out(progress, lines, clock):
+    progress.start("hashing", 50_000_000, "bytes")
+    clock.now = 2
+    progress.advance(20_000_000)
+    progress.advance(30_000_000)
+    assert lines == ["hashing 40 % (20.0 MB of 50.0 MB)", "hashing 100 % (50.0 MB of 50.0 MB)"]
+
+
+def test_work_of_unknown_length_is_counted_at_its_end(progress, lines, clock):
+    progress.start("reading", None, "steps")
+    progress.advance(1234)
+    progress.done()
+    assert lines == ["reading done (1,234 steps)"]
+
+
+def test_each_stage_counts_anew(progress, lines, clock):
+    for label in ("one", "two"):
+        progress.start(label, 2, "steps")
+        progress.advance(2)
+        progress.done("all well")
+    progress.note("a word")
+    assert lines == [
+        "one 100 % (2 of 2 steps)", "one done (all well)", "two 100 % (2 of 2 steps)", "two done (all well)", "a word",
+    ]  # fmt: skip
+
+
+def test_nothing_to_do_is_no_division_by_zero(progress, lines, clock):
+    progress.start("converting", 0, "steps")
+    progress.advance(0)
+    progress.done()
+    assert lines == []

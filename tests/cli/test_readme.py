@@ -1,0 +1,74 @@
+"""The README tells the truth: its commands run, one after the other, and show what it shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+END = "--- end of"
+
+
+def parts():
+    """Every command of the console blocks with the output shown for it."""
+    for block in BLOCKS:
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+def shape(text: str) -> list[str]:
+    """A text without its numbers: the last digits of a simulation differ from processor to processor."""
+    text = re.sub(r"xxh3-128:[0-9a-f]{32}", "DIGEST", text)
+    text = re.sub(r"[▁▂▃▄▅▆▇█]", "▁", text)
+    text = re.sub(r"-?\d[\d,]*(\.\d+)?(e[+-]\d+)?", "#", text)
+    return re.sub(r"\[\s+", "[", text).split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder in which the README is followed."""
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.fixture(scope="module")
+def outputs(folder, environment):
+    """What the commands of the README print when they are typed into one shell."""
+    script = "set -o pipefail\n" + "".join(f"{command}\necho '{END}' $?\n" for command, _ in parts())
+    done = subprocess.run(
+        ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return re.findall(rf"(.*?){END} (\d+)\n", done.stdout, re.DOTALL), done.stderr
+
+
+def test_the_commands_show_what_the_readme_shows(outputs, folder):
+    found, said = outputs
+    expected = [(command, shape(output.replace("/home/me", str(folder))), "0") for command, output in parts()]
+    typed = [command for command, _ in parts()]
+    assert [(c, shape(out), code) for c, (out, code) in zip(typed, found, strict=True)] == expected, said
+
+
+def test_the_commands_say_nothing_unexpected(outputs):
+    assert "Warning" not in outputs[1]
+    assert "rror" not in outputs[1]
+
+
+def test_every_verb_is_shown():
+    commands = " ".join(command for command, _ in parts())
+    for verb in ("list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "demo"):
+        assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
+
+
+def test_the_python_example_runs(outputs, folder, environment):
+    (source,) = PYTHON
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split()[1] == "0"

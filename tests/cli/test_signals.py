@@ -1,0 +1,48 @@
+"""Ctrl-C, SIGTERM and SIGHUP in the middle of somebody's function: one word, the right code, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+WAITING = """
+def wait(rows):
+    with open("begun", "w") as file:
+        file.write("!")
+    open("never").read()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "error: interrupted\n"),
+        (signal.SIGTERM, 143, "error: terminated\n"),
+        (signal.SIGHUP, 129, "error: terminated\n"),
+    ],
+)
+def test_a_signal_ends_it_cleanly(number, code, said, workers, folder, environment):
+    (folder / "waiting.py").write_text(WAITING)
+    for name in ("begun", "never"):
+        os.mkfifo(folder / name)
+    before = sorted(path.name for path in folder.iterdir())
+    words = ["preprocess", "cartpole", "--fn", "waiting.py:wait", "--dest", "there", "--num-workers", str(workers)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(["rbtool", *words], cwd=folder, env=environment, text=True, **pipes) as process:
+        assert (folder / "begun").read_text().startswith("!")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (code, "", said)
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before
+
+
+def test_signals_that_the_caller_ignores_stay_ignored(folder, environment):
+    command = "trap '' TERM; rbtool convert minari/tuple/trunc-v0 there & kill -TERM $!; wait $!"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "there\n")

@@ -1,0 +1,171 @@
+"""stdout carries the result and nothing else; pipes may close at any time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import rbtool
+from rbtool.core.testing.walks import write_walks
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture(scope="session")
+def crowd(tmp_path_factory):
+    """A root with so many datasets that their names do not fit into a pipe's buffer."""
+    root = tmp_path_factory.mktemp("crowd")
+    write_walks(root / "walks" / "first-v0", [(2, "open")])
+    for number in range(700):
+        name = root / "walks" / f"{'long-' * 20}{number:04}-v0"
+        shutil.copytree(root / "walks" / "first-v0" / ".rbtool", name / ".rbtool")
+    return root
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["rbtool list -q | head -1", "rbtool list | head -c 10", "rbtool list --json | true", "rbtool list -v | head -1"],
+)
+def test_a_reader_may_go_away(line, crowd, shell):
+    done = shell(line, RBTOOL_HOME=str(crowd))
+    assert done.returncode == 0, done.stderr
+    assert "rror" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rbtool sample cartpole -n 100000 --json | head -c 10",
+        "rbtool --help | true",
+        "rbtool check --help | true",
+        "rbtool inspect cartpole --episode 0 | head -1",
+        "rbtool convert minari/tuple/trunc-v0 there -v 2>&1 | true",
+        "rbtool convert minari/tuple/trunc-v0 there 2> >(true)",
+    ],
+)
+def test_a_pipe_that_closes_is_no_failure(line, folder, shell):
+    done = shell(line, folder)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_work_goes_on_when_nobody_listens(folder, shell):
+    shell("rbtool convert minari/tuple/trunc-v0 there -v 2>&1 | true", folder)
+    assert rbtool.inspect(folder / "there").steps == 48
+
+
+def test_a_closed_pipe_does_not_hide_a_failed_check(folder, shell):
+    leaf = folder / "cartpole" / "action.memmap"
+    leaf.write_bytes(bytes(leaf.stat().st_size))
+    assert shell("rbtool check cartpole | true", folder).returncode == 3
+
+
+def test_verbs_feed_each_other(shell):
+    line = 'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json | jq .steps'
+    assert shell(line).stdout == "4864\n"
+
+
+def test_paths_go_through_xargs(folder, shell):
+    line = "rbtool list -q | xargs -I{} rbtool checkpoint save {} saved.h5 --as h5 -q"
+    assert shell(line, folder).stdout == "saved.h5\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("rbtool convert minari/tuple/trunc-v0 there", "there\n"),
+        ("rbtool convert minari/tuple/trunc-v0 there -q", "there\n"),
+        ("rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0", "there\n"),
+        ("rbtool checkpoint save cartpole there --as flat", "there\n"),
+        ("rbtool checkpoint load cartpole.h5 there", "there\n"),
+        ("rbtool download minari tuple/trunc-v0 --local", "{}/home/minari/tuple/trunc-v0\n"),
+        ("rbtool inspect cartpole -q", "cartpole\n"),
+        ("rbtool list -q", "minari:cartpole/scripted-v0\n"),
+        ("rbtool check cartpole -q", ""),
+        ("rbtool checkpoint verify cartpole.h5 cartpole -q", ""),
+    ],
+)
+def test_stdout_carries_the_result_alone(line, shown, folder, shell):
+    done = shell(line, folder)
+    assert (done.returncode, done.stdout) == (0, shown.format(folder))
+    assert ESCAPE not in done.stderr
+    assert (done.stderr == "") == (" -q" in line)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("rbtool convert minari/tuple/trunc-v0 there", "convert"),
+        ("rbtool download minari tuple/trunc-v0 --local", "download"),
+        ("rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0", "preprocess"),
+        ("rbtool checkpoint save cartpole there --as flat", "checkpoint save"),
+        ("rbtool checkpoint load cartpole.h5 there", "checkpoint load"),
+        ("rbtool checkpoint verify cartpole.h5 cartpole", "checkpoint verify"),
+        ("rbtool inspect cartpole --episode 1 --head 2", "inspect"),
+        ("rbtool check cartpole", "check"),
+        ("rbtool sample cartpole -n 3", "sample"),
+        ("rbtool list", "list"),
+    ],
+)
+def test_every_verb_has_a_strict_document(line, kind, folder, shell):
+    def refuse(literal):
+        raise AssertionError(f"{literal} is not JSON")
+
+    done = shell(f"{line} --json", folder)
+    document = json.loads(done.stdout, parse_constant=refuse)
+    assert list(document)[:2] == ["schema", "kind"]
+    assert (document["schema"], document["kind"]) == (1, kind)
+
+
+@pytest.mark.parametrize("form", ["convert minari/tuple/trunc-v0 there", "checkpoint load cartpole.h5 there"])
+def test_a_dry_run_writes_nothing(form, folder, shell):
+    done = shell(f"rbtool {form} --dry-run", folder)
+    assert (done.returncode, done.stdout) == (0, "there\n")
+    assert "nothing was written" in done.stderr
+    assert not (folder / "there").exists()
+
+
+def test_colours_can_be_forced_and_forbidden(shell):
+    assert ESCAPE not in shell("rbtool inspect cartpole").stdout
+    assert ESCAPE in shell("rbtool inspect cartpole", FORCE_COLOR="1").stdout
+    assert ESCAPE in shell("rbtool inspect cartpole", CLICOLOR_FORCE="1").stdout
+    assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="0").stdout
+    assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="1", NO_COLOR="1").stdout
+    assert ESCAPE not in shell("rbtool inspect cartpole --no-color", FORCE_COLOR="1").stdout
+
+
+def test_where_blocks_cannot_be_written_signs_stand_for_them(shell):
+    done = shell("rbtool inspect cartpole", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "|" in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_a_file_name_comes_out_as_the_bytes_it_is(folder, shell):
+    (folder / "caf\udce9").symlink_to(folder / "cartpole")  # not UTF-8
+    done = shell('name=$(rbtool inspect caf* -q) && test -d "$name" && rbtool inspect caf* --json | jq .steps', folder)
+    assert done.stdout == "4864\n"
+
+
+def test_control_characters_of_data_do_not_reach_the_terminal(folder, shell):
+    shutil.copytree(folder / "cartpole", folder / "home" / "minari" / "a\x1b[31mb")
+    assert ESCAPE not in shell("rbtool list", folder).stdout
+    assert r"a\x1b[31mb" in shell("rbtool list", folder, FORCE_COLOR="1").stdout
+
+
+def test_a_quiet_list_warns_of_what_it_leaves_out(folder, shell):
+    manifest = folder / "home" / "minari" / "broken" / ".rbtool" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{")
+    done = shell("rbtool list -q", folder)
+    assert done.stdout == "minari:cartpole/scripted-v0\n"
+    assert "warning: minari:broken cannot be read" in done.stderr
+    assert "minari:broken" in shell("rbtool list", folder).stdout
+
+
+def test_verbose_tells_more_on_stderr(shell):
+    done = shell("rbtool list -q -v")
+    assert "exit code 0 after" in done.stderr
+    assert done.stdout == shell("rbtool list -q").stdout

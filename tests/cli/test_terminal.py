@@ -1,0 +1,95 @@
+"""What only a terminal gets, seen through a real pseudo-terminal: colours, moving bars, what to type next."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+
+import pytest
+
+ESCAPE = "\x1b["
+BAR = "━"
+
+
+@pytest.fixture
+def terminal(folder, environment):
+    """Run a line of bash with stdout and stderr on a pseudo-terminal; return its code and all that was shown."""
+
+    def run(line: str, columns: int = 100, **variables: str) -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        places = {"RBTOOL_HOME": str(folder / "home"), "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        process = subprocess.Popen(
+            ["bash", "-c", line], cwd=folder, env=environment | places | variables,
+            stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+        os.close(ours)
+        return process.wait(), shown.decode()
+
+    return run
+
+
+def test_a_bar_moves_in_a_terminal(terminal):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there")
+    assert code == 0
+    assert BAR in shown
+    assert "converting" in shown
+    assert "100 %" in shown
+    assert "next: rbtool inspect there" in shown
+
+
+def test_the_result_in_a_pipe_stays_bare_while_the_bar_moves(terminal, folder):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there > out")
+    assert code == 0
+    assert BAR in shown
+    assert (folder / "out").read_text() == "there\n"
+
+
+def test_no_bar_goes_into_a_log(terminal, folder):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there 2> log")
+    assert (code, shown) == (0, "there\r\n")
+    log = (folder / "log").read_text()
+    assert ESCAPE not in log
+    assert "converting 100 % (4,864 of 4,864 steps)\n" in log
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_neither_colour_nor_bar_where_it_is_forbidden(terminal, variables):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there; rbtool inspect there", **variables)
+    assert code == 0
+    assert ESCAPE not in shown
+    assert "converting 100 %" in shown
+
+
+def test_colours_in_a_terminal(terminal):
+    assert ESCAPE in terminal("rbtool inspect cartpole")[1]
+    assert ESCAPE not in terminal("rbtool inspect cartpole --no-color")[1]
+
+
+def test_quiet_is_quiet_in_a_terminal_too(terminal):
+    assert terminal("rbtool convert minari/cartpole/scripted-v0 there -q") == (0, "there\r\n")
+
+
+def test_lines_fit_a_narrow_terminal(terminal):
+    code, shown = terminal("rbtool --help; rbtool list; rbtool inspect cartpole --episode 0 --head 2", 60, NO_COLOR="1")
+    assert code == 0
+    assert max(len(line) for line in shown.replace("\r", "").splitlines() if "below" not in line) <= 80
+
+
+def test_an_error_ends_the_bar(terminal):
+    line = "rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0 --chunk-size 100"
+    broken = "printf 'def normalise(rows):\\n    assert rows[\"episode\"].max() < 9\\n    return rows\\n' > prep.py"
+    code, shown = terminal(f"{broken}; {line}")
+    assert code == 1
+    assert shown.rstrip().splitlines()[-1].startswith(("\x1b[1;31merror: ", "\x1b[36mhint: "))
+    assert "Traceback" not in shown

@@ -1,0 +1,130 @@
+"""Numbers, sizes, sparklines and columns as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rbtool.cli.spaces import space_text
+from rbtool.cli.text import Styled, Table, amount, clean, counted, number, size, sparkline, vector, width_of
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (1234567, "1,234,567"), (True, "true"), (0.0, "0"), (-1.0, "-1"), (0.031, "0.031"), (3.14159, "3.14"),
+        (268.16, "268.2"), (2880.4, "2,880"), (1e12, "1.00e+12"), (2.5e-7, "2.50e-07"), (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)  # fmt: skip
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+@given(st.floats(-1e300, 1e300))
+def test_numbers_keep_two_figures_at_least(value):
+    assert math.isclose(float(number(value).replace(",", "")), value, rel_tol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (5_400_000, "5.4 MB"), (999_960, "1.0 MB"), (3.2e15, "3200 TB")],
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+def test_counts_and_amounts():
+    assert [counted(1, "step"), counted(6704, "step"), counted(0, "step")] == ["1 step", "6,704 steps", "0 steps"]
+    assert [amount(6704, "steps"), amount(12_100_000, "bytes")] == ["6,704 steps", "12.1 MB"]
+
+
+@pytest.mark.parametrize(
+    ("histogram", "line"), [((0, 1, 7, 14), "▁▂▅█"), ((0, 0), "▁▁"), ((), ""), ((3, 3), "██"), ((1, 10**6), "▂█")]
+)
+def test_sparklines(histogram, line):
+    assert sparkline(histogram) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([0.25, -1.0], "[ 0.250 -1.000]"),
+        ([1, 2, 3, 4], "[1 2 3 4]"),
+        ([[1, 2], [3, 4], [5, 6]], "[1 2 3 … 6]"),
+        ([1234.5, 0.5], "[ 1234.5  0.5]"),
+        ([True, False], "[true false]"),
+        ([], "[]"),
+        (7, "7"),
+        ("go north", "go north"),
+        ({"shape": [8, 8, 3], "min": 0, "max": 255, "mean": 127.26}, "8×8×3 of 0 … 255, mean 127.3"),
+    ],
+)
+def test_values_of_a_leaf(value, text):
+    assert vector(value) == text
+
+
+@given(st.lists(st.lists(CELLS, min_size=1, max_size=4), min_size=1, max_size=5))
+def test_columns_line_up(rows):
+    lines = Table(rows).lines()
+    for row, line in zip(rows, lines, strict=True):
+        texts = [cell.text if isinstance(cell, Styled) else cell for cell in line]
+        assert "".join(texts).split() == " ".join(map(clean, row)).split()
+        assert not "".join(texts).endswith(" ") or clean(row[-1]).endswith(" ")
+
+
+def test_columns_begin_below_each_other_also_after_wide_characters():
+    lines = Table([["日本", "x"], ["ab", "y"], ["abcdef", "z"]]).lines()
+    plain = ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines]
+    assert plain == ["日本    x", "ab      y", "abcdef  z"]
+
+
+def test_one_column_gives_way_in_a_narrow_terminal():
+    (line,) = Table([["name", "a long text that has no room here", "end"]], elastic=1).lines(30)
+    text = "".join(cell.text if isinstance(cell, Styled) else cell for cell in line)
+    assert text == "name  a long text that h…  end"
+    assert width_of(text) <= 30
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a\x1b[31mb", r"a\x1b[31mb"), ("a\nb", r"a\nb"), ("é ✓", "é ✓"), ("\x9b", r"\x9b")]
+)
+def test_control_characters_are_shown(text, shown):
+    assert clean(text) == shown
+
+
+def _box(low, high, dtype="float64"):
+    return {
+        "type": "Box",
+        "dtype": dtype,
+        "shape": [len(low)] if isinstance(low, list) else [],
+        "low": low,
+        "high": high,
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (_box([-1, -1], [1, 1], "float32"), "Box(2) float32 [-1, 1]"),
+        (_box(["-inf"], ["inf"]), "Box(1) float64 unbounded"),
+        (_box([-1, -2], [1, 1]), "Box(2) float64 within [-2, 1]"),
+        (_box(["-inf", -2], ["inf", 1]), "Box(2) float64 bounded in part"),
+        (_box(0, 1), "Box() float64 [0, 1]"),
+        ({"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}, "Discrete(4)"),
+        ({"type": "Discrete", "dtype": "int64", "start": 2, "n": 5}, "Discrete(5, start 2)"),
+        ({"type": "MultiDiscrete", "nvec": [3, 4], "start": [0, 0]}, "MultiDiscrete([3, 4])"),
+        ({"type": "MultiBinary", "n": [2, 2]}, "MultiBinary([2, 2])"),
+        ({"type": "Text", "max_length": 9, "min_length": 1, "charset": "ab"}, "Text(max_length 9, min_length 1)"),
+        ({"type": "Dict", "subspaces": {"a": _box(0, 1)}}, "Dict(a: Box() float64 [0, 1])"),
+        ({"type": "Tuple", "subspaces": [{"type": "MultiBinary", "n": 3}, _box(0, 1)]},
+         "Tuple(MultiBinary(3), Box() float64 [0, 1])"),
+    ],
+)  # fmt: skip
+def test_spaces(space, text):
+    assert space_text(space) == text

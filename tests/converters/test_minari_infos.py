@@ -1,0 +1,281 @@
+"""Infos of every kind: with and without a row at reset, missing, nested, text; and what cannot be kept."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rbtool.core.dataset import TedReader
+from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
+from rbtool.core.verbs.convert import ConvertResult, convert
+
+SPACE = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+LENGTHS = [4, 1, 6]
+Infos = Callable[[int], dict[str, Any]]
+
+KEPT: dict[str, Infos] = {
+    "list of floats": lambda rows: {"x": [0.5 * row for row in range(rows)]},
+    "list of bools": lambda rows: {"x": [row % 2 == 1 for row in range(rows)]},
+    "array of two": lambda rows: {"x": np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)},
+    "list of arrays": lambda rows: {"x": [np.arange(3) + row for row in range(rows)]},
+    "list of scalars": lambda rows: {"x": [np.float32(row) for row in range(rows)]},
+    "nested": lambda rows: {"a": {"b": list(range(rows)), "c": {"d": [float(row) for row in range(rows)]}}},
+    "tuple": lambda rows: {"a": (list(range(rows)), [float(row) for row in range(rows)])},
+    "ordered dicts": lambda rows: {"a": [OrderedDict(p=float(row), q=row) for row in range(rows)]},
+    "constant text": lambda rows: {"s": ["héllo"] * rows},
+    "text a step": lambda rows: {"s": [f"row {row}→" for row in range(rows)]},
+}
+HDF5_ONLY: dict[str, Infos] = {
+    "vector": lambda rows: {"x": np.arange(rows, dtype=np.int16)},
+    "complex": lambda rows: {"x": np.arange(rows) * (1 + 2j)},
+    "half": lambda rows: {"x": np.arange(rows, dtype=np.float16)},
+    "no row at reset": lambda rows: {"x": np.arange(1.0, rows), "y": np.arange(rows)},
+    "text without a row at reset": lambda rows: {"s": [f"row {row}" for row in range(rows - 1)]},
+    "empty group": lambda rows: {"e": {}, "x": np.arange(rows)},
+    "slash": lambda rows: {"a/b": np.arange(rows)},
+}
+ARROW_ONLY: dict[str, Infos] = {
+    "lists": lambda rows: {"x": [[row, 2 * row] for row in range(rows)]},
+    "none at reset": lambda rows: {"x": [None, *(float(row) for row in range(1, rows))]},
+    "no number at reset": lambda rows: {"x": [None, *range(1, rows)]},
+}
+
+
+def write(root: Path, infos: Infos | list[dict[str, Any] | None], data_format: str = "hdf5", **more: Any) -> Path:
+    draw = np.random.default_rng(3)
+    each = infos if isinstance(infos, list) else [infos(steps + 1) for steps in LENGTHS]
+    episodes = [
+        make_episode(SPACE, SPACE, steps, draw, infos=info, **more) for steps, info in zip(LENGTHS, each, strict=True)
+    ]
+    return write_minari(root, "made/infos-v0", SPACE, SPACE, episodes, data_format=data_format)
+
+
+def edit(folder: Path, change: Callable[[h5py.File], None]) -> None:
+    with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
+        change(file)
+
+
+def converted(folder: Path, tmp_path: Path) -> tuple[ConvertResult, TedReader]:
+    return convert(folder, tmp_path / "ted"), TedReader(tmp_path / "ted")
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+@pytest.mark.parametrize("name", KEPT)
+def test_kinds_that_every_storage_has(name: str, data_format: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, KEPT[name], data_format)
+    result = convert(folder, tmp_path / "ted")
+    assert assert_equals_minari(tmp_path / "ted", folder) > 0
+    assert result.dropped_keys == ()
+
+
+@pytest.mark.parametrize("name", HDF5_ONLY)
+def test_kinds_that_only_hdf5_has(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, HDF5_ONLY[name])
+    result = convert(folder, tmp_path / "ted")
+    assert assert_equals_minari(tmp_path / "ted", folder) > 0
+    assert result.dropped_keys == ()
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+@pytest.mark.parametrize("name", ARROW_ONLY)
+def test_kinds_that_only_arrow_has(name: str, data_format: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, ARROW_ONLY[name], data_format)
+    result = convert(folder, tmp_path / "ted")
+    assert assert_equals_minari(tmp_path / "ted", folder) > 0
+    assert result.dropped_keys == ()
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_an_arrow_vector_that_minari_itself_cannot_read(data_format: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, lambda rows: {"x": np.arange(rows)}, data_format)
+    _, reader = converted(folder, tmp_path)
+    assert reader.read(("info", "x"), 0, 4).tolist() == [0, 1, 2, 3]
+    assert reader.read(("next", "info", "x"), 0, 4).tolist() == [1, 2, 3, 4]
+
+
+def test_rows_after_steps_only_belong_to_next_and_are_counted(tmp_path: Path) -> None:
+    infos = [{"x": np.arange(1, 5)}, {"x": np.arange(7, 9)}, {"x": np.arange(11, 17)}]
+    result, reader = converted(write(tmp_path, infos), tmp_path)
+    assert reader.read(("next", "info", "x"), 0, 11).tolist() == [1, 2, 3, 4, 8, 11, 12, 13, 14, 15, 16]
+    assert reader.read(("info", "x"), 0, 11).tolist() == [0, 1, 2, 3, 7, 0, 11, 12, 13, 14, 15]
+    assert result.notes == ("info.x has no value at reset in 2 of 3 episodes: zero rows there",)
+
+
+def test_rows_missing_in_an_episode_are_zero_and_counted(tmp_path: Path) -> None:
+    infos = [{"x": np.arange(1, 6)}, None, {"x": np.arange(1, 8), "s": [f"row {row}" for row in range(7)]}]
+    folder = write(tmp_path, infos)
+    result, reader = converted(folder, tmp_path)
+    assert reader.read(("info", "x"), 3, 6).tolist() == [4, 0, 1]
+    assert reader.read(("next", "info", "s_length"), 3, 6).tolist() == [0, 0, 5]
+    assert result.notes == (
+        "info.s is missing in 2 of 3 episodes: empty rows there",
+        "info.x is missing in 1 of 3 episodes: zero rows there",
+    )
+
+
+def test_notes_count_the_episodes_chosen(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{"x": np.arange(5)}, None, {"x": np.arange(6)}])
+    assert convert(folder, tmp_path / "two", episodes="1:").notes == (
+        "info.x has no value at reset in 1 of 2 episodes: zero rows there",
+        "info.x is missing in 1 of 2 episodes: zero rows there",
+    )
+    assert convert(folder, tmp_path / "one", episodes="0").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("infos", "why"),
+    [
+        ([{"x": np.arange(5)}, {"x": np.arange(2.0)}, {}], "it is float64 [] in episode 1 and int64 [] in episode 0"),
+        (
+            [{"x": np.ones((5, 2))}, {"x": np.ones((2, 3))}, {}],
+            "it is float64 [3] in episode 1 and float64 [2] in episode 0",
+        ),
+        ([{"x": np.arange(5)}, {"x": np.arange(7)}, {}], "it has 7 rows in episode 1, which has 1 steps"),
+        ([{"x": 3}, {}, {}], "in episode 0 it is a single value, not one a step"),
+        ([{"x": np.arange(5)}, {"x": ["a", "b"]}, {}], "it is text in episode 1 and int64 [] in episode 0"),
+        (
+            [{"x": np.arange(5)}, {"x": {"y": np.arange(2)}}, {}],
+            "it is a column in some episodes and a group in others",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_named_with_the_reason(infos: list[dict[str, Any]], why: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, infos)
+    result, reader = converted(folder, tmp_path)
+    assert {"key": "info.x", "why": why} in result.dropped_keys
+    assert not [field for field in reader.fields if "info" in field.key]
+
+
+def _ragged(file: h5py.File) -> None:
+    rows = np.empty(5, object)
+    rows[:] = [np.arange(row, dtype=np.int32) for row in range(5)]
+    file["episode_0/infos"].create_dataset("x", data=rows, dtype=h5py.vlen_dtype(np.int32))
+
+
+def _strings_of_two(file: h5py.File) -> None:
+    file["episode_0/infos"].create_dataset("x", (5, 2), h5py.string_dtype())
+
+
+def _compound(file: h5py.File) -> None:
+    file["episode_0/infos"].create_dataset("x", (5,), np.dtype([("a", "i4"), ("b", "f4")]))
+
+
+def _latin(file: h5py.File) -> None:
+    file["episode_0/infos"].create_dataset("x", data=[b"caf\xe9"] * 5, dtype=h5py.string_dtype())
+
+
+def _long_double(file: h5py.File) -> None:
+    file["episode_0/infos"].create_dataset("x", (5,), np.longdouble)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_ragged, "in episode 0 its rows are arrays of different lengths"),
+        (_strings_of_two, "in episode 0 it holds strings in more than one dimension"),
+        (_compound, "in episode 0 its element type [('a', '<i4'), ('b', '<f4')] cannot be stored"),
+        (_latin, "'infos/x' of episode 0 is not UTF-8 text"),
+        (_long_double, "in episode 0 its element type float128 cannot be stored"),
+    ],
+)
+def test_hdf5_types_that_cannot_be_kept(change: Callable[[h5py.File], None], why: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}])
+    edit(folder, change)
+    (dropped,) = convert(folder, tmp_path / "ted").dropped_keys
+    assert dropped["key"] == "info.x"
+    assert why in dropped["why"]
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_arrow_types_that_cannot_be_kept(data_format: str, tmp_path: Path) -> None:
+    infos = [{"l": [[1]] * rows, "b": [None, *[True] * (rows - 1)], "r": [[0] * row for row in range(rows)],
+              "y": [b"\xff"] * rows, "n": [None] * rows} for rows in (5, 2, 7)]  # fmt: skip
+    result = convert(write(tmp_path, infos, data_format), tmp_path / "ted")
+    assert {dropped["key"]: dropped["why"] for dropped in result.dropped_keys} == {
+        "info.b": "in episode 0 it has no value in some rows",
+        "info.n": "in episode 0 it has no value in some rows",
+        "info.r": "in episode 0 its rows are lists of different lengths",
+        "info.y": "it holds byte strings",
+    }
+
+
+def test_text_that_is_constant_in_every_episode_belongs_to_the_episode(tmp_path: Path) -> None:
+    infos = [{"task": ["open"] * 5}, {}, {"task": ["shut"] * 6}]
+    _, reader = converted(write(tmp_path, infos), tmp_path)
+    assert reader.episode_text == [{"info.task": "open"}, {}, {"info.task": "shut"}]
+    assert not [field for field in reader.fields if "task" in field.key]
+
+
+def test_a_group_beside_the_known_ones_is_kept_as_state(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}])
+    rows = {f"episode_{n}": np.random.default_rng(n).normal(size=(steps + 1, 3)) for n, steps in enumerate(LENGTHS)}
+    edit(
+        folder,
+        lambda file: [file.create_dataset(f"{name}/state/qpos", data=data) for name, data in rows.items()] and None,
+    )
+    _, reader = converted(folder, tmp_path)
+    found = reader.read(("next", "state", "qpos"), 5, 11)
+    np.testing.assert_array_equal(found, rows["episode_2"][1:])
+    assert {field.role for field in reader.fields if field.key[-1] == "qpos"} == {"state"}
+
+
+def test_names_that_are_taken_get_a_trailing_underscore(tmp_path: Path) -> None:
+    names = ("shape", "device", "_type", "meta.json", "x.memmap")
+    infos = [{name: np.arange(rows) + spot for spot, name in enumerate(names)} for rows in (5, 2, 7)]
+    folder = write(tmp_path, infos)
+    tops = ("next", "done", "reward", "observation", "info", "index")
+    edit(folder, lambda file: [file.create_dataset(f"episode_0/{top}", data=np.arange(5)) for top in tops] and None)
+    result, reader = converted(folder, tmp_path)
+    expected = {f"info.{name}": f"info.{name}_" for name in names} | {name: f"{name}_" for name in tops}
+    assert result.renamed_keys == expected
+    assert reader.read(("info", "device_"), 0, 3).tolist() == [1, 2, 3]
+    assert reader.read(("next", "next_"), 0, 3).tolist() == [1, 2, 3]
+
+
+def test_a_name_that_a_length_needs_is_renamed(tmp_path: Path) -> None:
+    infos = [{"s": [f"{row}" for row in range(rows)], "s_length": np.arange(rows)} for rows in (5, 2, 7)]
+    result, reader = converted(write(tmp_path, infos), tmp_path)
+    assert result.renamed_keys == {"info.s_length": "info.s_length_"}
+    assert reader.read(("info", "s_length_"), 0, 4).tolist() == [0, 1, 2, 3]
+    assert reader.read(("info", "s_length"), 0, 4).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+def test_seeds_and_options_are_kept(data_format: str, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, [{}, {}, {}], data_format, seed=2**63 + 5, options={"a": 1, "deep": {"b": [1, 2], "c": "text"}}
+    )
+    _, reader = converted(folder, tmp_path)
+    assert reader.episodes.seed.tolist() == [2**63 + 5] * 3
+    assert reader.episodes.has_seed.all()
+    (text, *_) = reader.episode_text or []
+    assert {name: json.loads(value) for name, value in text.items()} == {
+        "options.a": 1, "options.deep.b": [1, 2], "options.deep.c": "text"
+    }  # fmt: skip
+
+
+def test_without_a_seed_there_is_none(tmp_path: Path) -> None:
+    _, reader = converted(write(tmp_path, [{}, {}, {}]), tmp_path)
+    assert not reader.episodes.has_seed.any()
+    assert reader.episode_text is None
+
+
+def test_other_attributes_of_an_episode_are_kept_as_json(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}])
+
+    def change(file: h5py.File) -> None:
+        file["episode_1"].attrs["solved"] = np.bool_(True)
+        file["episode_2"].attrs["seed"] = -4
+
+    edit(folder, change)
+    _, reader = converted(folder, tmp_path)
+    assert reader.episode_text == [{}, {"attributes.solved": "true"}, {"attributes.seed": "-4"}]
+    assert reader.episodes.has_seed.tolist() == [False] * 3

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rbtool.core.errors import UsageError
+from rbtool.core.preprocess import find_function
+from rbtool.core.preprocess.failures import error_text
+from rbtool.core.preprocess.functions import PickledFunction
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def prep(folder: Path, text: str) -> Path:
+    path = folder / "prep.py"
+    path.write_text(text)
+    return path
+
+
+def test_a_function_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("OFFSET = 40")
+    path = prep(tmp_path, "from beside import OFFSET\ndef add(x):\n    return x + OFFSET\n")
+    function = find_function(f"{path}:add")
+    assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py"])
+    assert pickle.loads(pickle.dumps(function.portable())).load()(2) == 42
+
+
+def test_a_file_is_run_anew_each_time_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = prep(tmp_path, "def f(x): return 1")
+    function, before = find_function(f"{path}:f"), find_function(f"{path}:f").inputs()
+    assert function.load()(0) == 1
+    prep(tmp_path, "def f(x): return 2")
+    assert function.load()(0) == 2
+    assert function.inputs() != before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["prep.py"]
+
+
+def test_names_may_have_dots_and_files_dataclasses(tmp_path: Path) -> None:
+    text = """
+from __future__ import annotations
+from dataclasses import dataclass
+@dataclass
+class Scale:
+    factor: int = 3
+    def __call__(self, x): return x * self.factor
+class All:
+    scale = Scale()
+"""
+    assert find_function(f"{prep(tmp_path, text)}:All.scale").load()(5) == 15
+
+
+def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_function("math:sqrt").load()(9) == 3
+    assert find_function("os.path:basename").load()("a/b") == "b"
+    (tmp_path / "only_here_51.py").write_text("def f(x): return x")
+    monkeypatch.chdir(tmp_path)
+    assert find_function("only_here_51:f").load()(7) == 7
+    del sys.modules["only_here_51"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("prep.py", "'prep.py' is not understood"),
+        (":f", "':f' is not understood"),
+        ("prep.py:", "'prep.py:' is not understood"),
+        ("nowhere/prep.py:f", "there is no file nowhere/prep.py"),
+    ],
+)
+def test_names_that_say_nothing(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_function(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("def normalise(x): ...", "normalize", "has no function 'normalize'; did you mean 'normalise'?"),
+        ("def normalise(x): ...", "zzz", "has no function 'zzz'; it has normalise"),
+        ("import os", "zzz", "has no function 'zzz'$"),
+        ("f = 3", "f", "'f' in .* is a int, a function is expected"),
+        ("def f(x:", "f", "cannot be imported: SyntaxError: "),
+        ("import nowhere_51", "f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_51'"),
+        ("1 / 0", "f", "cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_files_without_the_function(tmp_path: Path, text: str, name: str, message: str) -> None:
+    function = find_function(f"{prep(tmp_path, text)}:{name}")
+    with pytest.raises(UsageError, match=message):
+        function.load()
+
+
+def test_modules_without_the_function() -> None:
+    with pytest.raises(UsageError, match=r"module math has no function 'sqrtt'; did you mean 'sqrt'\?"):
+        find_function("math:sqrtt").load()
+    with pytest.raises(UsageError, match="module nowhere_51 cannot be imported: ModuleNotFoundError"):
+        find_function("nowhere_51:f").load()
+
+
+def test_closures_travel_with_what_they_enclose() -> None:
+    offset = 5
+    function = find_function(lambda x: x + offset)
+    assert function.label.endswith("test_closures_travel_with_what_they_enclose.<locals>.<lambda>")
+    assert function.inputs() == {}
+    assert function.load()(1) == 6
+    assert pickle.loads(pickle.dumps(function.portable())).load()(1) == 6
+
+
+def test_what_cannot_be_pickled_says_what_to_do() -> None:
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="cannot be sent to worker processes: TypeError") as caught:
+        find_function(lambda x: lock).portable()
+    assert "num_workers=0" in caught.value.hint
+
+
+def test_what_does_not_load_elsewhere() -> None:
+    function = PickledFunction("there:f", b"cnowhere_51\nf\n.")
+    with pytest.raises(UsageError, match="there:f does not load in a worker process: ModuleNotFoundError"):
+        function.load()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("x"), "KeyError 'x'"),
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError("y" * 400), f"ValueError: {'y' * 300}…"),
+        (StopIteration(), "StopIteration"),
+    ],
+)
+def test_errors_in_one_line(error: Exception, text: str) -> None:
+    assert error_text(error) == text

@@ -1,0 +1,255 @@
+"""What comes out of preprocess, against the same function on the whole dataset at once. One process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import rbtool
+from rbtool.core.checkpoint import open_steps, save_checkpoint
+from rbtool.core.dataset import ENV_METADATA, Manifest, TedReader
+from rbtool.core.ted import EndReason, state_keys
+from rbtool.core.testing.datasets import write_plan
+from rbtool.core.testing.storages import same
+from rbtool.core.testing.strategies import dataset_plans
+from rbtool.core.testing.walks import write_walks
+
+EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
+STEPS = 20
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
+    return tmp_path / "walks"
+
+
+def run(source: Path, function, dest: Path, chunk_size: int = 7, **options):
+    return rbtool.preprocess(source, function, dest, num_workers=0, chunk_size=chunk_size, **options)
+
+
+def scaled(td):
+    td["observation"] *= 2
+    td["next", "observation"] = td["next", "observation"] * 2
+    return td
+
+
+def other_keys(td):
+    return {"sum": td["observation"].sum(-1), "next": {"bits": td["action"].bfloat16(), "reward": td["next", "reward"]}}
+
+
+def views(td):
+    return td.select("episode").set("a", td["observation"][:, ::2]).set("b", td["action"][:, :1].expand(-1, 4))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 20, 1000])
+@pytest.mark.parametrize("function", [scaled, other_keys, views])
+def test_chunks_give_what_the_whole_gives(walks: Path, tmp_path: Path, function, chunk_size: int) -> None:
+    whole = TensorDict.load_memmap(walks).clone()
+    result = run(walks, function, tmp_path / "made", chunk_size)
+    assert same(TensorDict.load_memmap(tmp_path / "made"), TensorDict(function(whole), [STEPS]))
+    assert (result.steps, result.episodes, result.path) == (STEPS, 4, tmp_path / "made")
+    open_steps(tmp_path / "made").verify_files()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=dataset_plans().filter(lambda plan: plan.lengths), chunk_size=st.integers(1, 9))
+def test_a_function_that_does_nothing_gives_the_same_content(
+    plan, chunk_size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("plans")
+    plan = replace(plan, jumps=(False,) * len(plan.lengths))  # a jump would be declared in the result
+    source = write_plan(plan, folder / "source")
+    result = run(folder / "source", lambda td: td, folder / "made", chunk_size)
+    made = Manifest.load(folder / "made")
+    assert result.content_digest == made.content_digest == source.content_digest
+    assert {field.key: field for field in made.fields} == {field.key: field for field in source.fields}
+    assert (made.ranges, made.boundary) == (source.ranges, source.boundary)
+    assert TedReader(folder / "made").documents() == TedReader(folder / "source").documents()
+
+
+def shaken(td):
+    """Change rewards, flags and observations here and there; the draws are seeded by the chunk."""
+    rows = len(td)
+    td["next", "reward"] *= torch.randn(rows, 1, dtype=td["next", "reward"].dtype)
+    td["next", "terminated"] ^= torch.rand(rows, 1) < 0.2
+    td["next", "truncated"] ^= torch.rand(rows, 1) < 0.2
+    td["next", "done"] = td["next", "terminated"] | td["next", "truncated"]
+    return td
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=dataset_plans(max_length=12).filter(lambda plan: plan.lengths), data=st.data())
+def test_the_episode_table_says_what_the_rows_say(plan, data, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("plans")
+    write_plan(plan, folder / "source")
+    steps = data.draw(st.integers(1, sum(plan.lengths)))
+    kept = data.draw(st.booleans())
+
+    def function(td):
+        td = shaken(td)
+        numbers = td["episode"] + torch.arange(len(td))
+        return td if kept else td.set("number", numbers).set(("next", "number"), numbers + 1)
+
+    run(folder / "source", function, folder / "made", data.draw(st.integers(1, 9)), num_frames=steps)
+    wrong = [found for found in rbtool.check(folder / "made").findings if found.rule in ("TED004", "TED010", "TED011")]
+    assert [found for found in wrong if found.severity == "error"] == []
+    reader = TedReader(folder / "made")
+    for row, explicit in enumerate(reader.episodes.explicit_next.tolist()):
+        start, length = int(reader.episodes.start[row]), int(reader.episodes.length[row])
+        assert explicit == any(
+            reader.read(("next", *key), start, start + length - 1).tobytes()
+            != reader.read(key, start + 1, start + length).tobytes()
+            for key in state_keys(reader.fields)
+        )
+
+
+def test_the_source_is_untouched_and_chunks_own_their_memory(walks: Path, tmp_path: Path) -> None:
+    def wipe(td):
+        for value in td.values(include_nested=True, leaves_only=True):
+            value.zero_()
+        return td
+
+    run(walks, wipe, tmp_path / "made")
+    TedReader(walks).verify_files()
+    assert not TensorDict.load_memmap(tmp_path / "made")["next", "reward"].any()
+
+
+def test_returns_and_ends_follow_the_function_and_reasons_stay_where_flags_do(walks: Path, tmp_path: Path) -> None:
+    def function(td):
+        td["next", "reward"] = torch.ones(len(td), 1, dtype=torch.bfloat16)
+        td["next", "truncated"] |= td["episode"].eq(0).unsqueeze(-1)
+        return td
+
+    result = run(walks, function, tmp_path / "made", 4)
+    table = open_steps(tmp_path / "made").episodes
+    assert table.total_reward.tolist() == [6, 1, 9, 4]
+    assert table.end_reason.tolist() == [EndReason.BOTH, EndReason.TRUNCATED, EndReason.END_OF_FILE, EndReason.BOTH]
+    assert result.boundary == {
+        "terminated": 0, "truncated": 1, "both": 2, "end_of_file": 1, "inferred": 0, "explicit_next": 0
+    }  # fmt: skip
+    assert result.notes == ()
+
+
+def test_without_reward_and_flags_the_source_has_the_say(walks: Path, tmp_path: Path) -> None:
+    run(walks, lambda td: td.select("observation"), tmp_path / "made")
+    before, after = (open_steps(path).episodes.columns() for path in (walks, tmp_path / "made"))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_ends_without_a_flag_are_noted(walks: Path, tmp_path: Path) -> None:
+    def function(td):
+        td["next", "truncated"].zero_()
+        return td
+
+    result = run(walks, function, tmp_path / "made")
+    assert "2 episodes end with neither terminated nor truncated" in result.notes[0]
+    assert open_steps(tmp_path / "made").episodes.end_reason.tolist() == [0, 3, 3, 0]
+
+
+@pytest.mark.parametrize(("steps", "lengths", "reason"), [(20, [6, 1, 9, 4], 2), (7, [6, 1], 1), (11, [6, 1, 4], 3)])
+def test_the_first_steps_only(walks: Path, tmp_path: Path, steps: int, lengths: list[int], reason: int) -> None:
+    ends = []
+
+    def look(td):
+        ends.extend((td["next", "truncated"] & td["next", "done"]).squeeze(-1).tolist())
+        return td
+
+    result = run(walks, look, tmp_path / "made", num_frames=steps)
+    table = open_steps(tmp_path / "made").episodes
+    assert (result.steps, table.length.tolist(), int(table.end_reason[-1])) == (steps, lengths, reason)
+    assert len(ends) == steps
+    assert ends[-1] == (steps != 6)
+    assert len(open_steps(tmp_path / "made").episode_text or []) == len(lengths)
+    whole = TensorDict.load_memmap(walks)[:steps]
+    assert same(TensorDict.load_memmap(tmp_path / "made")["observation"], whole["observation"])
+    assert float(table.total_reward[-1]) == pytest.approx(float(whole["next", "reward"][-lengths[-1] :].sum()))
+
+
+def test_the_return_of_a_cut_episode_is_counted_anew_even_without_reward(walks: Path, tmp_path: Path) -> None:
+    run(walks, lambda td: td.select("action"), tmp_path / "made", num_frames=11)
+    expected = TensorDict.load_memmap(walks)["next", "reward"][7:11].sum()
+    assert float(open_steps(tmp_path / "made").episodes.total_reward[-1]) == pytest.approx(float(expected))
+
+
+def test_what_the_result_says_of_itself(walks: Path, tmp_path: Path) -> None:
+    prep = tmp_path / "prep.py"
+    prep.write_text("def same(td): return td")
+    run(walks, f"{prep}:same", tmp_path / "made", num_frames=9)
+    source, made = Manifest.load(walks), Manifest.load(tmp_path / "made")
+    step = made.provenance[-1]
+    assert made.provenance[:-1] == source.provenance
+    assert (step.verb, step.arguments) == (
+        "preprocess",
+        {"function": "prep.py:same", "chunk_size": 7, "num_frames": 9},
+    )
+    assert step.inputs["content_digest"] == source.content_digest
+    assert step.inputs["prep.py"].startswith("xxh3-128:")
+    assert (made.request.source, made.request.id) == ("preprocess", source.request.id)
+    assert made.request.asked == str(walks)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_space_is_kept_only_while_it_fits(tmp_path: Path, changed: bool) -> None:
+    write_walks(tmp_path / "walks", EPISODES)
+    manifest = Manifest.load(tmp_path / "walks")
+    assert "observation" in manifest.spaces
+
+    def function(td):
+        return td.set("observation", td["observation"].float()) if changed else td
+
+    result = run(tmp_path / "walks", function, tmp_path / "made")
+    made = Manifest.load(tmp_path / "made")
+    assert made.spaces == ({} if changed else manifest.spaces)
+    assert result.notes == (("the observation space no longer fits the data: left out",) if changed else ())
+    assert TedReader(tmp_path / "made").documents().keys() - {ENV_METADATA} == {"metadata.json"}
+
+
+def test_roles_are_the_sources_where_keys_are(walks: Path, tmp_path: Path) -> None:
+    run(walks, lambda td: td.set("goal", td["action"]), tmp_path / "made")
+    roles = {field.name: field.role for field in Manifest.load(tmp_path / "made").fields}
+    assert {name: roles[name] for name in ("action", "info.success", "next.reward", "goal")} == {
+        "action": "action",
+        "info.success": "info",
+        "next.reward": "reward",
+        "goal": "observation",
+    }
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "h5"])
+def test_checkpoints_are_read_as_they_are(walks: Path, tmp_path: Path, form: str) -> None:
+    saved = tmp_path / f"saved.{form}"
+    with open_steps(walks) as reader:
+        save_checkpoint(reader, saved, form)
+    one, other = run(saved, scaled, tmp_path / "one"), run(walks, scaled, tmp_path / "other")
+    assert one.content_digest == other.content_digest
+
+
+def test_a_tensordict_folder_without_a_manifest_is_read(walks: Path, tmp_path: Path) -> None:
+    TensorDict.load_memmap(walks).clone().memmap(tmp_path / "plain")
+    result = run(tmp_path / "plain", scaled, tmp_path / "made")
+    assert (result.steps, result.episodes) == (STEPS, 4)
+
+
+def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_path: Path) -> None:
+    import random
+
+    def noise(td):
+        draws = torch.rand(len(td)) + random.random() + np.random.rand()  # noqa: NPY002
+        return {"noise": draws}
+
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    found = [torch.rand(())]
+    digests = {run(walks, noise, tmp_path / f"{number}").content_digest for number in range(2)}
+    assert len(digests) == 1
+    assert torch.equal(torch.stack([*found, torch.rand(())]), expected)
+    assert TensorDict.load_memmap(tmp_path / "0")["noise"].unique().numel() == STEPS

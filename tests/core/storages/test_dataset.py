@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rbtool import TensorStorage
+from rbtool.core.dataset import (
+    MANIFEST,
+    DatasetBuilder,
+    EpisodeRow,
+    Origin,
+    Request,
+    TedReader,
+    digest_file,
+    leaf_path,
+)
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool.core.storages import StepStorage, dataset_tensors
+from rbtool.core.ted import DTYPES, EndReason, Field
+from rbtool.core.testing.storages import StorageTests, same
+from rbtool.core.testing.walks import write_walks
+
+EPISODES = [(4, "terminated"), (1, "truncated"), (5, "open")]
+ROWS = 10
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
+    return tmp_path / "walks"
+
+
+def every_type(folder: Path) -> Path:
+    fields = [Field((name,), name, (2,), "observation") for name in DTYPES]
+    fields += [Field(("deep", "empty"), "float32", (0, 3), "info"), Field(("scalar",), "int64", (), "info")]
+    draw = np.random.default_rng(0)
+    with DatasetBuilder(folder, fields) as builder:
+        columns = {field.key: draw.integers(0, 2, (ROWS, *field.shape)).astype(field.numpy) for field in fields}
+        columns["scalar",] = np.arange(ROWS)
+        builder.append(columns)
+        row = EpisodeRow(0, ROWS, 0.0, True, False, EndReason.TERMINATED)
+        builder.finish([row], Origin(Request("test", "test", "types")))
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {str(path): digest_file(path) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("copy_on_write", [True, False])
+def test_every_leaf_is_mapped_value_for_value(tmp_path: Path, copy_on_write: bool) -> None:
+    path = every_type(tmp_path / "types")
+    tensors, reader = dataset_tensors(path, copy_on_write=copy_on_write), TedReader(path)
+    assert tensors.batch_size == (ROWS,)
+    for field in reader.fields:
+        tensor = tensors[field.key]
+        assert (str(tensor.dtype), tensor.shape) == (f"torch.{field.dtype}", (ROWS, *field.shape))
+        bits = tensor.view(torch.uint16) if field.dtype == "bfloat16" else tensor
+        assert np.array_equal(bits.numpy(), reader.read(field.key, 0, ROWS))
+
+
+def test_an_edit_in_place_never_reaches_the_disk(walks: Path) -> None:
+    before, tensors = files_of(walks), dataset_tensors(walks)
+    storage = TensorStorage(tensors)
+    storage[:]["observation"].fill_(-1)
+    storage.set(0, storage[9])
+    tensors["next", "reward"] += 5
+    assert tensors["observation"].eq(-1).all()
+    assert files_of(walks) == before
+    assert not dataset_tensors(walks)["observation"].eq(-1).any()
+
+
+def test_a_dataset_without_write_permission_opens(walks: Path) -> None:
+    for path in walks.rglob("*.memmap"):
+        path.chmod(0o444)
+    dataset_tensors(walks)["observation"][0] = 1.0
+
+
+def test_maps_that_cannot_be_written_need_no_data_memory(tmp_path: Path) -> None:
+    code = """
+import os, resource, sys
+import torch
+from rbtool.core.storages import dataset_tensors
+used = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + (8 << 20), -1))
+print(dataset_tensors(sys.argv[1], copy_on_write=False)["x"][-1].tolist())
+try:
+    dataset_tensors(sys.argv[1])
+except OSError as error:
+    print(error.strerror)
+"""
+    field = Field(("x",), "float64", (1 << 10,), "observation")
+    with DatasetBuilder(tmp_path / "big", [field]) as builder:
+        for chunk in range(16):
+            builder.append({("x",): np.full((256, 1 << 10), float(chunk))})
+        row = EpisodeRow(0, 4096, 0.0, True, False, EndReason.TERMINATED)
+        builder.finish([row], Origin(Request("test", "test", "big")))
+    command = [sys.executable, "-c", code, str(tmp_path / "big")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.stdout.splitlines()[0].startswith("[15.0, 15.0")
+    assert done.stdout.splitlines()[1] == "Cannot allocate memory"
+
+
+def test_a_cut_file_is_refused_not_mapped(walks: Path) -> None:
+    path = walks / leaf_path(("observation",))
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CorruptDataError, match=r"239 bytes, 240 are expected"):
+        dataset_tensors(walks)
+    path.unlink()
+    with pytest.raises(CorruptDataError, match="missing"):
+        dataset_tensors(walks)
+
+
+def test_what_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        dataset_tensors(tmp_path)
+
+
+class TestStepStorage(StorageTests):
+    writes = False
+
+    @pytest.fixture(autouse=True)
+    def opened(self, walks: Path) -> None:
+        self.path = walks
+
+    def make(self) -> StepStorage:
+        return StepStorage(TedReader(self.path))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [3, -1, slice(2, 9, 3), slice(5, 2), [9, 0, 0, 1, 2, 8], torch.tensor([[1, 2], [9, 1]]), torch.arange(10) > 6],
+    ids=str,
+)
+def test_rows_read_from_disk_are_those_of_the_mapped_tensors(tmp_path: Path, index: object) -> None:
+    path = every_type(tmp_path / "types")
+    found, expected = StepStorage(TedReader(path))[index], dataset_tensors(path)[index]
+    assert found.batch_size == expected.batch_size
+    assert same(found, expected)
+
+
+def test_rows_on_disk_cannot_be_written(walks: Path) -> None:
+    storage = StepStorage(TedReader(walks))
+    with pytest.raises(RuntimeError, match="is read-only"):
+        storage[0] = storage[1]
+    with pytest.raises(RuntimeError, match="is read-only"):
+        storage._empty()
+
+
+def test_a_state_belongs_to_its_contents(walks: Path, tmp_path: Path) -> None:
+    write_walks(tmp_path / "other", EPISODES, seed=1)
+    other = StepStorage(TedReader(tmp_path / "other"))
+    with pytest.raises(RuntimeError, match="belongs to other data"):
+        other.load_state_dict(StepStorage(TedReader(walks)).state_dict())
+
+
+def test_another_layout_is_refused(walks: Path) -> None:
+    manifest = dataclasses.replace(TedReader(walks).manifest, layout="flat")
+    (walks / MANIFEST).unlink()
+    manifest.save(walks)
+    with pytest.raises(FormatError, match="has layout flat"):
+        dataset_tensors(walks)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import pickle
+from collections import namedtuple
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
+
+from rbtool import TensorStorage
+from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.testing.storages import StorageTests, same
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@tensorclass
+class Step:
+    observation: torch.Tensor
+    action: torch.Tensor
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+def steps(rows: int = 10) -> TensorDict:
+    inner = {"observation": numbers(rows, 3) + 0.5, "reward": -numbers(rows, 1, dtype=torch.float64)}
+    return TensorDict({"action": numbers(rows, 2, dtype=torch.int16), "next": inner}, [rows])
+
+
+def tree() -> dict:
+    return {"a": numbers(10, dtype=torch.uint16), "b": [numbers(10, 2), (numbers(10, 1, dtype=torch.uint8) > 4,)]}
+
+
+class TestOfTensors(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(numbers(10, 2))
+
+
+class TestOfUnsigned(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(numbers(10, dtype=torch.int64).view(torch.uint64))
+
+
+class TestOfTensorDicts(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(steps())
+
+
+class TestOfTrees(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(tree())
+
+
+class TestOfTensorClasses(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(Step(numbers(10, 3), numbers(10), batch_size=[10]))
+
+
+class TestOfTwoDimensions(StorageTests):
+    def make(self) -> TensorStorage:
+        return TensorStorage(TensorDict({"x": numbers(10, 4, 3), "y": numbers(10, 4)}, [10, 4]), ndim=2)
+
+
+class TestPartlyFilled(StorageTests):
+    def make(self) -> TensorStorage:
+        storage = TensorStorage(steps(25))
+        rows = storage[:10].clone()
+        storage._empty()
+        storage.set(range(10), rows)
+        storage._last_cursor = None
+        return storage
+
+
+def test_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="found None"):
+        TensorStorage(None)
+
+
+@pytest.mark.parametrize("max_size", [9, 11])
+def test_another_max_size_is_refused(max_size: int) -> None:
+    with pytest.raises(ValueError, match=f"max_size is {max_size}, but the tensors hold 10"):
+        TensorStorage(steps(), max_size)
+
+
+def test_max_size_of_two_dimensions_counts_elements() -> None:
+    data = numbers(4, 3)
+    assert TensorStorage(data, 12, ndim=2).max_size == TensorStorage(data, 4, ndim=2).max_size == 12
+
+
+def test_the_device_is_that_of_the_data() -> None:
+    meta = torch.empty(3, device="meta")
+    with pytest.raises(UsageError, match="on meta, not on cpu"):
+        TensorStorage(meta)
+    assert TensorStorage(meta, device="auto").device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("text", "the data is a str"),
+        ({}, "found no tensor"),
+        ({"a": torch.zeros(3), "b": {"c": torch.zeros(4)}}, r"found \[3\], \[4\]"),
+        ({"a": torch.zeros(3), "b": 1.0}, "the entry 'b' is a float"),
+        (torch.tensor(1.0), r"found \[\]"),
+        (TensorDict({"a": NonTensorData("x")}, [3]), "the entry 'a' is a NonTensorData"),
+        (TensorDict({"a": NonTensorStack(*"xyz")}, [3]), "the entry 'a' is a NonTensorStack"),
+        (LazyStackedTensorDict(steps(2), steps(2)), "rows need not lie together"),
+    ],
+)
+def test_what_cannot_be_wrapped(data: object, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        TensorStorage(data)
+
+
+def test_reading_keeps_the_kind() -> None:
+    tensorclass_row = TensorStorage(Step(numbers(10, 3), numbers(10), batch_size=[10]))[[3]]
+    assert type(tensorclass_row) is Step
+    found = TensorStorage(Pair(numbers(10), {"x": numbers(10)}))[2:4]
+    assert type(found) is Pair
+    assert found.left.tolist() == found.right["x"].tolist() == [2, 3]
+
+
+def test_batch_sizes() -> None:
+    storage = TensorStorage(TensorDict({"x": numbers(10, 4, 3)}, [10, 4]), ndim=2)
+    chosen = storage[torch.tensor([0, 1, 9]), torch.tensor([3, 2, 0])]
+    assert [storage[0].batch_size, storage[1:3].batch_size, chosen.batch_size] == [(4,), (2, 4), (3,)]
+    assert storage[torch.zeros(2, 5, dtype=torch.int64)].batch_size == (2, 5, 4)
+    assert chosen["x"][:, 0].tolist() == [9, 18, 108]
+
+
+@pytest.mark.parametrize("index", [(0, 0), torch.zeros(10, 3, dtype=torch.bool)])
+def test_indices_do_not_reach_into_rows(index: object) -> None:
+    with pytest.raises(IndexError):
+        TensorStorage(steps())[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.bool])
+def test_every_element_type_is_gathered_and_written(dtype: torch.dtype) -> None:
+    data = (numbers(6, 2, dtype=torch.int64) % 2).to(dtype)
+    storage = TensorStorage(data.clone())
+    assert same(storage[[5, 1]], torch.stack([data[5], data[1]]))
+    storage[torch.tensor([0, 4])] = data[1:3]
+    storage[5] = data[0]
+    assert same(storage[[0, 4, 5]], torch.cat([data[1:3], data[:1]]))
+
+
+def test_gathered_rows_are_fresh_and_slices_are_views() -> None:
+    storage = TensorStorage(steps())
+    storage[torch.tensor([2])]["next", "observation"].zero_()
+    assert storage[2]["next", "observation"].tolist() == [6.5, 7.5, 8.5]
+    storage[2:3]["next", "observation"].zero_()
+    assert storage[2]["next", "observation"].tolist() == [0, 0, 0]
+
+
+def test_later_rows_win_where_a_cursor_repeats() -> None:
+    storage = TensorStorage(torch.zeros(10, dtype=torch.int64))
+    storage.set(torch.arange(25) % 10, torch.arange(25))
+    assert storage[:].tolist() == [20, 21, 22, 23, 24, 15, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("kind", [list, lambda rows: LazyStackedTensorDict(*rows)])
+def test_rows_one_by_one(kind) -> None:
+    storage, rows = TensorStorage(steps()), [steps()[row] for row in (9, 8, 7)]
+    storage.set([2, 0, 4], kind(rows))
+    assert same(storage[[2, 0, 4]], steps()[[9, 8, 7]])
+    with pytest.raises(SchemaError, match="3 rows given for 2 places"):
+        storage.set([0, 1], kind(rows))
+
+
+def without(key: tuple[str, ...]) -> TensorDict:
+    return steps(2).exclude(key)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (steps(3), r"action is torch.int16 \[3, 2\], expected torch.int16 \[2, 2\]"),
+        (without(("next", "reward")), "the entry 'next' has the entries observation, expected are observation, reward"),
+        (steps(2).set("extra", torch.zeros(2)), "the data has the entries action, next, extra"),
+        (steps(2).set("action", numbers(2, 2)), "action is torch.float32"),
+        (numbers(2), "the data is a Tensor"),
+        ({"action": numbers(2, 2, dtype=torch.int16), "next": 1}, "the entry 'next' is a int"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(data: object, message: str) -> None:
+    storage = TensorStorage(steps())
+    with pytest.raises(RuntimeError, match=message):
+        storage.set([0, 1], data)
+    assert same(storage[:], steps())
+    assert storage.revision == 0
+
+
+def test_holes_are_refused_and_growth_is_counted() -> None:
+    storage = TensorStorage(numbers(10))
+    storage._empty()
+    storage.set(torch.tensor([1, 0]), numbers(2))
+    with pytest.raises(SchemaError, match="row 4 cannot be written yet: only 2 rows"):
+        storage.set(4, torch.tensor(1.0))
+    with pytest.raises(SchemaError, match="row 9 cannot be written yet"):
+        storage.set([2, 9], numbers(2))
+    storage[0] = torch.tensor(5.0)
+    assert storage[:].tolist() == [5, 0]
+    storage.set(slice(1, 5), numbers(4))
+    assert storage[:].tolist() == [5, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cursor", [10, [3, 10], slice(8, 12)])
+def test_the_capacity_is_kept(cursor: object) -> None:
+    with pytest.raises(SchemaError):
+        TensorStorage(numbers(10)).set(cursor, numbers(4)[: len(cursor)] if isinstance(cursor, list) else numbers(4))
+
+
+def test_elements_of_two_dimensions_are_written() -> None:
+    storage = TensorStorage(numbers(4, 3), ndim=2)
+    storage[torch.tensor([0, 3]), torch.tensor([2, 1])] = torch.tensor([-1.0, -2.0])
+    assert storage[:].tolist() == [[0, 1, -1], [3, 4, 5], [6, 7, 8], [9, -2, 11]]
+    assert len(storage) == 12
+
+
+def test_flattening_takes_the_valid_part_in_order() -> None:
+    storage = TensorStorage(TensorDict({"x": numbers(4, 3)}, [4, 3]), ndim=2)
+    storage._empty()
+    storage.set([0, 1], {"x": numbers(2, 3)})
+    flat = storage.flatten()
+    assert (flat.max_size, len(flat), flat[:]["x"].tolist()) == (6, 6, [0, 1, 2, 3, 4, 5])
+
+
+def test_contains_takes_tensors() -> None:
+    found = TensorStorage(numbers(10)).contains(torch.tensor([[0, 9], [10, -1]]))
+    assert found.tolist() == [[True, True], [False, False]]
+    pairs = torch.tensor([[3, 2], [4, 0], [0, 3]])
+    assert TensorStorage(numbers(4, 3), ndim=2).contains(pairs).tolist() == [True, False, False]
+
+
+def test_state_names_leaves_with_dots() -> None:
+    state = TensorStorage(steps()).state_dict()
+    assert list(state["_storage"]) == ["action", "next.observation", "next.reward"]
+    assert (state["_len"], state["initialized"]) == (10, True)
+    with pytest.raises(SchemaError, match="written alike"):
+        TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("other", "length", "message"),
+    [
+        (steps(11), 10, r"action is torch.int16 \[11, 2\], expected torch.int16 \[10, 2\]"),
+        (steps(10).exclude("action"), 10, "the state holds next.observation, next.reward; this storage holds action"),
+        (steps(10), 11, "counts 11 elements; this storage has room for 10"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(other: TensorDict, length: int, message: str) -> None:
+    storage = TensorStorage(steps())
+    with pytest.raises(SchemaError, match=message):
+        storage.load_state_dict(TensorStorage(other).state_dict() | {"_len": length})
+    assert same(storage[:], steps())
+
+
+def test_loading_takes_over_values_and_length() -> None:
+    saved, storage = TensorStorage(steps() + 1), TensorStorage(steps())
+    storage.load_state_dict(saved.state_dict() | {"_len": 4})
+    assert same(storage[:], (steps() + 1)[:4])
+
+
+def test_memory_mapped_contents_are_wrapped_not_copied() -> None:
+    mapped = steps().memmap()
+    storage = TensorStorage(mapped)
+    storage[0] = steps()[9]
+    assert mapped[0]["action"].tolist() == [18, 19]
+    assert type(storage[[0]]["action"]) is torch.Tensor
+
+
+def test_pickled_whole() -> None:
+    storage = TensorStorage({"a": numbers(10), "b": [numbers(10, 2, dtype=torch.int16)]})
+    storage.set(0, storage[1])
+    other = pickle.loads(pickle.dumps(storage))
+    assert same(other[:], storage[:])
+    assert (other._last_cursor, other.revision) == (0, 1)
+    other[2] = other[3]
+    assert same(other[2], storage[3])
+    assert same(storage[2], TensorStorage(storage._storage)[2])

@@ -1,0 +1,166 @@
+"""Every rule on one damaged and one sound dataset."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.dataset import EPISODES, Manifest, TedReader, leaf_path
+from rbtool.core.testing.walks import write_walks
+
+EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
+Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
+
+
+def _edit(folder: Path, name: str, change: Change) -> None:
+    """Change the array of a leaf in place, behind the manifest's back."""
+    key = tuple(name.split("."))
+    with TedReader(folder) as reader:
+        array = reader.read(key, 0, reader.manifest.steps)
+    change(array)
+    (folder / leaf_path(key)).write_bytes(array.tobytes())
+
+
+def _edit_table(folder: Path, column: str, row: int, value: Any) -> None:
+    path = folder / EPISODES / f"{column}.memmap"
+    array = np.frombuffer(path.read_bytes(), TedReader(folder).episodes.columns()[column].dtype).copy()
+    array[row] = value
+    path.write_bytes(array.tobytes())
+
+
+def _put(index: Any, value: Any) -> Change:
+    def change(array: np.ndarray) -> None:  # type: ignore[type-arg]
+        array[index] = value
+
+    return change
+
+
+def _found(folder: Path) -> dict[str, str]:
+    """Findings of the rules about data by rule; the digests are wrong too, of course."""
+    return {f"{f.rule} {f.severity}": f.message for f in rbtool.check(folder).findings if f.rule != "TED013"}
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES_OF_TEN)
+    return tmp_path / "walks"
+
+
+def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
+    result = rbtool.check(walks)
+    assert result.findings == ()
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 13, ())
+    assert not result.failed("warn")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "change", "rule", "message"),
+    [
+        ("next.done", _put(4, True), "TED003 error", r"1 of 31 steps: .* \(first: step 4, episode 0\)"),
+        ("next.observation", _put(14, 0.5), "TED004 error", r"1 of 31 .* next.observation .*step 14, episode 1"),
+        ("observation", _put((25, 2), np.nan), "TED004 error", r"next.observation is not .*step 24, episode 2"),
+        ("next.done", _put(19, False), "TED006 error", r"1 episodes end without done .*step 19, episode 1"),
+        ("next.done", _put(3, True), "TED006 warning", r"1 of 31 steps are done inside .*step 3, episode 0"),
+        ("next.reward", _put(7, np.nan), "TED007 error", r"next.reward is NaN .* 1 of 31 steps .*step 7, episode 0"),
+        ("next.reward", _put(7, -np.inf), "TED007 error", "next.reward is NaN or infinite"),
+        ("action", _put(slice(None), 0), "TED008 warning", "action is zero everywhere"),
+        ("action", _put((slice(None), 1), 3), "TED009 warning", r"action\[1\] never changes"),
+        ("episode", _put(12, 5), "TED010 error", r"the row of step 12, episode 1 says it belongs to episode 5"),
+        ("next.reward", _put(0, 99.0), "TED010 error", r"episode 0 returns .*, the table says"),
+        ("next.terminated", _put(9, False), "TED010 error", r"terminated of step 9, episode 0 differs"),
+    ],
+)
+def test_damage_is_found_where_it_is(walks: Path, leaf: str, change: Change, rule: str, message: str) -> None:
+    _edit(walks, leaf, change)
+    found = _found(walks)
+    assert rule in found
+    import re
+
+    assert re.search(message, found[rule]), found[rule]
+
+
+def test_every_row_counts_whatever_the_chunks(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _edit(walks, "next.observation", _put([3, 14, 22], 0.5))
+    whole = _found(walks)
+    small = lambda self, size=0: ((a, min(a + 4, 31)) for a in range(0, 31, 4))  # noqa: E731
+    monkeypatch.setattr(TedReader, "chunks", small)
+    assert _found(walks) == whole
+    assert "3 of 31 steps" in whole["TED004 error"]
+
+
+def test_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
+    _edit(walks, "next.observation", _put(14, 0.5))
+    _edit_table(walks, "explicit_next", 1, True)
+    found = _found(walks)
+    assert "TED004 error" not in found
+    assert "as the episode table says" in found["TED004 warning"]
+
+
+def test_one_episode_cut_in_two_is_noticed(tmp_path: Path, walks: Path) -> None:
+    with TedReader(walks) as reader:
+        first = {name: reader.read(name, 10, 11) for name in (("observation",), ("info", "success"))}
+    _edit(walks, "next.observation", _put(9, first[("observation",)][0]))
+    assert "TED005 warning" not in _found(walks)
+    _edit(walks, "next.info.success", _put(9, first[("info", "success")][0]))
+    assert "step 9, episode 0" in _found(walks)["TED005 warning"]
+
+
+def test_data_never_written_are_an_error(walks: Path) -> None:
+    for leaf in ("observation", "next.observation", "action"):
+        _edit(walks, leaf, _put(slice(None), 0))
+    assert "never written" in _found(walks)["TED008 error"]
+
+
+@pytest.mark.parametrize(("column", "value"), [("length", 9), ("start", 3), ("length", 0)])
+def test_a_table_that_does_not_add_up_is_an_error(walks: Path, column: str, value: int) -> None:
+    _edit_table(walks, column, 1, value)
+    assert "TED010 error" in _found(walks)
+
+
+def _rewrite(folder: Path, **changes: Any) -> None:
+    """Replace the manifest by one that differs, with a digest that fits."""
+    from dataclasses import replace
+
+    manifest = replace(Manifest.load(folder), **changes)
+    (folder / ".rbtool" / "manifest.json").unlink()
+    manifest.save(folder)
+
+
+def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
+    from dataclasses import replace
+
+    kept = [field for field in Manifest.load(walks).fields if field.name not in {"next.truncated", "action"}]
+    kept = [replace(field, shape=()) if field.name == "next.reward" else field for field in kept]
+    _rewrite(walks, fields=tuple(kept))
+    for name in ("next/truncated.memmap", "action.memmap"):
+        (walks / name).unlink()
+    rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
+    assert ("TED011", f"{walks / 'action.memmap'} is missing; 248 bytes are expected there") in rules
+    from rbtool.core.ted.checks import SchemaRule, SingletonRule
+
+    messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
+    assert messages == [
+        "there is no 'next.truncated'",
+        "there is no 'action'",
+        "'next.reward' has rows of shape [], a trailing 1 is expected",
+    ]
+
+
+def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
+    path = walks / "observation.memmap"
+    path.write_bytes(path.read_bytes()[:-8])
+    result = rbtool.check(walks)
+    assert {finding.rule for finding in result.findings} == {"TED011", "TED012"}
+    assert len(result.skipped) == 10
+    assert result.failed()
+
+
+def test_a_changed_byte_is_found_by_its_digest(walks: Path) -> None:
+    path = walks / ".rbtool" / "source" / "metadata.json"
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    [finding] = rbtool.check(walks).findings
+    assert (finding.rule, finding.severity) == ("TED013", "error")
+    assert "metadata.json was changed" in finding.message

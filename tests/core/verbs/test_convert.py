@@ -1,0 +1,258 @@
+"""`convert`: what it publishes, when it leaves things alone, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tensordict import TensorDict
+
+from rbtool.core.dataset import Manifest, TedReader, fs
+from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
+from rbtool.core.testing.minari import assert_equals_minari
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.convert import convert
+from rbtool.core.verbs.results import to_document
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+CARTPOLE = DATA / "cartpole" / "scripted-v0"
+
+
+class Heard:
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int | None, str]] = []
+        self.steps = 0
+        self.ended = 0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.said.append((label, total, unit))
+
+    def advance(self, amount: int) -> None:
+        self.steps += amount
+
+    def done(self, remark: str = "") -> None:
+        self.ended += 1
+
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_the_result_says_what_there_is(tmp_path: Path) -> None:
+    heard = Heard()
+    result = convert(CARTPOLE, tmp_path / "ted", progress=heard)
+    assert heard.said == [("converting", 4864, "steps")]
+    assert (heard.steps, heard.ended) == (4864, 1)
+    assert (result.kind, result.path, result.source) == ("convert", tmp_path / "ted", CARTPOLE)
+    assert (result.steps, result.episodes, result.layout) == (4864, 12, "ted")
+    assert result.bytes == sum(record.size for record in Manifest.load(tmp_path / "ted").files)
+    assert sum(result.boundary.values()) == 12
+    assert result.boundary["end_of_file"] == 0
+    assert not result.already_there
+    assert not result.dry_run
+    assert json.loads(json.dumps(to_document(result), allow_nan=False))["kind"] == "convert"
+
+
+def test_the_manifest_says_where_it_comes_from(tmp_path: Path) -> None:
+    convert(CARTPOLE, tmp_path / "ted", episodes="2,0:2")
+    manifest = Manifest.load(tmp_path / "ted")
+    assert (manifest.request.source, manifest.request.id) == ("minari", "cartpole/scripted-v0")
+    assert (manifest.request.episodes, manifest.request.origin) == ("0:3", "file")
+    (step,) = manifest.provenance
+    assert (step.verb, dict(step.arguments)) == ("convert", {"path": str(CARTPOLE), "episodes": "0:3"})
+    assert sorted(step.inputs) == ["main_data.hdf5", "metadata.json"]
+    assert manifest.resolved_revision
+    assert manifest.spaces["action"] == {"type": "Discrete", "dtype": "int64", "start": 0, "n": 2}
+
+
+def test_the_sources_own_metadata_are_kept(tmp_path: Path) -> None:
+    convert(CARTPOLE, tmp_path / "ted")
+    with TedReader(tmp_path / "ted") as reader:
+        documents = reader.documents()
+        reader.verify_files()
+    assert documents["metadata.json"] == (CARTPOLE / "data" / "metadata.json").read_bytes()
+    assert json.loads(documents["env_metadata.json"])["env_spec"]["id"] == "CartPole-v1"
+
+
+def test_tensordict_opens_the_result(tmp_path: Path) -> None:
+    convert(DATA / "griddict" / "random-infos-v0", tmp_path / "ted")
+    loaded = TensorDict.load_memmap(tmp_path / "ted")
+    assert loaded.batch_size == (181,)
+    assert loaded["next", "observation", "agent", "pos"].shape == (181, 2)
+
+
+def test_a_second_time_nothing_is_written(tmp_path: Path) -> None:
+    first = convert(CARTPOLE, tmp_path / "ted")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    second = convert(CARTPOLE, tmp_path / "ted")
+    assert second.already_there
+    assert second.content_digest == first.content_digest
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_same_source_elsewhere_gives_the_same_dataset(tmp_path: Path) -> None:
+    first = convert(CARTPOLE, tmp_path / "one")
+    copy = shutil.copytree(CARTPOLE, tmp_path / "copy")
+    assert convert(copy / "data", tmp_path / "two").content_digest == first.content_digest
+    assert convert(copy, tmp_path / "one").already_there
+
+
+@pytest.mark.parametrize("episodes", [None, ":", "0:"])
+def test_all_episodes_by_any_name_are_the_whole(episodes: str | None, tmp_path: Path) -> None:
+    convert(CARTPOLE, tmp_path / "ted")
+    assert convert(CARTPOLE, tmp_path / "ted", episodes=episodes).already_there
+
+
+def test_chosen_episodes(tmp_path: Path) -> None:
+    result = convert(CARTPOLE, tmp_path / "ted", episodes="10:12,3")
+    assert (result.episodes, result.steps) == (3, 17 + 500 + 500)
+    assert assert_equals_minari(tmp_path / "ted", CARTPOLE, [3, 10, 11]) > 0
+
+
+@pytest.mark.parametrize(
+    ("episodes", "sentence"),
+    [
+        ("12", "asks for episode 12, which is not there"),
+        ("a", "is not understood"),
+        ("", "is not"),
+        ("5:5", "holds no"),
+    ],
+)
+def test_episodes_that_make_no_sense(episodes: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        convert(CARTPOLE, tmp_path / "ted", episodes=episodes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _other_source(source: Path, dest: Path) -> str:
+    shutil.rmtree(dest)
+    convert(DATA / "pendulum" / "random-v0", dest)
+    return "is dataset minari:pendulum/random-v0, not minari:cartpole/scripted-v0"
+
+
+def _other_episodes(source: Path, dest: Path) -> str:
+    shutil.rmtree(dest)
+    convert(source, dest, episodes="0:2")
+    return "is dataset minari:cartpole/scripted-v0, episodes 0:2, not minari:cartpole/scripted-v0"
+
+
+def _changed_source(source: Path, dest: Path) -> str:
+    path = source / "data" / "metadata.json"
+    path.write_text(path.read_text().replace("scripted", "SCRIPTED").replace("cartpole/SCRIPTED", "cartpole/scripted"))
+    return "was made from another state of the source"
+
+
+def _missing_file(source: Path, dest: Path) -> str:
+    (dest / "action.memmap").unlink()
+    return "is damaged: action.memmap is missing or has not the 38,912 bytes it should"
+
+
+def _cut_file(source: Path, dest: Path) -> str:
+    os.truncate(dest / "next" / "reward.memmap", 100)
+    return "is damaged: next/reward.memmap is missing or has not"
+
+
+def _changed_manifest(source: Path, dest: Path) -> str:
+    path = dest / ".rbtool" / "manifest.json"
+    path.write_text(path.read_text().replace("4864", "4865"))
+    return "is damaged ("
+
+
+DIFFERENCES = (_other_source, _other_episodes, _changed_source, _missing_file, _cut_file, _changed_manifest)
+
+
+@pytest.mark.parametrize("change", DIFFERENCES)
+def test_what_is_there_and_differs_is_replaced_by_force_only(change: object, tmp_path: Path) -> None:
+    source, dest = shutil.copytree(CARTPOLE, tmp_path / "source"), tmp_path / "ted"
+    convert(source, dest)
+    why = change(source, dest)  # type: ignore[operator]
+    before = tree(dest)
+    with pytest.raises(UsageError) as caught:
+        convert(source, dest)
+    assert caught.value.message.startswith(f"{dest} is there already and {why}")
+    assert caught.value.hint == "add --force to replace it"
+    assert tree(dest) == before
+    assert not convert(source, dest, force=True).already_there
+    assert assert_equals_minari(dest, CARTPOLE) > 0
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_not_ours_is_never_replaced(force: bool, tmp_path: Path) -> None:
+    (tmp_path / "ted").mkdir()
+    (tmp_path / "ted" / "thesis.tex").write_text("all of it")
+    with pytest.raises(UsageError, match="is not an rbtool dataset"):
+        convert(CARTPOLE, tmp_path / "ted", force=force)
+    assert tree(tmp_path) == {"ted/thesis.tex": b"all of it"}
+
+
+@pytest.mark.parametrize("place", ["", "data", "data/inside", "inside", "..", "link/inside"])
+def test_source_and_destination_may_not_lie_one_in_the_other(place: str, tmp_path: Path) -> None:
+    source = shutil.copytree(CARTPOLE, tmp_path / "deep" / "source")
+    (tmp_path / "deep" / "source" / "link").symlink_to(source / "data")
+    before = tree(tmp_path)
+    with pytest.raises(UsageError, match="lie one in the other"):
+        convert(source, source / place, force=True)
+    assert tree(tmp_path) == before
+
+
+def test_a_dry_run_writes_nothing_and_says_what_there_would_be(tmp_path: Path) -> None:
+    dry = convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True, episodes="3:8")
+    assert list(tmp_path.iterdir()) == []
+    wet = convert(CARTPOLE, tmp_path / "deep" / "ted", episodes="3:8")
+    assert (dry.dry_run, dry.content_digest) == (True, None)
+    assert (dry.steps, dry.episodes, dry.boundary) == (wet.steps, wet.episodes, wet.boundary)
+    assert abs(dry.bytes - wet.bytes) < 8192
+    again = convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True, episodes="3:8")
+    assert (again.already_there, again.dry_run) == (True, True)
+    with pytest.raises(UsageError, match="is there already"):
+        convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True)
+
+
+def test_too_little_room_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
+    with pytest.raises(OutOfSpaceError, match=r"1,000 bytes free, \d+,\d+ are needed"):
+        convert(CARTPOLE, tmp_path / "ted")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
+    write_walks(tmp_path / "ted", [(3, "open")])
+    before = tree(tmp_path)
+
+    class Stop(Heard):
+        def advance(self, amount: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(CARTPOLE, tmp_path / "ted", force=True, progress=Stop())
+    assert tree(tmp_path) == before
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+        convert(tmp_path / "no", tmp_path / "ted")
+    with pytest.raises(FormatError, match="is in no format that is known here"):
+        convert(tmp_path, tmp_path / "ted")
+
+
+def test_a_dataset_without_episodes(tmp_path: Path) -> None:
+    from gymnasium import spaces
+
+    from rbtool.core.testing.minari import write_minari
+
+    source = write_minari(tmp_path, "made/none-v0", spaces.Box(0, 1, (3,)), spaces.Discrete(2), [])
+    result = convert(source, tmp_path / "ted")
+    assert (result.steps, result.episodes) == (0, 0)
+    with TedReader(tmp_path / "ted") as reader:
+        assert reader.read(("next", "observation"), 0, 0).shape == (0, 3)
+    assert TensorDict.load_memmap(tmp_path / "ted").batch_size == (0,)

@@ -1,0 +1,72 @@
+"""The demo as a function: what it makes, what it leaves alone, and a second run."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.dataset import TedReader
+from rbtool.core.verbs.demo import DemoResult
+from rbtool.core.verbs.recordings import RECORDINGS, minari_folder
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
+    """A whole demo."""
+    return rbtool.demo(tmp_path_factory.mktemp("demo") / "here")
+
+
+def _returns(folder: Path) -> np.ndarray:  # type: ignore[type-arg]
+    return TedReader(folder).episodes.total_reward
+
+
+def test_both_environments_are_taken_all_the_way(result: DemoResult) -> None:
+    assert [one.name for one in result.datasets] == [f"minari:{recording.id}" for recording in RECORDINGS]
+    for one in result.datasets:
+        loaded = rbtool.inspect(one.loaded)
+        assert (loaded.content_digest, loaded.steps) == (one.normalised_digest, one.steps)
+        assert {rbtool.inspect(path).layout for path in one.checkpoints.values()} == set(one.checkpoints)
+        assert rbtool.inspect(one.name, root=result.root).content_digest == one.content_digest
+        assert one.normalised_digest != one.content_digest
+
+
+def test_the_episodes_are_those_of_the_environments(result: DemoResult) -> None:
+    cart, pendulum = (one.dataset for one in result.datasets)
+    assert len(np.unique(TedReader(cart).episodes.length)) > 10
+    assert np.array_equal(_returns(cart), TedReader(cart).episodes.length)  # CartPole pays 1 a step
+    assert (TedReader(pendulum).episodes.length == 200).all()
+    assert -500 < _returns(pendulum).mean() < 0  # it does learn to stand: at random it is about -1200
+
+
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_the_variable_of_the_caller_comes_back(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
+    if before:
+        monkeypatch.setenv("MINARI_DATASETS_PATH", before)
+    with minari_folder(tmp_path):
+        assert os.environ["MINARI_DATASETS_PATH"] == str(tmp_path)
+    assert os.environ.get("MINARI_DATASETS_PATH") == before
+
+
+def test_a_second_run_keeps_recordings_and_edits(result: DemoResult) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (result.folder / "minari").rglob("*")}
+    prep = result.folder / "prep.py"
+    prep.write_text(prep.read_text().replace("2.4", "1.2"))
+    again = rbtool.demo(result.folder)
+    assert {path: path.stat().st_mtime_ns for path in (result.folder / "minari").rglob("*")} == before
+    assert [one.content_digest for one in again.datasets] == [one.content_digest for one in result.datasets]
+    assert again.datasets[0].normalised_digest != result.datasets[0].normalised_digest
+    assert again.datasets[1].normalised_digest == result.datasets[1].normalised_digest
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(rbtool.UsageError, match="left alone"):
+        rbtool.demo(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(rbtool.UsageError, match="left alone"):
+        rbtool.demo(tmp_path / "mine.txt")

@@ -1,0 +1,128 @@
+"""`download --local`: where it looks, where it puts things, and what it says if there is nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from rbtool.core.dataset import Manifest
+from rbtool.core.errors import DatasetNotFoundError, UsageError
+from rbtool.core.testing.minari import assert_equals_minari
+from rbtool.core.verbs.convert import convert
+from rbtool.core.verbs.download import download
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shutil.copytree(DATA, tmp_path / "minari cache")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
+    return Path(folder)
+
+
+@pytest.mark.parametrize("name", ["D4RL/door/human-v2", "cartpole/scripted-v0", "cartpole/scripted-arrow-v0"])
+def test_into_the_folder_of_its_id(name: str, cache: Path, tmp_path: Path) -> None:
+    result = download("minari", name, local=True)
+    assert (result.kind, result.path) == ("download", tmp_path / "home" / "minari" / name)
+    assert (result.source, result.id, result.fetched_from) == ("minari", name, cache / name)
+    assert (result.request["origin"], result.request["asked"]) == ("local", f"minari:{name}")
+    assert assert_equals_minari(result.path, DATA / name) > 0
+
+
+def test_the_same_content_as_convert_gives(cache: Path, tmp_path: Path) -> None:
+    one = download("minari", "tuple/trunc-v0", local=True, root=tmp_path / "root")
+    assert one.path == tmp_path / "root" / "minari" / "tuple" / "trunc-v0"
+    assert convert(DATA / "tuple" / "trunc-v0", tmp_path / "ted").content_digest == one.content_digest
+    assert convert(DATA / "tuple" / "trunc-v0", one.path).already_there
+
+
+def test_a_part_has_a_folder_of_its_own(cache: Path) -> None:
+    whole = download("minari", "tuple/trunc-v0", local=True)
+    part = download("minari", "tuple/trunc-v0", local=True, episodes="1:3")
+    name, _, digits = part.path.name.partition("@")
+    assert (name, len(digits), int(digits, 16) >= 0) == ("trunc-v0", 8, True)
+    assert part.path.parent == whole.path.parent
+    assert download("minari", "tuple/trunc-v0", local=True, episodes="2,1").already_there
+    assert Manifest.load(part.path).request.episodes == "1:3"
+
+
+def test_a_second_time_it_is_there_already(cache: Path) -> None:
+    assert not download("minari", "tuple/trunc-v0", local=True).already_there
+    assert download("minari", "tuple/trunc-v0", local=True).already_there
+    assert not download("minari", "tuple/trunc-v0", local=True, force=True).already_there
+
+
+def test_a_dry_run_writes_nothing(cache: Path, tmp_path: Path) -> None:
+    result = download("minari", "tuple/trunc-v0", local=True, dry_run=True)
+    assert (result.steps, result.dry_run) == (48, True)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_default_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(DATA / "tuple", tmp_path / ".minari" / "datasets" / "tuple")
+    assert download("minari", "tuple/trunc-v0", local=True, root=tmp_path / "root").steps == 48
+
+
+def test_the_network_is_not_touched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **more: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert download("minari", "cartpole/single-episode-v0", local=True).episodes == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("D4RL/door/human-v9", "there is D4RL/door/human-v2"),
+        ("D4RL/door/human", "there is D4RL/door/human-v2"),
+        ("cartpole/scriptd-v0", "cartpole/scripted-v0"),
+        ("cartpole", "cartpole/"),
+        ("xyzzy-v0", "MINARI_DATASETS_PATH names the folder, if it is another"),
+    ],
+)
+def test_a_missing_one_names_the_folder_and_what_is_near(name: str, hint: str, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError) as caught:
+        download("minari", name, local=True)
+    assert f"{cache} has no dataset {name!r}: looked in {cache / name}" in caught.value.message
+    assert hint in caught.value.hint
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_cache_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no"))
+    with pytest.raises(DatasetNotFoundError, match=f"{tmp_path}/no has no dataset"):
+        download("minari", "a/b-v0", local=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x-v0", "a/../../x-v0", "/etc", "~/x", "a//b", "", ".", "a\\b", ".hidden/x"])
+def test_ids_that_could_leave_the_folder(name: str, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a dataset id"):
+        download("minari", name, local=True)
+    assert not (tmp_path / "home").exists()
+
+
+def test_without_local_and_from_elsewhere(cache: Path) -> None:
+    with pytest.raises(UsageError, match="from the local cache only") as caught:
+        download("minari", "tuple/trunc-v0")
+    assert caught.value.hint == "add --local"
+    with pytest.raises(UsageError, match="source 'd4rl' is unknown; known are minari"):
+        download("d4rl", "x", local=True)
+
+
+def test_a_dataset_that_calls_itself_otherwise_is_noted(cache: Path) -> None:
+    path = cache / "tuple" / "trunc-v0" / "data" / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset_id": "other/name-v3"}))
+    result = download("minari", "tuple/trunc-v0", local=True)
+    assert result.notes == ("the dataset calls itself other/name-v3",)
+    assert result.request["id"] == "tuple/trunc-v0"

@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.dataset import TedReader
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.results import to_document
+
+EPISODES = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    folder = tmp_path / "walks" / "test-v0"
+    folder.parent.mkdir()
+    write_walks(folder, EPISODES)
+    return folder
+
+
+def test_the_summary_is_that_of_the_data(walks: Path, tmp_path: Path) -> None:
+    result = rbtool.inspect("walks:test-v0", root=tmp_path)
+    assert (result.name, result.type, result.layout) == ("walks:test-v0", "dataset", "ted")
+    assert (result.steps, result.episodes) == (25, 4)
+    assert result.ends.to_dict() == {
+        "terminated": 1, "truncated": 1, "both": 1, "end_of_file": 1, "inferred": 0, "explicit_next": 0,
+    }  # fmt: skip
+    assert (result.length.min, result.length.mean, result.length.max) == (1, 6.25, 10)
+    assert sum(result.length.histogram) == 4
+    with TedReader(walks) as reader:
+        returns = reader.episodes.total_reward
+    assert (result.returns.min, result.returns.max) == (returns.min(), returns.max())
+    assert result.returns.mean == pytest.approx(returns.mean())
+    assert (
+        result.bytes
+        == sum(path.stat().st_size for path in walks.rglob("*") if path.is_file())
+        - (walks / ".rbtool" / "manifest.json").stat().st_size
+    )
+
+
+def test_fields_come_with_bytes_and_ranges(walks: Path) -> None:
+    fields = {".".join(field.key): field for field in rbtool.inspect(walks).fields}
+    observation = fields["observation"]
+    assert (observation.dtype, observation.shape, observation.bytes) == ("float64", (3,), 25 * 24)
+    with TedReader(walks) as reader:
+        values = reader.read(("observation",), 0, 25)
+    assert (observation.min, observation.max) == (values.min(), values.max())
+    assert (fields["next.done"].min, fields["next.done"].max) == (None, None)
+
+
+def test_one_episode_is_shown_row_by_row(walks: Path) -> None:
+    view = rbtool.inspect(walks, episode=2, head=2).episode
+    assert (view.episode, view.length, view.end) == (2, 4, "both")
+    assert [row.step for row in view.rows] == [0, 1, 3]
+    with TedReader(walks) as reader:
+        for row in view.rows:
+            for field in reader.fields:
+                expected = reader.read(field.key, 20 + row.step, 21 + row.step)[0]
+                np.testing.assert_array_equal(np.asarray(row.values[field.name], expected.dtype), expected)
+
+
+@pytest.mark.parametrize("head", [None, 10, 99])
+def test_without_a_small_head_every_row_is_shown(walks: Path, head: int | None) -> None:
+    assert [row.step for row in rbtool.inspect(walks, episode=0, head=head).episode.rows] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"episode": 4}, r"episode 4 is not there: there are 4 \(0 to 3\)"),
+        ({"episode": -1}, "episode -1 is not there"),
+        ({"episode": 0, "head": 0}, "--head is 0, it must be 1 or more"),
+        ({"head": 3}, "--head says how many steps"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(walks: Path, arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(rbtool.UsageError, match=message):
+        rbtool.inspect(walks, **arguments)
+
+
+def test_the_document_is_strict_json(walks: Path) -> None:
+    document = to_document(rbtool.inspect(walks, episode=0))
+    assert document == json.loads(json.dumps(document, allow_nan=False))
+    assert (document["schema"], document["kind"]) == (1, "inspect")
+    assert document["spaces"]["observation"]["low"] == "-inf"
+
+
+def test_only_manifest_and_episode_table_are_read(walks: Path) -> None:
+    before = rbtool.inspect(walks)
+    for path in walks.rglob("*.memmap"):
+        if ".rbtool" not in path.parts:
+            path.unlink()
+    assert rbtool.inspect(walks) == before
+
+
+def test_an_empty_dataset_has_no_spread(tmp_path: Path) -> None:
+    write_walks(tmp_path / "empty", [])
+    result = rbtool.inspect(tmp_path / "empty")
+    assert (result.steps, result.episodes, result.length, result.returns) == (0, 0, None, None)
+    assert rbtool.check(tmp_path / "empty").findings == ()

@@ -1,0 +1,299 @@
+"""What preprocess refuses, and that a refusal leaves everything as it was. One process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import rbtool
+from rbtool.core.dataset import Manifest, Staging, TedReader, fs
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.results import to_document
+
+EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
+    return tmp_path / "walks"
+
+
+def run(source: Path, function, dest: Path, **options):
+    return rbtool.preprocess(source, function, dest, **{"num_workers": 0, "chunk_size": 7} | options)
+
+
+def same(td):
+    return td
+
+
+def beside(dest: Path) -> list[str]:
+    return sorted(entry.name for entry in dest.parent.iterdir())
+
+
+def on_rows(change, first: int = 7):
+    """Make a function that returns every chunk as it is but the second one."""
+
+    def function(td):
+        return change(td) if int(td["episode"][0]) == 2 else td
+
+    return function
+
+
+def raise_value_error(td):
+    raise ValueError("singular matrix\nmore")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (raise_value_error, rbtool.RbtoolError, "failed on {}: ValueError: singular matrix"),
+        (
+            lambda td: td["observatoin"],
+            rbtool.RbtoolError,
+            "failed on {}: KeyError 'observatoin'. Fields here: action, ",
+        ),
+        (lambda td: sys.exit(3), rbtool.RbtoolError, "failed on {}: SystemExit: 3"),
+        (lambda td: None, rbtool.SchemaError, "on {}: it returned None"),
+        (lambda td: td[:3], rbtool.SchemaError, "on {}: it returned 3 rows of 'action' for 7 steps"),
+        (lambda td: td.exclude("action"), rbtool.SchemaError, "on {}: the result lacks action; every chunk must"),
+        (lambda td: td.set("new", td["action"]), rbtool.SchemaError, "on {}: the result has besides new; every"),
+        (
+            lambda td: td.set("action", td["action"].double()),
+            rbtool.SchemaError,
+            "on {}: 'action' came out as float64 [2], the first chunk had float32 [2]",
+        ),
+        (
+            lambda td: td.set("action", td["action"][:, :1]),
+            rbtool.SchemaError,
+            "on {}: 'action' came out as float32 [1], the first chunk had float32 [2]",
+        ),
+    ],
+)
+def test_a_function_that_fails_on_some_rows_is_told_which(walks: Path, tmp_path: Path, change, kind, message) -> None:
+    with pytest.raises(rbtool.RbtoolError) as caught:
+        run(walks, on_rows(change), tmp_path / "made")
+    assert type(caught.value) is kind
+    assert message.format("steps 7 to 13 (episode 2)") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert beside(walks) == ["walks"]
+    TedReader(walks).verify_files()
+
+
+def test_the_first_chunk_names_its_episodes_and_the_cause_is_kept(walks: Path, tmp_path: Path) -> None:
+    with pytest.raises(rbtool.RbtoolError, match=r"on steps 0 to 6 \(episodes 0 to 1\): ValueError") as caught:
+        run(walks, raise_value_error, tmp_path / "made")
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(rbtool.RbtoolError, match=r"on step 0 \(episode 0\): "):
+        run(walks, raise_value_error, tmp_path / "made", chunk_size=1)
+
+
+def test_an_interrupt_leaves_nothing_behind(walks: Path, tmp_path: Path) -> None:
+    def interrupt(td):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(walks, on_rows(interrupt), tmp_path / "made")
+    assert beside(walks) == ["walks"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "-1 workers asked for"),
+        ({"chunk_size": 0}, "chunks of 0 steps"),
+        ({"num_frames": 21}, "21 steps asked for"),
+        ({"num_frames": 0}, "0 steps asked for"),
+    ],
+)
+def test_numbers_that_make_no_sense(walks: Path, tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(rbtool.UsageError, match=message):
+        run(walks, same, tmp_path / "made", **options)
+    assert beside(walks) == ["walks"]
+
+
+@pytest.mark.parametrize("dest", ["walks", "walks/made", "."])
+def test_source_and_destination_lie_apart(walks: Path, tmp_path: Path, dest: str) -> None:
+    with pytest.raises(rbtool.UsageError, match="overlap; sources are never edited"):
+        run(walks, same, tmp_path / dest, force=True)
+
+
+def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(rbtool.DatasetNotFoundError):
+        run(tmp_path / "nothing", same, tmp_path / "made")
+
+
+def test_a_source_by_its_name_below_the_root(tmp_path: Path) -> None:
+    write_walks(tmp_path / "root" / "minari" / "walks" / "test-v0", EPISODES)
+    result = rbtool.preprocess("minari:walks/test-v0", same, tmp_path / "made", num_workers=0, root=tmp_path / "root")
+    assert (result.steps, result.source) == (20, tmp_path / "root" / "minari" / "walks" / "test-v0")
+    assert Manifest.load(tmp_path / "made").request.asked == "minari:walks/test-v0"
+
+
+def test_unpicklable_functions_run_in_one_process_only(walks: Path, tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(td):
+        with lock:
+            return td
+
+    with pytest.raises(rbtool.UsageError, match="cannot be sent to worker processes") as caught:
+        run(walks, locked, tmp_path / "made", num_workers=2)
+    assert "num_workers=0" in caught.value.hint
+    assert run(walks, locked, tmp_path / "made").steps == 20
+
+
+def test_what_is_there_is_kept_unless_forced(walks: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(rbtool.UsageError, match="is left alone"):
+        run(walks, same, tmp_path / "notes", force=True)
+    first = run(walks, same, tmp_path / "made")
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(walks, same, tmp_path / "made")
+    with pytest.raises(rbtool.RbtoolError):
+        run(walks, raise_value_error, tmp_path / "made", force=True)
+    assert Manifest.load(tmp_path / "made").content_digest == first.content_digest
+    second = run(walks, lambda td: td.select("action"), tmp_path / "made", force=True)
+    assert Manifest.load(tmp_path / "made").content_digest == second.content_digest != first.content_digest
+    assert beside(walks) == ["made", "notes", "walks"]
+
+
+def test_the_same_file_on_the_same_data_is_done_once(walks: Path, tmp_path: Path) -> None:
+    prep = tmp_path / "prep.py"
+    prep.write_text("def f(td): return td")
+    first = run(walks, f"{prep}:f", tmp_path / "made")
+    made_at = (tmp_path / "made").stat().st_ino
+    again = run(walks, f"{prep}:f", tmp_path / "made", num_workers=None)
+    assert (first.already_there, again.already_there, again.content_digest) == (False, True, first.content_digest)
+    assert (tmp_path / "made").stat().st_ino == made_at
+    assert not run(walks, f"{prep}:f", tmp_path / "made", force=True).already_there
+    for change in ({"chunk_size": 8}, {"num_frames": 20}):
+        with pytest.raises(rbtool.UsageError, match="is there already"):
+            run(walks, f"{prep}:f", tmp_path / "made", **change)
+    prep.write_text("def f(td): return dict(td)")
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(walks, f"{prep}:f", tmp_path / "made")
+
+
+def test_a_dry_run_shows_the_fields_and_writes_nothing(walks: Path, tmp_path: Path) -> None:
+    function = lambda td: {"a": td["action"].double(), "b": {"c": td["episode"]}}  # noqa: E731
+    result = run(walks, function, tmp_path / "deep" / "made", dry_run=True, num_frames=8)
+    assert (result.dry_run, result.steps, result.episodes, result.bytes) == (True, 8, 3, 8 * 24)
+    assert result.notes == ("a: float64 [2]", "b.c: int64 []")
+    assert beside(walks) == ["walks"]
+    run(walks, same, tmp_path / "made")
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(walks, same, tmp_path / "made", dry_run=True)
+
+
+def test_what_a_function_prints_is_no_result(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def chatty(td):
+        print("seen", len(td))
+        return td
+
+    run(walks, chatty, tmp_path / "made")
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == ("", ["seen 7", "seen 7", "seen 6"])
+
+
+def test_torch_has_one_thread_inside_and_what_it_had_outside(walks: Path, tmp_path: Path) -> None:
+    before, path, seen = torch.get_num_threads(), list(sys.path), []
+    torch.set_num_threads(3)
+    try:
+        run(walks, lambda td: seen.append(torch.get_num_threads()) or td, tmp_path / "made")
+        with pytest.raises(rbtool.UsageError, match="has no function"):
+            run(walks, "math:nothing", tmp_path / "other")
+        assert (set(seen), torch.get_num_threads(), sys.path) == ({1}, 3, path)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_want_of_space_is_seen_before_and_while_writing(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("pwrite", "fsync"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, full)
+            with pytest.raises(rbtool.OutOfSpaceError, match="no space is left"):
+                run(walks, same, tmp_path / "made")
+        assert beside(walks) == ["walks"]
+    usage = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(rbtool.OutOfSpaceError, match="100 bytes free"):
+        run(walks, same, tmp_path / "made")
+
+
+def test_a_source_replaced_in_the_meantime_is_noticed(walks: Path, tmp_path: Path) -> None:
+    write_walks(tmp_path / "other", EPISODES, seed=1)
+
+    def swap(td):
+        if (tmp_path / "other").exists():
+            fs.remove(walks)
+            (tmp_path / "other").rename(walks)
+        return td
+
+    with pytest.raises(rbtool.CorruptDataError, match="was replaced while it was read"):
+        run(walks, swap, tmp_path / "made")
+    assert beside(walks) == ["walks"]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_who_comes_second_takes_what_is_equal(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, equal: bool
+) -> None:
+    publish = Staging.publish
+
+    def slow(staging: Staging, name: str | None = None) -> bool:
+        monkeypatch.setattr(Staging, "publish", publish)
+        run(walks, same if equal else lambda td: td.select("action"), tmp_path / "made")
+        return publish(staging, name)
+
+    monkeypatch.setattr(Staging, "publish", slow)
+    if equal:
+        assert run(walks, same, tmp_path / "made").content_digest == Manifest.load(tmp_path / "made").content_digest
+    else:
+        with pytest.raises(rbtool.UsageError, match="was put there in the meantime"):
+            run(walks, same, tmp_path / "made")
+    assert beside(walks) == ["made", "walks"]
+
+
+def test_progress_hears_every_step(walks: Path, tmp_path: Path) -> None:
+    heard: list[object] = []
+
+    class Hear:
+        def start(self, label: str, total: int | None, unit: str) -> None:
+            heard.append((label, total, unit))
+
+        def advance(self, amount: int) -> None:
+            heard.append(amount)
+
+        def done(self, remark: str = "") -> None:
+            heard.append("done")
+
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+    run(walks, same, tmp_path / "made", progress=Hear())
+    assert heard == [("preprocessing", 20, "steps"), 7, 7, 6, "done"]
+
+
+def test_the_document(walks: Path, tmp_path: Path) -> None:
+    document = to_document(run(walks, same, tmp_path / "made"))
+    assert (document["kind"], document["source"], document["path"]) == (
+        "preprocess",
+        str(walks),
+        str(tmp_path / "made"),
+    )
+    assert (document["chunk_size"], document["num_workers"], document["steps"]) == (7, 0, 20)
+    assert document["function"].endswith("test_preprocess:same")

@@ -1,0 +1,197 @@
+"""Strikes a job at its n-th change of the file system, looks at what is left, and runs it again.
+
+    python runner.py WORK JOB [--fault kill|fill] [--every K] [--over]
+
+WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` (converted), `older/` and, where
+the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
+system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
+one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
+byte; a second run must succeed, give the same content and leave nothing behind. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rbtool
+from rbtool.core.checkpoint import open_steps
+
+WATCHED = {"rbtool.fs", "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
+
+
+def scale(rows: Any) -> Any:
+    """Preprocess function of the crash jobs."""
+    rows["observation"] = rows["observation"] * 2
+    return rows
+
+
+def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
+    data, source = work / "dataset", work / "source"
+    forms = ("ted", "flat", "nested", "h5")
+    jobs: dict[str, Callable[[Path], object]] = {
+        "convert": lambda dest: rbtool.convert(source, dest, force=True),
+        "preprocess": lambda dest: rbtool.preprocess(data, scale, dest, num_workers=0, chunk_size=40, force=True),
+        "preprocess-workers": lambda dest: rbtool.preprocess(
+            data, scale, dest, num_workers=2, chunk_size=40, force=True
+        ),
+    }
+    for form in forms:
+        jobs[f"save-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(data, dest, form=form, force=True)  # type: ignore[misc]
+        jobs[f"load-{form}"] = lambda dest, form=form: rbtool.checkpoint.load(work / f"saved-{form}", dest, force=True)  # type: ignore[misc]
+    return jobs
+
+
+def _forked(job: Callable[[Path], object], dest: Path, fault: Callable[[], None] | None, at: int) -> tuple[int, int]:
+    """Run the job in a child, with the fault at operation `at`; return its status and how many it counted."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 1
+        try:
+            _strike(fault, at, dest.parent, writing)
+            job(dest)
+            code = 0
+        except rbtool.OutOfSpaceError as error:
+            code = error.exit_code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        counted = len(pipe.read())
+    _, status = os.waitpid(child, 0)
+    return status, counted
+
+
+def _strike(fault: Callable[[], None] | None, at: int, watch: Path, pipe: int) -> None:
+    """Count the operations below `watch`, a byte into the pipe each, and call the fault at the n-th."""
+    count, prefix = 0, str(watch)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event not in WATCHED or not _changes(event, arguments, prefix):
+            return
+        count += 1
+        os.write(pipe, b".")
+        if count == at and fault is not None:
+            fault()
+
+    sys.addaudithook(hook)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fill(filler: Path) -> Callable[[], None]:
+    """Make a fault that leaves not one free block."""
+
+    def fill() -> None:
+        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
+        for size in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while os.write(descriptor, bytes(size)) == size:
+                    pass
+        os.close(descriptor)
+
+    return fill
+
+
+def _changes(event: str, arguments: tuple[Any, ...], prefix: str) -> bool:
+    """Tell whether an event changes something below the watched folder."""
+    if event == "open":
+        path, _, flags = arguments
+        return str(path).startswith(prefix) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return any(str(part).startswith(prefix) for part in arguments if isinstance(part, str | bytes | os.PathLike))
+
+
+def _state(dest: Path) -> str | None:
+    """Content digest of what is whole at the destination, None if nothing is there."""
+    if not dest.exists():
+        return None
+    with open_steps(dest) as reader:
+        reader.verify_files()
+        return reader.manifest.content_digest
+
+
+def _trial(job: Callable[[Path], object], out: Path, at: int, fault: str, old: str | None, new: str) -> str:
+    dest, filler = out / "result", out.parent / "filler"
+    status, _ = _forked(job, dest, _fill(filler) if fault == "fill" else _kill, at)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in ({0, 6} if fault == "fill" else {-signal.SIGKILL}), f"struck at operation {at}: exit {code}"
+    found = _state(dest)
+    assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
+    if fault == "fill":
+        _nothing_left(out, dest, at)
+        filler.unlink()
+    status, _ = _forked(job, dest, None, 0)
+    assert status == 0, f"struck at {at}: the second run failed"
+    assert _state(dest) == new, f"struck at {at}: the second run gave something else"
+    _nothing_left(out, dest, at)
+    return "new" if found == new else "old"
+
+
+def _nothing_left(out: Path, dest: Path, at: int) -> None:
+    left = sorted(path.name for path in out.iterdir() if path != dest)
+    assert not left, f"struck at {at}: {left} were left behind"
+
+
+def main() -> None:
+    """Strike one job at all its operations and print the counts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("job")
+    parser.add_argument("--fault", choices=["kill", "fill"], default="kill")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
+    options = parser.parse_args()
+    job = _jobs(options.work)[options.job]
+    if options.job.startswith("preprocess"):
+        importlib.import_module("tensordict")  # once here, not in every child
+    new, operations = _reference(job, options.work, over=options.over)
+    seen = {"old": 0, "new": 0}
+    for at in sorted({*range(1, operations + 1, options.every), operations}):
+        out = options.work / f"out-{at}"
+        out.mkdir()
+        old = _put_older(options.work, out / "result") if options.over else None
+        seen[_trial(job, out, at, options.fault, old, new)] += 1
+        shutil.rmtree(out)
+    print(json.dumps({"operations": operations, **seen}))
+
+
+def _reference(job: Callable[[Path], object], work: Path, *, over: bool) -> tuple[str, int]:
+    out = work / "reference"
+    out.mkdir()
+    if over:
+        _put_older(work, out / "result")
+    status, operations = _forked(job, out / "result", None, 0)
+    digest = _state(out / "result")
+    assert status == 0, status
+    assert digest, "nothing was published"
+    assert operations > 20, operations
+    return digest, operations
+
+
+def _put_older(work: Path, dest: Path) -> str:
+    """Copy a different dataset to the destination, for the job to replace."""
+    rbtool.checkpoint.save(work / "older", dest, form="ted")
+    digest = _state(dest)
+    assert digest
+    return digest
+
+
+if __name__ == "__main__":
+    main()

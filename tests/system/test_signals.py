@@ -1,0 +1,58 @@
+"""Ctrl-C and SIGTERM in the middle of writing: cleaned up, the right code, the older result untouched."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.testing.walks import write_walks
+
+STOPPED = """
+import os, sys
+count, stop_at, ready = 0, int(sys.argv[1]), int(sys.argv[2])
+def hook(event, arguments):
+    global count
+    if event == "rbtool.fs":
+        count += 1
+        if count == stop_at:
+            os.write(ready, b"!")
+            os.read(0, 1)  # the signal comes while this waits
+sys.addaudithook(hook)
+sys.argv = ["rbtool", *sys.argv[3:]]
+from rbtool.cli.app import main
+main()
+"""
+
+
+def _interrupt(number: signal.Signals, stop_at: int, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command up to its n-th operation, send the signal there, and wait for its end."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", STOPPED, str(stop_at), str(writing), *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, pass_fds=[writing], text=True, **pipes) as process:  # type: ignore[call-overload]
+        os.close(writing)
+        assert os.read(reading, 1) == b"!", process.communicate()[1]
+        os.close(reading)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("stop_at", [5, 60])
+@pytest.mark.parametrize("form", ["flat", "h5"])
+def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, stop_at: int, form: str) -> None:
+    write_walks(tmp_path / "walks", [(9, "terminated"), (4, "open")])
+    write_walks(tmp_path / "older", [(3, "open")])
+    rbtool.checkpoint.save(tmp_path / "older", tmp_path / "saved", form="ted")
+    words = ["checkpoint", "save", tmp_path / "walks", tmp_path / "saved", "--as", form, "--force"]
+    done = _interrupt(number, stop_at, *words)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["older", "saved", "walks"]
+    assert rbtool.inspect(tmp_path / "saved").steps == 3
