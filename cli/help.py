@@ -53,7 +53,7 @@ class VerbCommand(TyperCommand):
             if record is None:
                 continue
             if _is_argument(parameter):
-                groups["Arguments"].append((_name(parameter).strip("[]"), record[1].removesuffix("[required]").strip()))
+                groups["Arguments"].append((_name(parameter).strip("[]"), getattr(parameter, "help", "") or ""))
             else:
                 common = parameter.name in COMMON or parameter.name == "help"
                 groups["Options of every verb" if common else "Options"].append(record)

@@ -5,7 +5,7 @@ Needs h5py, pyarrow or Pillow only for datasets that are stored so; never minari
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,16 @@ class MinariReader(Reader):
         self.path = path
         self.metadata = MinariMetadata.load(path)
         self._store = _open_store(self.metadata)
+        self._found: Survey | None = None
 
-    @cached_property
+    @property
     def _survey(self) -> Survey:
-        return survey(self._store, self.metadata)
+        return self._surveyed(None)
+
+    def _surveyed(self, progress: Callable[[int], None] | None) -> Survey:
+        if self._found is None:
+            self._found = survey(self._store, self.metadata, progress)
+        return self._found
 
     @cached_property
     def _columns(self) -> Columns:
@@ -73,11 +79,14 @@ class MinariReader(Reader):
     def _steps(self) -> dict[int, int]:
         return dict(zip(self._survey.numbers, self._survey.steps, strict=True))
 
-    def facts(self, selection: EpisodeRanges | None = None) -> SourceFacts:
+    def facts(
+        self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> SourceFacts:
         """Look the source over; without a selection its totals must be those of the metadata.
 
         Fields are those of the whole source whatever is selected, so that its parts are alike.
         """
+        self._surveyed(progress)
         numbers = self._numbers(selection)
         return SourceFacts(
             source="minari",

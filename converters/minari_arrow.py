@@ -189,7 +189,7 @@ class _ParquetPart:
         """
         metadata = self._file.metadata
         groups = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-        return max(row_width(self.schema.field(name).type), groups // max(self.rows, 1), 1)
+        return max(row_width(self.schema.field(name).type), int(groups) // max(self.rows, 1), 1)
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

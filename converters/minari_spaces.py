@@ -24,6 +24,10 @@ SpacePath: TypeAlias = tuple[str | int, ...]
 """Names of Dict entries and numbers of Tuple elements, from the root of the space down to a leaf."""
 
 SPACE_TYPES = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
+_ENTRIES = {
+    "Box": ("dtype", "shape", "low", "high"), "Discrete": ("n",), "MultiDiscrete": ("nvec",), "MultiBinary": ("n",),
+    "Dict": ("subspaces",), "Tuple": ("subspaces",),
+}  # fmt: skip
 _SMALLEST_IMAGE = 32  # Minari takes nothing smaller for an image
 
 
@@ -44,16 +48,19 @@ def parse_space(document: Any, name: str) -> Space:
         for leaf in space_leaves(space):
             np.dtype(leaf.dtype)
         strict_space(space)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, FormatError):
-            raise FormatError(f"{name} in metadata.json {error}", hint=error.hint) from error
-        raise FormatError(f"{name} in metadata.json is not a space: {error!r}") from error
+    except FormatError as error:
+        raise FormatError(f"{name} in metadata.json {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{name} in metadata.json is not a space: {error}") from error
     return dict(space)
 
 
 def space_leaves(space: Mapping[str, Any], path: SpacePath = ()) -> Iterator[SpaceLeaf]:
     """Yield the leaves of a space in its own order."""
-    kind = space["type"]
+    kind = str(space.get("type"))
+    missing = [entry for entry in _ENTRIES.get(kind, ()) if entry not in space]
+    if missing:
+        raise FormatError(f"has a space of type {kind} without {missing[0]!r}")
     if kind == "Dict":
         for name, child in space["subspaces"].items():
             yield from space_leaves(child, (*path, name))
@@ -69,8 +76,6 @@ def space_leaves(space: Mapping[str, Any], path: SpacePath = ()) -> Iterator[Spa
 
 
 def _box(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:
-    if not {"low", "high"} <= space.keys():
-        raise ValueError("a Box without bounds")
     shape = tuple(int(size) for size in space["shape"])
     return SpaceLeaf(path, "image" if _is_image(space, shape) else "array", str(space["dtype"]), shape)
 

@@ -112,7 +112,7 @@ def reading(what: str, file: Path, *also: type[Exception]) -> Iterator[None]:
     """Turn what a library raises on damaged files into CorruptDataError."""
     try:
         yield
-    except RbtoolError:
+    except (RbtoolError, MemoryError):
         raise
     except (*_DAMAGED, *also) as error:
         reason = str(error).splitlines()[0].strip(" '\"") if str(error) else type(error).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..core.dataset import normal_form
@@ -58,11 +58,13 @@ class Survey:
         return f"; to take what is there, add --episodes {normal_form(runs)}" if runs else ""
 
 
-def survey(store: EpisodeStore, metadata: MinariMetadata) -> Survey:
+def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[int], None] | None = None) -> Survey:
     """Look at every episode once; what is wrong with one is kept until that one is asked for."""
     required, extras = RequiredColumns(metadata, store), ExtraColumns(len(store.numbers))
     steps, problems = [0] * len(store.numbers), {}
     for index, number in enumerate(store.numbers):
+        if progress is not None:
+            progress(1)
         try:
             episode = store.episode(number)
             columns = episode.columns()

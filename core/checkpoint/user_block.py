@@ -11,7 +11,7 @@ from pathlib import Path
 from ..dataset import Manifest, changed, is_canonical, is_ours, parse_json
 from ..errors import CorruptDataError, FormatError, SchemaError
 
-__all__ = ["block_bytes", "block_size", "is_hdf5", "read_block", "verify_block"]
+__all__ = ["block_bytes", "block_size", "read_block", "verify_block"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SMALLEST = 512
@@ -37,11 +37,6 @@ def block_bytes(manifest: Manifest, size: int) -> bytes:
     if len(text) > size:
         raise SchemaError(f"a manifest of {len(text):,} bytes does not fit into a user block of {size:,}")
     return text.ljust(size, b" ")
-
-
-def is_hdf5(path: Path) -> bool:
-    """Tell whether a file is HDF5, with or without a user block."""
-    return _data_start(path) is not None
 
 
 def read_block(path: Path) -> tuple[Manifest, int]:

@@ -7,7 +7,7 @@ rbtool wrote, whatever its layout. Everything that inspects, checks, converts or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -98,11 +98,14 @@ class Reader(_Closing, ABC):
         """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError."""
 
     @abstractmethod
-    def facts(self, selection: EpisodeRanges | None = None) -> SourceFacts:
+    def facts(
+        self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> SourceFacts:
         """Look the source over (a pass over structure and text, not over the arrays).
 
         With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
         to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
+        `progress` hears how many more episodes were looked at.
         """
 
     @abstractmethod

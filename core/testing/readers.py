@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, DatasetBuilder, EpisodeTable, Ingest, Origin, Piece, Reader, Request, SourceFacts
+from ..dataset import Array, DatasetBuilder, EpisodeTable, Ingest, Origin, Piece, Reader, Request, SourceFacts, fs
 from ..errors import UsageError
 from ..ted import REWARD, Key, ted_fields
 from .raising import error_of
@@ -56,9 +56,9 @@ class ReaderTests(ABC):
         return self.reader()(self.source())
 
     def test_it_recognises_its_format_by_content(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_bytes(b"\0\xff{")
-        (tmp_path / "data").mkdir()
-        (tmp_path / "data" / "metadata.json").write_text("{}")
+        fs.write_file(tmp_path / "file", b"\0\xff{")
+        fs.make_folder(tmp_path / "data")
+        fs.write_file(tmp_path / "data" / "metadata.json", b"{}")
         recognises = self.reader().recognises
         assert recognises(self.source())
         for other in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "data" / "metadata.json"):

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..dataset import Request, normal_form, open_source, parse_episodes
 from ..progress import Progress, Silent
 from .results import Published
-from .source_conversion import SourceConversion
+from .source_conversion import SourceConversion, facts_of
 
 __all__ = ["ConvertResult", "convert"]
 
@@ -42,9 +42,10 @@ def convert(
     `dest`, OutOfSpaceError; in every case `dest` is what it was.
     """
     source, destination = Path(path).expanduser(), Path(dest).expanduser()
+    heard = progress or Silent()
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
     with open_source(source) as reader:
-        facts = reader.facts(parse_episodes(chosen) if chosen else None)
+        facts = facts_of(reader, chosen, heard)
         conversion = SourceConversion(
             reader=reader,
             facts=facts,
@@ -55,6 +56,6 @@ def convert(
             arguments={"path": os.fspath(path), "episodes": chosen},
             force=force,
             dry_run=dry_run,
-            progress=progress or Silent(),
+            progress=heard,
         )
         return ConvertResult(**conversion.run(), source=source)

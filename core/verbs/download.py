@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..progress import Progress, Silent
 from .local_caches import LOCAL_CACHES
 from .results import Published
-from .source_conversion import SourceConversion
+from .source_conversion import SourceConversion, facts_of
 
 __all__ = ["DownloadResult", "download"]
 
@@ -52,11 +52,12 @@ def download(
     safe_id(id)
     if not local:
         raise UsageError(f"this version reads {source} datasets from the local cache only", hint="add --local")
+    heard = progress or Silent()
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
     request = Request(source, f"{source}:{id}", id, episodes=chosen, origin="local")
     original = LOCAL_CACHES[source].find(id)
     with reader_class(source)(original) as reader:
-        facts = reader.facts(parse_episodes(chosen) if chosen else None)
+        facts = facts_of(reader, chosen, heard)
         if facts.id != id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
         conversion = SourceConversion(
@@ -69,6 +70,6 @@ def download(
             arguments={"source": source, "id": id, "local": local, "episodes": chosen},
             force=force,
             dry_run=dry_run,
-            progress=progress or Silent(),
+            progress=heard,
         )
         return DownloadResult(**conversion.run(), source=source, id=id, fetched_from=original)

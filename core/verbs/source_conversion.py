@@ -26,17 +26,39 @@ from ..dataset import (
     fs,
     has_manifest,
     mend,
+    parse_episodes,
     provenance_step,
 )
 from ..errors import RbtoolError, UsageError
 from ..progress import Progress
 from ..ted import BoundaryCounts, row_bytes, ted_fields
 
-__all__ = ["SourceConversion"]
+__all__ = ["SourceConversion", "facts_of"]
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
 _FEW_INPUTS = 16
+_SOON = 1.0  # seconds in which nobody needs to hear that the source is being looked over
+
+
+def facts_of(reader: Reader, selection: str | None, progress: Progress) -> SourceFacts:
+    """Look a source over; only where that takes long it becomes a stage to watch."""
+    begun, seen, watched = time.monotonic(), 0, False
+
+    def heard(episodes: int) -> None:
+        nonlocal seen, watched
+        seen += episodes
+        if watched:
+            progress.advance(episodes)
+        elif time.monotonic() - begun > _SOON:
+            watched = True
+            progress.start("looking over", None, "episodes")
+            progress.advance(seen)
+
+    facts = reader.facts(parse_episodes(selection) if selection else None, progress=heard)
+    if watched:
+        progress.done()
+    return facts
 
 
 @dataclass(frozen=True, kw_only=True)

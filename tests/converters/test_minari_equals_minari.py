@@ -22,7 +22,7 @@ OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(DATA).as_posix())
-@pytest.mark.parametrize("piece_bytes", [16 << 20, 1000])
+@pytest.mark.parametrize("piece_bytes", [16 << 20, 20_000])
 def test_every_sample_dataset(folder: Path, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MinariReader, "piece_bytes", piece_bytes)
     convert(folder, tmp_path / "ted")

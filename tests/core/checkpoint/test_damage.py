@@ -3,13 +3,16 @@
 import itertools
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rbtool import CorruptDataError, RbtoolError
-from rbtool.core.checkpoint import Form, load_checkpoint, open_steps, save_checkpoint
+from rbtool import CorruptDataError, FormatError, RbtoolError
+from rbtool.core.checkpoint import FlatReader, Form, H5Reader, load_checkpoint, open_steps, save_checkpoint
+from rbtool.core.checkpoint.user_block import block_bytes, read_block
+from rbtool.core.dataset import MANIFEST, Manifest, TedReader, has_manifest
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]
@@ -160,3 +163,41 @@ def test_explicit_episodes_that_cannot_be_are_found(tmp_path: Path) -> None:
         path.write_bytes(np.array(numbers, np.int64).tobytes())
         with pytest.raises(CorruptDataError, match="ascending"):
             open_steps(saved)
+
+
+@any_form
+def test_a_checkpoint_of_something_else_is_not_loaded(odd: Path, tmp_path: Path, form: Form) -> None:
+    """The digest of the dataset, in the provenance, is what a load is held to."""
+    target = tmp_path / "loaded"
+    target.mkdir()
+    with open_steps(save(odd, tmp_path / "saved", form)) as reader:
+        *before, last = reader.manifest.provenance
+        other = replace(last, inputs={"content_digest": "xxh3-128:0"})
+        reader.manifest = replace(reader.manifest, provenance=(*before, other))
+        with pytest.raises(CorruptDataError, match="does not give the data it was saved from"):
+            load_checkpoint(reader, target)
+    assert not has_manifest(target)
+
+
+def test_readers_refuse_each_other_s_layout(odd: Path, tmp_path: Path) -> None:
+    flat, h5 = save(odd, tmp_path / "flat", "flat"), save(odd, tmp_path / "saved.h5", "h5")
+    with pytest.raises(FormatError, match="flat or nested is expected"):
+        FlatReader(odd)
+    with pytest.raises(FormatError, match="ted is expected"):
+        TedReader(flat)
+    manifest, block = read_block(h5)
+    h5.write_bytes(block_bytes(replace(manifest, layout="flat"), block) + h5.read_bytes()[block:])
+    with pytest.raises(FormatError, match="h5 is expected"):
+        H5Reader(h5)
+
+
+@folder_forms
+def test_a_manifest_of_another_length_is_found(odd: Path, tmp_path: Path, form: Form) -> None:
+    saved = save(odd, tmp_path / "saved", form)
+    longer = saved / "mask.memmap"
+    longer.write_bytes(longer.read_bytes() + b"\0")
+    manifest = Manifest.load(saved)
+    files = tuple(file._replace(size=file.size + (file.path == "mask.memmap")) for file in manifest.files)
+    (saved / MANIFEST).write_bytes(replace(manifest, files=files).to_bytes())
+    with pytest.raises(CorruptDataError, match=r"mask\.memmap has 9 bytes, 8 are expected"):
+        open_steps(saved)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rbtool import CorruptDataError, FormatError, UsageError
-from rbtool.core.checkpoint import Compression, H5Reader, load_checkpoint, open_steps, save_checkpoint
+from rbtool.core.checkpoint import Compression, H5Reader, compare_steps, load_checkpoint, open_steps, save_checkpoint
 from rbtool.core.dataset import Array, Manifest, TedReader
 from rbtool.core.ted import Key
 from rbtool.core.testing.walks import write_walks
@@ -92,6 +92,19 @@ def test_every_odd_leaf_can_be_compressed(odd: Path, tmp_path: Path) -> None:
     (tmp_path / "loaded").mkdir()
     with open_steps(tmp_path / "small.h5") as reader:
         assert load_checkpoint(reader, tmp_path / "loaded").content_digest == Manifest.load(odd).content_digest
+
+
+@pytest.mark.parametrize("text", ["none", "gzip", "lzf"])
+@pytest.mark.parametrize("batch", [1, 30, 300])
+def test_rows_are_written_in_batches(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
+) -> None:
+    monkeypatch.setattr("rbtool.core.checkpoint.h5_sink._BUFFER_BYTES", batch)
+    monkeypatch.setattr("rbtool.core.checkpoint.compression._CHUNK_BYTES", batch)
+    monkeypatch.setattr("rbtool.core.checkpoint.compact.CHUNK_BYTES", 3000)
+    save(odd, tmp_path / "saved.h5", text)
+    with open_steps(odd) as dataset, open_steps(tmp_path / "saved.h5") as reader:
+        assert compare_steps(dataset, reader) == []
 
 
 @pytest.mark.parametrize("text", ["zstd", "gzip:0", "gzip:10", "lzf:3", "", "gzip:"])

@@ -66,3 +66,17 @@ def test_a_full_disk_inside_the_descriptor(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OutOfSpaceError, match="no space is left"):
         write(tmp_path / "file.h5")
+
+
+def test_reading_behind_the_end_gives_zeros(tmp_path: Path) -> None:
+    with LatchedFile(tmp_path / "file") as file:
+        file.write(memoryview(b"abcdef"))
+        assert file.seek(-2, os.SEEK_END) == 4
+        assert file.read(4) == b"ef\0\0"
+        assert (file.tell(), file.seek(-7, os.SEEK_CUR)) == (8, 1)
+        buffer = bytearray(3)
+        assert file.readinto(memoryview(buffer)) == 3
+        assert buffer == b"bcd"
+        file.seek(2)
+        assert file.truncate() == 2
+    assert (tmp_path / "file").read_bytes() == b"ab"

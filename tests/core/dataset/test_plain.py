@@ -33,5 +33,5 @@ def test_leaves_of_different_lengths_are_no_steps(tmp_path: Path) -> None:
 
 def test_episodes_that_cannot_be_told_apart_are_an_error(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path / "bare")
-    with pytest.raises(FormatError, match="neither 'episode' nor 'next.done'"):
+    with pytest.raises(FormatError, match=r"neither 'episode' nor 'next.done'"):
         _ = PlainReader(tmp_path / "bare").episodes

@@ -222,6 +222,26 @@ def test_another_process_was_quicker(walks: Path, tmp_path: Path, monkeypatch: p
     assert _names(tmp_path) == ["saved", "walks"]
 
 
+def test_another_process_loaded_it_quicker(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = Staging.publish
+
+    def late(staging: Staging, name: str | None = None) -> bool:
+        write_walks(staging.destination, EPISODES)
+        return publish(staging, name)
+
+    checkpoint.save(walks, tmp_path / "saved", form="h5")
+    monkeypatch.setattr(Staging, "publish", late)
+    assert checkpoint.load(tmp_path / "saved", tmp_path / "loaded").already_there
+
+
+def test_a_damaged_one_in_the_way_is_not_taken_for_equal(walks: Path, tmp_path: Path) -> None:
+    checkpoint.save(walks, tmp_path / "saved", form="flat")
+    (tmp_path / "saved/action.memmap").unlink()
+    with pytest.raises(UsageError, match="is there already"):
+        checkpoint.save(walks, tmp_path / "saved", form="flat")
+    assert not checkpoint.save(walks, tmp_path / "saved", form="flat", force=True).already_there
+
+
 def test_another_process_put_something_else_there(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Staging.publish
 

@@ -14,6 +14,7 @@ from rbtool.core.dataset import Manifest, TedReader, fs
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
 from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs import source_conversion
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.results import to_document
 
@@ -256,3 +257,11 @@ def test_a_dataset_without_episodes(tmp_path: Path) -> None:
     with TedReader(tmp_path / "ted") as reader:
         assert reader.read(("next", "observation"), 0, 0).shape == (0, 3)
     assert TensorDict.load_memmap(tmp_path / "ted").batch_size == (0,)
+
+
+def test_looking_over_a_large_source_is_a_stage_to_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_conversion, "_SOON", 0.0)
+    heard = Heard()
+    convert(CARTPOLE, tmp_path / "ted", progress=heard)
+    assert heard.said == [("looking over", None, "episodes"), ("converting", 4864, "steps")]
+    assert (heard.steps, heard.ended) == (12 + 4864, 2)
