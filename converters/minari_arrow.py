@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.dataset import Array, load_json
-from ..core.errors import CorruptDataError, FormatError
+from ..core.errors import FormatError
 from .minari_arrow_forms import as_array, as_strings, at, declared_forms, found_forms, row_width
 from .minari_metadata import METADATA_FILE
 from .minari_spaces import SpacePath
@@ -142,13 +142,18 @@ class _Stream:
         while self._stop < stop:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise CorruptDataError(f"its rows end at {self._stop}, {stop} are announced")
+                raise ValueError(f"its rows end at {self._stop}, {stop} are announced")
             self._held.append(chunk)
             self._stop += len(chunk)
         while len(self._held) > 1 and self.first + len(self._held[0]) <= start:
             self.first += len(self._held.pop(0))
-        whole = pa.concat_arrays(self._held) if len(self._held) > 1 else self._held[0]
-        return whole.slice(start - self.first, stop - start)
+        wanted, first = [], self.first
+        for chunk in self._held:  # cut before they are joined: a chunk of a mapped file may be larger than memory
+            begin, end = max(start - first, 0), min(stop - first, len(chunk))
+            if begin < end:
+                wanted.append(chunk.slice(begin, end - begin))
+            first += len(chunk)
+        return pa.concat_arrays(wanted) if len(wanted) > 1 else wanted[0]
 
 
 class _IpcPart:

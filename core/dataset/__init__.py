@@ -26,7 +26,7 @@ from .episodes import (
 )
 from .ingest import Ingest, running_return
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
-from .locate import dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
+from .locate import dataset_folder, find_dataset, require_apart, safe_id, storage_root, stored_datasets
 from .manifest import (
     FORMAT_VERSION,
     HIDDEN,
@@ -139,6 +139,7 @@ __all__ = [
     "reader_class",
     "reader_names",
     "record_file",
+    "require_apart",
     "rows_of",
     "running_return",
     "safe_id",

@@ -13,7 +13,7 @@ from ..errors import DatasetNotFoundError, UsageError
 from .manifest import Manifest, Request, has_manifest
 from .staging import mend
 
-__all__ = ["dataset_folder", "find_dataset", "safe_id", "storage_root", "stored_datasets"]
+__all__ = ["dataset_folder", "find_dataset", "require_apart", "safe_id", "storage_root", "stored_datasets"]
 
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
@@ -38,6 +38,16 @@ def dataset_folder(request: Request, root: Path) -> Path:
     """Folder of a request below the root: the bare id for all of the latest, `<id>@<8 hex>` for anything else."""
     name = safe_id(request.id) if request.whole else f"{safe_id(request.id)}@{request.identity().split(':')[1][:8]}"
     return root / request.source / name
+
+
+def require_apart(source: Path, destination: Path) -> None:
+    """Refuse a destination that is the source, lies in it or around it: what is read is never edited."""
+    one, other = source.resolve(), destination.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise UsageError(
+            f"the destination {destination} and the source {source} lie one in the other",
+            hint="choose a destination outside the source",
+        )
 
 
 def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:

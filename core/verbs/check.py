@@ -14,7 +14,7 @@ from ..dataset import FOLDER_RULES, EpisodeTableRule, StepReader, find_dataset, 
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
 from ..ted.checks import DATA_RULES, Finding, Rule
-from .results import Result
+from .results import Result, seconds_since
 
 __all__ = ["CheckResult", "check"]
 
@@ -67,7 +67,7 @@ def check(
             skipped=tuple(skipped),
             errors=errors,
             warnings=len(findings) - errors,
-            seconds=round(time.perf_counter() - begun, 3),
+            seconds=seconds_since(begun),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, get_args
 
@@ -20,11 +20,11 @@ from ..checkpoint import (
     open_steps,
     save_checkpoint,
 )
-from ..dataset import Manifest, Staging, StepReader, find_dataset, fs
+from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_apart
 from ..errors import RbtoolError, UsageError
 from ..progress import Progress
 from ..ted import row_bytes
-from .results import Published, Result
+from .results import Published, Result, published_entries, seconds_since
 
 __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
 
@@ -89,13 +89,13 @@ def save(
     begun = time.perf_counter()
     chosen = _require_form(form, compression)
     path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
-    _require_apart(path, target)
+    require_apart(path, target)
     with open_steps(path) as source:
         digest = dataset_digest(source.manifest)
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
             return CheckpointSaveResult(
-                **{**_published(manifest, target, begun), **changes},
+                **{**published_entries(manifest, target, begun), **changes},
                 compression=str(chosen),
                 explicit_next=manifest.boundary.explicit_next,
                 dataset_digest=digest,
@@ -137,13 +137,13 @@ def load(
     """
     begun = time.perf_counter()
     path, target = find_dataset(checkpoint), Path(dest).expanduser().absolute()
-    _require_apart(path, target)
+    require_apart(path, target)
     with open_steps(path) as source:
         _require_checkpoint(source)
         digest, form = dataset_digest(source.manifest), source.manifest.layout
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
-            return CheckpointLoadResult(**{**_published(manifest, target, begun), **changes}, form=form)
+            return CheckpointLoadResult(**{**published_entries(manifest, target, begun), **changes}, form=form)
 
         if not force and (there := _equal_dataset(target, digest)):
             return result(there, already_there=True)
@@ -187,7 +187,7 @@ def verify(
             episodes=saved.manifest.episodes,
             equal=not differences,
             differences=differences,
-            seconds=_since(begun),
+            seconds=seconds_since(begun),
         )
 
 
@@ -198,12 +198,6 @@ def _require_form(form: str, compression: str | None) -> Compression:
     if form != "h5" and chosen.method is not None:
         raise UsageError(f"form {form} cannot be compressed, only h5 can", hint="leave --compression out, or take h5")
     return chosen
-
-
-def _require_apart(source: Path, target: Path) -> None:
-    one, other = source.resolve(), target.resolve()
-    if one.is_relative_to(other) or other.is_relative_to(one):
-        raise UsageError(f"{target} and {source} overlap; what is read is never edited", hint="choose another place")
 
 
 def _require_checkpoint(reader: StepReader) -> None:
@@ -247,24 +241,3 @@ def _size(source: StepReader, form: Form) -> int:
 
 def _overtaken(target: Path) -> UsageError:
     return UsageError(f"another process put something else at {target}", hint="add --force to replace it")
-
-
-def _published(manifest: Manifest, target: Path, begun: float) -> dict[str, Any]:
-    return {
-        "path": target,
-        "layout": manifest.layout,
-        "steps": manifest.steps,
-        "episodes": manifest.episodes,
-        "bytes": manifest.bytes,
-        "content_digest": manifest.content_digest,
-        "boundary": manifest.boundary.to_dict(),
-        "renamed_keys": manifest.renamed_keys,
-        "dropped_keys": tuple(asdict(item) for item in manifest.dropped_keys),
-        "notes": manifest.notes,
-        "request": asdict(manifest.request),
-        "seconds": _since(begun),
-    }
-
-
-def _since(begun: float) -> float:
-    return round(time.perf_counter() - begun, 3)

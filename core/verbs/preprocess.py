@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..checkpoint import open_steps
-from ..dataset import Manifest, Provenance, Staging, StepReader, find_dataset, has_manifest, mend, provenance_step
-from ..errors import UsageError
+from ..dataset import (
+    Manifest,
+    Provenance,
+    Staging,
+    StepReader,
+    find_dataset,
+    has_manifest,
+    mend,
+    provenance_step,
+    require_apart,
+)
 from ..preprocess import ChunkFunction, Plan, Preprocessing, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
-from .results import Published
+from .results import Published, published_entries
 
 __all__ = ["PreprocessResult", "preprocess"]
 
@@ -65,27 +74,20 @@ def preprocess(
         destination = Path(dest).expanduser().absolute()
         function = find_function(fn)
         plan = Plan.of(reader.manifest, num_workers, chunk_size, num_frames)
-        _require_apart(reader.path, destination)
+        require_apart(reader.path, destination)
         step = _step(reader, function, plan, num_frames)
         mend(destination)
         there = None if force else _already_there(destination, function, step)
         if there is not None:
-            return _result(there, reader, destination, function, plan, already_there=True)
+            entries = published_entries(there, destination, begun)
+            return _result(entries, reader, function, plan, already_there=True)
         staging = Staging(destination, replace=force)
         staging.refuse_if_taken()
         work = Preprocessing(reader, function, plan)
         if dry_run:
             return _preview(work, destination)
         manifest = work.publish(staging, os.fspath(dataset), step, progress or Silent())
-        seconds = round(time.perf_counter() - begun, 3)
-        return _result(manifest, reader, destination, function, plan, seconds=seconds)
-
-
-def _require_apart(source: Path, destination: Path) -> None:
-    one, other = source.resolve(), destination.resolve()
-    if one == other or one in other.parents or other in one.parents:
-        hint = "choose another destination"
-        raise UsageError(f"{destination} and the dataset {source} overlap; sources are never edited", hint=hint)
+        return _result(published_entries(manifest, destination, begun), reader, function, plan)
 
 
 def _step(reader: StepReader, function: ChunkFunction, plan: Plan, num_frames: int | None) -> Provenance:
@@ -109,28 +111,22 @@ def _preview(work: Preprocessing, destination: Path) -> PreprocessResult:
     reader, plan = work.reader, work.plan
     fields = work.preview()
     episodes = int((reader.episodes.start < plan.steps).sum())
-    return PreprocessResult(
-        path=destination, layout="ted", steps=plan.steps, episodes=episodes, bytes=plan.steps * row_bytes(fields),
-        content_digest=None, boundary={}, renamed_keys={}, dropped_keys=(),
-        notes=tuple(f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields), request={}, dry_run=True,
-        source=reader.path, function=work.function.label, chunk_size=plan.chunk_size, num_workers=plan.workers,
-    )  # fmt: skip
+    entries = {
+        "path": destination, "layout": "ted", "steps": plan.steps, "episodes": episodes,
+        "bytes": plan.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
+        "dropped_keys": (), "notes": tuple(f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields),
+        "request": {}, "dry_run": True,
+    }  # fmt: skip
+    return _result(entries, reader, work.function, plan)
 
 
 def _result(
-    manifest: Manifest,
-    reader: StepReader,
-    destination: Path,
-    function: ChunkFunction,
-    plan: Plan,
-    *,
-    already_there: bool = False,
-    seconds: float = 0.0,
+    entries: Mapping[str, Any], reader: StepReader, function: ChunkFunction, plan: Plan, **changes: Any
 ) -> PreprocessResult:
     return PreprocessResult(
-        path=destination, layout=manifest.layout, steps=manifest.steps, episodes=manifest.episodes,
-        bytes=manifest.bytes, content_digest=manifest.content_digest, boundary=manifest.boundary.to_dict(),
-        renamed_keys=manifest.renamed_keys, dropped_keys=tuple(asdict(item) for item in manifest.dropped_keys),
-        notes=manifest.notes, request=asdict(manifest.request), already_there=already_there, seconds=seconds,
-        source=reader.path, function=function.label, chunk_size=plan.chunk_size, num_workers=plan.workers,
-    )  # fmt: skip
+        **{**entries, **changes},
+        source=reader.path,
+        function=function.label,
+        chunk_size=plan.chunk_size,
+        num_workers=plan.workers,
+    )

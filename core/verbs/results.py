@@ -6,14 +6,15 @@ Each document has `schema`, the version of its shape, and `kind`, the name of th
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..dataset import plain
+from ..dataset import Manifest, plain
 
-__all__ = ["Published", "Result", "to_document"]
+__all__ = ["Published", "Result", "published_entries", "seconds_since", "to_document"]
 
 
 class Result:
@@ -45,6 +46,29 @@ class Published(Result):
     already_there: bool = False
     dry_run: bool = False
     seconds: float = 0.0
+
+
+def published_entries(manifest: Manifest, path: Path, begun: float) -> dict[str, Any]:
+    """The entries of a `Published` as a manifest tells them; `begun` is when the verb started (perf_counter)."""
+    return {
+        "path": path,
+        "layout": manifest.layout,
+        "steps": manifest.steps,
+        "episodes": manifest.episodes,
+        "bytes": manifest.bytes,
+        "content_digest": manifest.content_digest,
+        "boundary": manifest.boundary.to_dict(),
+        "renamed_keys": manifest.renamed_keys,
+        "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys),
+        "notes": manifest.notes,
+        "request": dataclasses.asdict(manifest.request),
+        "seconds": seconds_since(begun),
+    }
+
+
+def seconds_since(begun: float) -> float:
+    """How long a verb took, to the millisecond."""
+    return round(time.perf_counter() - begun, 3)
 
 
 def to_document(result: Any) -> dict[str, Any]:

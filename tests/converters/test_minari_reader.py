@@ -13,12 +13,14 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from pyarrow import dataset
 
 from rbtool.converters.minari import MinariReader
-from rbtool.core.dataset import Reader, open_source
+from rbtool.core.dataset import Reader, TedReader, open_source
 from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.readers import ReaderTests
+from rbtool.core.verbs.convert import convert
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -270,3 +272,41 @@ def test_reading_needs_neither_minari_nor_gymnasium_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+@pytest.mark.parametrize("rows", [{"max_rows_per_group": 3}, {"max_rows_per_group": 3, "max_rows_per_file": 6}])
+def test_an_arrow_episode_in_several_batches_and_files(rows: dict[str, int], data_format: str, tmp_path: Path) -> None:
+    space, draw = spaces.Dict(x=SPACE, t=spaces.Text(4)), np.random.default_rng(0)
+    every = range(8)
+    infos = {
+        "a": {"b": [row / 2 for row in every]},
+        "s": [f"row {row}" for row in every],
+        "l": [[1, row] for row in every],
+    }
+    episode = make_episode(space, SPACE, 7, draw, infos=infos)
+    folder = write_minari(tmp_path, "made/one-v0", space, SPACE, [episode], data_format=data_format)
+    whole = convert(folder, tmp_path / "whole")
+    part = folder / "data" / "0" / f"part-0.{data_format}"
+    table = dataset.dataset(part, format=data_format).to_table()
+    part.unlink()
+    dataset.write_dataset(
+        table,
+        part.parent,
+        format=data_format,
+        min_rows_per_group=1,
+        existing_data_behavior="overwrite_or_ignore",
+        **rows,
+    )
+    assert len(list(part.parent.glob("part-*"))) == (2 if "max_rows_per_file" in rows else 1)
+    assert convert(folder, tmp_path / "split").content_digest == whole.content_digest
+
+
+def test_a_slash_in_a_name_of_a_dict_space(tmp_path: Path) -> None:
+    space = spaces.Dict({"a/b": SPACE, "c/d/e": SPACE})
+    episode = make_episode(space, SPACE, 3, np.random.default_rng(0))
+    convert(write_minari(tmp_path, "made/slash-v0", space, SPACE, [episode]), tmp_path / "ted")
+    with TedReader(tmp_path / "ted") as reader:
+        for name in space.spaces:
+            found = reader.read(("next", "observation", name), 0, 3)
+            assert found.tobytes() == episode.observations[name][1:].tobytes()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,14 @@ def test_keys_that_need_one_file_are_refused(tmp_path: Path) -> None:
         PositionedTree(tmp_path, both, 3)
 
 
+def _open_on(descriptor: int, path: Path) -> bool:
+    """Tell whether the descriptor is open on that file, and not closed or taken for something else since."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
 def test_a_file_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "next").mkdir()
     (tmp_path / "next" / "b.memmap").touch()
@@ -88,5 +97,4 @@ def test_a_file_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fs, "create", lambda path: made.append(create(path)) or made[-1])
     with pytest.raises(FileExistsError):
         PositionedTree(tmp_path, FIELDS, ROWS)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        fs.fsync(made[0], tmp_path / leaf_path(("a",)))
+    assert not _open_on(made[0], tmp_path / leaf_path(("a",)))
