@@ -52,7 +52,7 @@ class Hdf5Store(EpisodeStore):
             names = _members(h5g.open(self._file, b"/"))
         found = {name: _EPISODE.fullmatch(name) for name in names}
         self.numbers = sorted(int(match[1]) for match in found.values() if match)
-        self._strangers = [_text(name) for name, match in found.items() if not match]
+        self._strangers = [_text(name, str(self.path)) for name, match in found.items() if not match]
 
     def episode(self, number: int) -> StoredEpisode:
         """Open the group of one episode."""
@@ -113,7 +113,7 @@ class _Hdf5Episode(StoredEpisode):
         if len(prefix) > _DEEPEST:
             raise FormatError(f"episode {self._number} is nested more than {_DEEPEST} groups deep")
         for name in _members(group):
-            path = (*prefix, _text(name))
+            path = (*prefix, _text(name, f"episode {self._number}"))
             item = h5o.open(group, name)
             if isinstance(item, h5g.GroupID):
                 self._walk(item, path, found)
@@ -157,7 +157,7 @@ class _Hdf5Episode(StoredEpisode):
         names: list[bytes] = []
         with reading(f"the attributes of episode {self._number}", self._store.path):
             h5a.iterate(self._group, names.append)
-            known = {_text(name): name for name in names}
+            known = {_text(name, f"episode {self._number}"): name for name in names}
             return {name.replace("/", "."): self._attribute(known[name]) for name in sorted(known.keys() - DERIVED)}
 
     def _attribute(self, name: bytes) -> Any:
@@ -184,11 +184,11 @@ def _members(group: h5g.GroupID) -> list[bytes]:
     return names
 
 
-def _text(name: bytes) -> str:
+def _text(name: bytes, where: str) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise CorruptDataError(f"the name {name!r} is not UTF-8") from None
+        raise CorruptDataError(f"the name {name!r} in {where} is not UTF-8") from None
 
 
 def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> Form:

@@ -288,3 +288,60 @@ def test_images_of_another_shape_than_the_space_says(data_format: str, tmp_path:
     assert message == (
         "'observations' of episode 0, row 0: the image has shape [40, 40, 3], its space says [32, 40, 3]"
     )
+
+
+def nest(file: h5py.File) -> None:
+    file.create_group("episode_1/infos/" + "/".join("x" * 40))
+
+
+MORE_STRUCTURE: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
+    "deep groups": (nest, "episode 1 is nested more than 32 groups deep"),
+    "a name in Latin-1": (
+        lambda f: f["episode_1"].create_dataset(b"caf\xe9", data=[1]),
+        r"the name b'caf\xe9' in episode 1 is not UTF-8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MORE_STRUCTURE)
+def test_groups_that_make_no_sense(name: str, folder: Path, tmp_path: Path) -> None:
+    change, sentence = MORE_STRUCTURE[name]
+    edit(folder, change)
+    assert refused(folder, tmp_path).message == sentence
+
+
+def test_an_info_with_long_text_a_step_is_refused_and_one_an_episode_is_not(folder: Path, tmp_path: Path) -> None:
+    edit(folder, lambda file: file.create_dataset("episode_1/infos/s", data=["x" * 70_000] * 2))
+    convert(folder, tmp_path / "constant")
+    edit(folder, lambda file: put(file, "episode_1/infos/s", ["x" * 70_000, "y"]))
+    assert refused(folder, tmp_path).message == (
+        "'infos/s' of episode 1 has a row of 70,000 bytes of text; rows of up to 65,536 bytes can be kept"
+    )
+
+
+def test_arrow_files_of_an_episode_that_differ(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(originals["arrow"], tmp_path / "source"))
+    part = folder / "data" / "2" / "part-0.arrow"
+    table = dataset.dataset(part, format="arrow").to_table().drop_columns("rewards")
+    with pa.ipc.new_file(part.with_name("part-1.arrow"), table.schema) as writer:
+        writer.write(table)
+    assert refused(folder, tmp_path).message == f"the files in {part.parent} differ in their columns"
+
+
+def test_episode_metadata_that_are_no_object(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(originals["parquet"], tmp_path / "source"))
+    path = folder / "data" / "2" / "metadata.json"
+    path.write_text("[]")
+    assert refused(folder, tmp_path).message == f"{path} holds a JSON list, an object is expected"
+
+
+def test_null_where_a_number_belongs(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(originals["arrow"], tmp_path / "source"))
+    part = folder / "data" / "0" / "part-0.arrow"
+    table = dataset.dataset(part, format="arrow").to_table()
+    terminations = pa.array([None, False, False, True, False])
+    table = table.set_column(table.schema.get_field_index("terminations"), "terminations", terminations)
+    part.unlink()
+    with pa.ipc.new_file(part, table.schema) as writer:
+        writer.write(table)
+    assert refused(folder, tmp_path).message == "'terminations' of episode 0 has no value in 1 rows"

@@ -279,3 +279,10 @@ def test_other_attributes_of_an_episode_are_kept_as_json(tmp_path: Path) -> None
     _, reader = converted(folder, tmp_path)
     assert reader.episode_text == [{}, {"attributes.solved": "true"}, {"attributes.seed": "-4"}]
     assert reader.episodes.has_seed.tolist() == [False] * 3
+
+
+def test_a_named_type_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}])
+    edit(folder, lambda file: file["episode_0/infos"].__setitem__("x", np.dtype("f4")))
+    (dropped,) = convert(folder, tmp_path / "ted").dropped_keys
+    assert dropped == {"key": "info.x", "why": "in episode 0 it is a type without data"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,47 @@ def test_looking_over_a_large_source_is_a_stage_to_watch(tmp_path: Path, monkeyp
     convert(CARTPOLE, tmp_path / "ted", progress=heard)
     assert heard.said == [("looking over", None, "episodes"), ("converting", 4864, "steps")]
     assert (heard.steps, heard.ended) == (12 + 4864, 2)
+
+
+class Meanwhile(Heard):
+    """Does something once, in the middle of the conversion."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act = act
+
+    def advance(self, amount: int) -> None:
+        act, self.act = self.act, lambda: None
+        act()
+
+
+def test_another_process_that_makes_the_same_in_the_meantime(tmp_path: Path) -> None:
+    dest = tmp_path / "ted"
+    result = convert(CARTPOLE, dest, progress=Meanwhile(lambda: convert(CARTPOLE, dest)))
+    assert result.already_there
+    assert [path.name for path in tmp_path.iterdir()] == ["ted"]
+    assert assert_equals_minari(dest, CARTPOLE) > 0
+
+
+def test_another_process_that_makes_something_else_in_the_meantime(tmp_path: Path) -> None:
+    other, dest = DATA / "pendulum" / "random-v0", tmp_path / "ted"
+    with pytest.raises(UsageError, match="is dataset minari:pendulum/random-v0, not minari:cartpole"):
+        convert(CARTPOLE, dest, progress=Meanwhile(lambda: convert(other, dest)))
+    assert assert_equals_minari(dest, other) > 0
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = CARTPOLE if same else DATA / "pendulum" / "random-v0", tmp_path / "ted"
+
+    def quicker(folder: Path, needed: int) -> None:
+        monkeypatch.undo()
+        convert(source, dest)
+
+    monkeypatch.setattr(source_conversion.fs, "require_space", quicker)
+    if same:
+        assert convert(CARTPOLE, dest).already_there
+    else:
+        with pytest.raises(UsageError, match="is there already and is dataset minari:pendulum"):
+            convert(CARTPOLE, dest)
+    assert assert_equals_minari(dest, source) > 0

@@ -1,0 +1,65 @@
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool import DatasetNotFoundError, FormatError
+from rbtool.core.dataset import EpisodeTable, Piece, Reader, SourceFacts, open_source, reader_class, reader_names
+from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
+
+EPISODES = [(3, "terminated"), (2, "open")]
+
+
+class WalksReader(Reader):
+    """A reader that somebody else's package brings."""
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.suffix == ".walks"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def facts(self, selection=None, progress=None) -> SourceFacts:  # type: ignore[no-untyped-def]
+        return SourceFacts("walks", "walks/x-v0", WALK_FIELDS, [0, 1], 5)
+
+    def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
+        return walk_pieces(EPISODES)  # type: ignore[arg-type]
+
+    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
+        raise AssertionError("not needed to convert")
+
+    def digests(self) -> dict[str, str]:
+        return {self._path.name: "xxh3-128:0"}
+
+    def size(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("walks", f"{__name__}:WalksReader", "rbtool.readers")
+    clash = importlib.metadata.EntryPoint("minari", "nowhere:Nothing", "rbtool.readers")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [clash, entry])
+
+
+@pytest.mark.usefixtures("plugged")
+def test_a_plug_in_reads_its_format_and_cannot_take_ours(tmp_path: Path) -> None:
+    (tmp_path / "a.walks").write_text("")
+    assert reader_names() == ["minari", "walks"]
+    assert reader_class("minari").__module__ == "rbtool.converters.minari"
+    assert isinstance(open_source(tmp_path / "a.walks"), WalksReader)
+    assert rbtool.convert(tmp_path / "a.walks", tmp_path / "out").steps == 5
+    assert rbtool.check(tmp_path / "out").errors == 0
+
+
+def test_what_nobody_reads_is_refused_with_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"?")
+    with pytest.raises(FormatError, match=r"is in no format that is known here \(minari\)"):
+        open_source(tmp_path / "x.bin")
+    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+        open_source(tmp_path / "y.bin")
+    with pytest.raises(FormatError, match="no reader for format 'cobol'"):
+        reader_class("cobol")
