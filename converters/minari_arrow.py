@@ -162,7 +162,7 @@ class _IpcPart:
     def __init__(self, path: Path) -> None:
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         self.schema = self._file.schema
-        self.rows = sum(self._batch(number).num_rows for number in range(self._file.num_record_batches))
+        self.rows: int = sum(self._batch(number).num_rows for number in range(self._file.num_record_batches))
 
     def _batch(self, number: int) -> pa.RecordBatch:
         batch = self._file.get_batch(number)
@@ -180,7 +180,7 @@ class _ParquetPart:
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         self.schema = self._file.schema_arrow
-        self.rows = self._file.metadata.num_rows
+        self.rows: int = self._file.metadata.num_rows
 
     def chunks(self, name: str) -> Iterator[pa.Array]:
         size = max(_BATCH_BYTES // self._row_bytes(name), 1)
