@@ -14,7 +14,7 @@ from . import check, checkpoint, convert, demo, download, inspect, preprocess, s
 from . import list as listing
 from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
-from .output import Output, release_streams
+from .output import Output, claim_streams, release_streams
 
 __all__ = ["EXAMPLES", "app", "main"]
 
@@ -51,6 +51,7 @@ for verb in (listing, download, convert, preprocess, checkpoint, inspect, sample
 
 def main() -> None:
     """Run the command line on the words of `sys.argv` and exit with its code."""
+    claim_streams()
     watch_signals()
     code = _run(sys.argv[1:])
     failed = release_streams()

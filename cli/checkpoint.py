@@ -27,6 +27,7 @@ SAVE_EXAMPLES = (
 LOAD_EXAMPLES = (Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),)
 VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
 
+_TOLD = {"episodes_text": ("text of episodes", "differs")}
 _Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]
 
 
@@ -119,7 +120,12 @@ def verify_lines(result: CheckpointVerifyResult) -> list[list[Cell]]:
 
 
 def _difference(one: Difference) -> str:
-    where = [f"in {one.count:,}"] if one.count else []
+    key, what = _TOLD.get(one.key, (one.key, one.what))
+    other, _, saved = one.what.partition(" against ")  # it was the dataset that the checkpoint was compared with
+    if saved:
+        what = f"checkpoint {saved}, dataset {other.removeprefix('text of ').removesuffix(' episodes')}"
+    of_episodes = one.key.partition(".")[0] != one.key or one.key == "episodes_text"
+    where = [f"in {counted(one.count, 'episode') if of_episodes else f'{one.count:,}'}"] if one.count else []
     where += [f"first at step {one.first_step:,}"] if one.first_step is not None else []
     where += [f"episode {one.episode:,}"] if one.episode is not None else []
-    return f"{one.key}: {one.what}" + (f" ({', '.join(where)})" if where else "")
+    return f"{key}: {what}" + (f" ({', '.join(where)})" if where else "")

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..core.errors import OutOfSpaceError, RbtoolError
-from .output import Output
+from .output import STDOUT, Output
 
 __all__ = ["EXIT_CODES", "Stopped", "report", "watch_signals"]
 
@@ -49,7 +49,7 @@ class Failure(NamedTuple):
 def report(error: BaseException, out: Output) -> int:
     """Tell the user what went wrong and return the exit code."""
     failure = _failure(error)
-    logging.getLogger("rbtool").debug("failed", exc_info=error)
+    logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"told": True})
     out.fail(failure._asdict(), "".join(traceback.format_exception(error)) if out.debug else "")
     return failure.exit_code
 
@@ -65,21 +65,23 @@ def _failure(error: BaseException) -> Failure:
     if hasattr(error, "format_message"):  # what Typer raises for words it does not understand
         return _usage(error)
     if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
-        where = f"{error.filename}: " if error.filename else ""
-        no_space = error.errno in _NO_SPACE
-        known = OutOfSpaceError if no_space else type(error)
-        return Failure(
-            known.__name__,
-            f"{where}{os.strerror(error.errno or 0).lower()}",
-            "free some space and run it again" if no_space else "",
-            OutOfSpaceError.exit_code if no_space else 1,
-        )
+        return _of_system(error)
     if isinstance(error, MemoryError):
         return Failure(kind, "there is not enough memory", "", 1)
     said = " ".join(str(error).split())
     return Failure(
         kind, f"internal error: {kind}{f': {said}' if said else ''}", "add --debug to see where it happened", 1
     )
+
+
+def _of_system(error: OSError) -> Failure:
+    said, no_space = os.strerror(error.errno or 0).lower(), error.errno in _NO_SPACE
+    known = OutOfSpaceError if no_space else type(error)
+    code = OutOfSpaceError.exit_code if no_space else 1
+    if error.filename == STDOUT:
+        return Failure(known.__name__, f"{STDOUT} cannot be written: {said}", "", code)
+    where = f"{error.filename}: " if error.filename else ""
+    return Failure(known.__name__, f"{where}{said}", "free some space and run it again" if no_space else "", code)
 
 
 def _usage(error: Any) -> Failure:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 __all__ = ["COMMON", "CONTEXT", "Example", "VerbCommand", "VerbGroup", "examples_text"]
@@ -104,8 +106,21 @@ class _Conversion:
         """Give the value as it is if it has the type asked for, or leave it to Typer."""
         if value is None or isinstance(value, param.type_descriptor.annotation):
             return value
+        wanted = param.type_descriptor.annotation
+        if isinstance(value, str) and isinstance(wanted, type) and issubclass(wanted, int | Enum):
+            return _converted(value, wanted, param, ctx)
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
+    """Make a whole number or one of some words of what was typed, or say what was expected."""
+    try:
+        return wanted(value)
+    except ValueError:
+        words = ", ".join(str(choice.value) for choice in wanted) if issubclass(wanted, Enum) else ""
+        expected = f"one of {words}" if words else "a whole number"
+        raise typer.BadParameter(f"{value!r} is not {expected}", ctx=ctx, param=param) from None
 
 
 _ORDER = (

@@ -74,7 +74,11 @@ def _step_by_step(
 ) -> list[list[Cell]]:
     """One leaf a line, what it was before the step and after it."""
     lines: list[list[Cell]] = []
+    before = -1
     for row in view.rows:
+        if row.step != before + 1:
+            lines.append(["…"])
+        before = row.step
         parts: list[Line] = []
         for name in states:
             after = f"next.{name}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .published import ends
 from .spaces import space_text
-from .text import Cell, Line, Styled, Table, counted, number, size, sparkline
+from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline
 
 if TYPE_CHECKING:
     from ..core.verbs.inspect import FieldView, InspectResult, Spread
@@ -16,30 +16,31 @@ if TYPE_CHECKING:
 __all__ = ["summary_lines"]
 
 _INDENT = "  "
+_TITLE = 9
 
 
-def summary_lines(result: InspectResult) -> Iterator[list[Cell]]:
-    """Set the summary; the first line answers the question."""
+def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[list[Cell]]:
+    """Set the summary; the first line answers the question. Words go into lines of `width` columns."""
     what = {"dataset": "TED", "checkpoint": "checkpoint"}.get(result.type, "raw dataset")
-    yield [
+    title: Line = [
         Styled(result.name, "bold"),
         f"   {what}, {'format' if result.type == 'source' else 'layout'} {result.layout}",
         f"   {counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}   {size(result.bytes)}",
     ]
-    yield _titled("ends", ends({name: getattr(result.ends, name) for name in result.ends.__slots__}))
+    yield from folded(title, width, len(_INDENT))
+    how = _titled("ends", ends({name: getattr(result.ends, name) for name in result.ends.__slots__}))
+    yield from folded(how, width, _TITLE)
     spreads = [("length", result.length), ("return", result.returns)]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
     yield from Table(rows).lines()
     yield [Styled("fields", "dim")]
     yield from Table(list(_field_rows(result.fields)), right=frozenset({3, 4, 6})).lines()
-    for name, space in result.spaces.items():
-        yield _titled("space", f"{name}: {space_text(space)}")
-    yield from _remarks(result)
-    yield from _origin(result)
+    for line in (*_spaces(result), *_remarks(result), *_origin(result)):
+        yield from folded(line, width, _TITLE)
 
 
 def _titled(title: str, text: str) -> list[Cell]:
-    return [Styled(f"{title:<9}", "dim"), text]
+    return [Styled(f"{title:<{_TITLE}}", "dim"), text]
 
 
 def _spread(title: str, spread: Spread) -> Line:
@@ -83,6 +84,11 @@ def _field_row(name: str, group: list[FieldView]) -> Line:
         "…" if known else "",
         number(high) if known and high is not None else "",
     ]
+
+
+def _spaces(result: InspectResult) -> Iterator[list[Cell]]:
+    for name, space in result.spaces.items():
+        yield _titled("space", f"{name}: {space_text(space)}")
 
 
 def _remarks(result: InspectResult) -> Iterator[list[Cell]]:

@@ -49,7 +49,10 @@ def list_datasets(
             out.warn(f"{entry.name} cannot be read: {entry.problem}")
     out.show(result, [entry.name for entry in sound], lambda width: _lines(result.datasets, width))
     where = f"below {result.root}" + (f" with a name like {pattern}" if pattern else "")
-    out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
+    if result.root.exists():
+        out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
+    else:
+        out.say(f"there is no folder {result.root}, so no datasets are stored in it")
     out.next(f"rbtool inspect {sound[0].name}" if sound else "rbtool download minari ID --local, or: rbtool demo")
 
 

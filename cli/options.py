@@ -135,4 +135,5 @@ class _Screen(logging.Handler):
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._out.log(self.format(record))
+        if not getattr(record, "told", False):  # the error that ends the command is shown with its traceback anyway
+            self._out.log(self.format(record))

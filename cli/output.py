@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from ..core.progress import Progress
     from .progress import TerminalProgress
 
-__all__ = ["Output", "release_streams"]
+__all__ = ["STDOUT", "Output", "claim_streams", "release_streams"]
+
+STDOUT = "standard output"
+"""How errors name it, in the place of a file."""
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _ASCII = str.maketrans(
@@ -196,7 +199,26 @@ class Output:
         except OSError as error:
             _let_go(stream)
             if error.errno != errno.EPIPE and stream is sys.stdout:
+                error.filename = STDOUT
                 raise
+
+
+def claim_streams() -> None:
+    """Give the process the streams that it was started without (`>&-`): what is said there goes nowhere.
+
+    Left closed, the numbers of the streams would go to the first files opened, and what other libraries print into
+    those.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(number, True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def release_streams() -> OSError | None:
@@ -207,6 +229,7 @@ def release_streams() -> OSError | None:
             stream.flush()
         except OSError as error:
             _let_go(stream)
+            error.filename = STDOUT
             failed = error if stream is sys.stdout and error.errno != errno.EPIPE else failed
     return failed
 

@@ -23,7 +23,12 @@ def show_published(out: Output, result: Published, named: str | None = None, nex
     for line in _summary(result):
         out.summary(*line)
     path = named or str(result.path)
-    out.show(result, [path], lambda width: [[path]])
+    try:
+        out.show(result, [path], lambda width: [[path]])
+    except OSError:
+        if not result.dry_run:
+            out.warn(f"{path} is there and whole, but stdout could not take its name")
+        raise
     if not result.dry_run:
         out.next(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")
 

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "amount",
     "clean",
     "counted",
+    "folded",
     "number",
     "size",
     "sparkline",
@@ -104,6 +106,33 @@ def _cut(text: str, width: int) -> str:
     return f"{text}…"
 
 
+def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
+    """Break a line that is wider than `width` between its parts, else between words; what follows is indented."""
+    cells = [cell if isinstance(cell, Styled) else Styled(cell) for cell in line]
+    letters = [Styled(letter, cell.style) for cell in cells for letter in clean(cell.text)]
+    lines: list[list[Cell]] = []
+    text = "".join(letter.text for letter in letters)
+    room = width or width_of(text)
+    while width_of(text) > room and (cut := _break(text, room, 0 if lines else indent)):
+        lines.append([*([" " * indent] if lines else []), *_joined(letters[:cut])])
+        rest = text[cut:].lstrip(" ")
+        letters, text, room = letters[len(text) - len(rest) :], rest, max(1, (width or 0) - indent)
+    return [*lines, [*([" " * indent] if lines else []), *_joined(letters)]]
+
+
+def _break(text: str, room: int, least: int) -> int:
+    """Where to cut: after a part that ends in the second half of the room, else after a word; 0 for nowhere."""
+    fits = next((n for n in range(len(text), 0, -1) if width_of(text[:n]) <= room), 0)
+    parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 2 < found.end() <= fits]
+    words = [found.start() for found in re.finditer(" ", text) if least < found.start() <= fits]
+    return max([cut for cut in parts if cut > least] or words, default=0)
+
+
+def _joined(letters: Sequence[Styled]) -> list[Cell]:
+    same = [(style, list(group)) for style, group in groupby(letters, key=lambda letter: letter.style)]
+    return [Styled("".join(letter.text for letter in group), style) for style, group in same]
+
+
 def counted(count: int, noun: str) -> str:
     """Write a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -145,7 +174,7 @@ def vector(value: Any) -> str:
         flat = list(_flat(value))
         few = len(flat) <= _SHOWN + 1
         shown = flat if few else flat[:_SHOWN]
-        return f"[{' '.join(_alike(shown))}{'' if few else f' … {len(flat)}'}]"
+        return f"[{' '.join(_alike(shown))}{'' if few else f' … of {len(flat)}'}]"
     return number(value) if isinstance(value, int | float) else str(value)
 
 
@@ -165,6 +194,6 @@ def _flat(value: Iterable[Any]) -> Iterable[Any]:
 
 
 def sparkline(histogram: Sequence[int]) -> str:
-    """Draw counts as a row of blocks; what is there at all is higher than nothing."""
+    """Draw counts as a row of blocks; nothing is blank, and what is there at all has a block."""
     top = max(histogram, default=0)
-    return "".join(_BLOCKS[math.ceil(count / top * (len(_BLOCKS) - 1)) if top else 0] for count in histogram)
+    return "".join(_BLOCKS[math.ceil(count / top * len(_BLOCKS)) - 1] if count else " " for count in histogram)

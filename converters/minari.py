@@ -5,12 +5,9 @@ Needs h5py, pyarrow or Pillow only for datasets that are stored so; never minari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..core.dataset import (
     EpisodeRanges,
@@ -20,7 +17,6 @@ from ..core.dataset import (
     Reader,
     SourceFacts,
     digest_file,
-    dump_json,
     running_return,
     select_episodes,
 )
@@ -28,9 +24,10 @@ from ..core.errors import DatasetNotFoundError
 from ..core.ted import end_reason, row_bytes, ted_fields
 from .minari_columns import Columns
 from .minari_env_metadata import env_metadata
+from .minari_episode_text import seed_of
 from .minari_metadata import METADATA_FILE, MinariMetadata, looks_like_minari
 from .minari_spaces import strict_space
-from .minari_store import DERIVED, EpisodeStore
+from .minari_store import EpisodeStore
 from .minari_survey import Survey, survey
 
 __all__ = ["PIECE_BYTES", "MinariReader"]
@@ -123,14 +120,14 @@ class MinariReader(Reader):
         for number in numbers:
             episode, steps = self._store.episode(number), self._steps[number]
             attributes = episode.attributes()
-            text = self._columns.read_texts(episode, number) | _attribute_texts(attributes)
+            text = self._columns.read_texts(episode, number, attributes)
             for start in range(0, steps, size):
                 stop = min(start + size, steps)
                 terminated, truncated = self._columns.read_flags(episode, number, start, stop)
                 columns = self._columns.read(episode, number, start, stop)
                 yield Piece(
                     number, columns, terminated, truncated, first=not start, last=stop == steps,
-                    seed=_seed(attributes), text=text,
+                    seed=seed_of(attributes), text=text,
                 )  # fmt: skip
 
     def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
@@ -148,7 +145,7 @@ class MinariReader(Reader):
         terminated, truncated = (bool(flag[0]) for flag in flags)
         return EpisodeRow(
             number, steps, total, terminated, truncated or not terminated, end_reason(terminated, truncated),
-            _seed(episode.attributes()),
+            seed_of(episode.attributes()),
         )  # fmt: skip
 
     def _files(self) -> list[Path]:
@@ -175,22 +172,3 @@ def _open_store(metadata: MinariMetadata) -> EpisodeStore:
     from .minari_arrow import ArrowStore
 
     return ArrowStore(metadata.folder, metadata.data_format)
-
-
-def _seed(attributes: Mapping[str, Any]) -> int | None:
-    """The seed of an episode, where it is one that NumPy takes."""
-    seed = attributes.get("seed")
-    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
-        return None
-    return int(seed) if 0 <= seed < 1 << 64 else None
-
-
-def _attribute_texts(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Everything else that is said of an episode, as JSON: nothing has to be lost for want of a column."""
-    spare = {name: value for name, value in attributes.items() if name not in DERIVED and value is not None}
-    if _seed(attributes) is not None:
-        del spare["seed"]
-    return {
-        name if name.startswith("options.") else f"attributes.{name}": dump_json(value)
-        for name, value in sorted(spare.items())
-    }

@@ -7,7 +7,8 @@ those is none. Arrow files are mapped and cut without a copy, Parquet files are 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class _ArrowEpisode(StoredEpisode):
         self._streams: dict[str, _Stream] = {}
 
     def columns(self) -> dict[ColumnPath, Column]:
-        steps = self.attributes().get("total_steps", self._rows - 1)
+        steps = self.attributes().get(("total_steps",), self._rows - 1)
         if steps != self._rows - 1:
             raise FormatError(
                 f"{self._what} has {self._rows} observations for {steps} steps, one more than steps is expected"
@@ -110,7 +111,14 @@ class _ArrowEpisode(StoredEpisode):
         with reading(self._what, self._file, pa.ArrowException):
             return as_strings(self._leaf(path, start, stop), f"{column_name(path)!r} of {self._what}")
 
-    def attributes(self) -> Mapping[str, Any]:
+    def attribute_paths(self) -> Collection[ColumnPath]:
+        return self._attributes.keys()
+
+    def attributes(self) -> Mapping[ColumnPath, Any]:
+        return self._attributes
+
+    @cached_property
+    def _attributes(self) -> dict[ColumnPath, Any]:
         path = self._folder / METADATA_FILE
         document = load_json(path) if path.is_file() else {}
         if not isinstance(document, dict):
@@ -197,10 +205,10 @@ class _ParquetPart:
         return max(row_width(self.schema.field(name).type), int(groups) // max(self.rows, 1), 1)
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Attributes as HDF5 has them: nested options under one name each."""
+def _flat(document: Mapping[str, Any], above: ColumnPath = ()) -> Iterator[tuple[ColumnPath, Any]]:
+    """Attributes as HDF5 has them: nested options under one path each."""
     for name, value in document.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat(value, (*above, name))
         else:
-            yield prefix + name, value
+            yield (*above, name), value

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ..core.dataset import Array, Dropped
 from ..core.errors import FormatError
 from ..core.ted import REWARD, Field, Key, Role, Timing, key_name
+from .minari_episode_text import EpisodeTexts
 from .minari_extras import Extra, Rows
 from .minari_names import extra_keys, free_keys, length_key, renamed
 from .minari_required import FLAGS, REWARDS
@@ -98,6 +99,8 @@ class Columns:
                 self._texts.append(extra)
             else:
                 self.kept.append(self._extra(extra))
+        constant = {extra.path: self._plain[extra.path] for extra in self._texts}
+        self._episode_texts = EpisodeTexts(constant, found.attributes)
 
     def _required(self) -> Iterator[SourceColumn]:
         for want in self._survey.required.columns:
@@ -126,7 +129,7 @@ class Columns:
     def renamed_keys(self) -> dict[str, str]:
         """Dotted names before and after."""
         kept = {column.path: column.key for column in self.kept if column.path in self._plain}
-        return renamed({path: self._plain[path] for path in kept}, kept)
+        return renamed({path: self._plain[path] for path in kept}, kept) | self._episode_texts.renamed()
 
     def dropped_keys(self) -> tuple[Dropped, ...]:
         """Columns that could not be kept, and why."""
@@ -181,7 +184,9 @@ class Columns:
             )
         return values.astype(bool)
 
-    def read_texts(self, episode: StoredEpisode, number: int) -> dict[str, str]:
-        """Read the strings that belong to the whole of one episode."""
-        present = (extra for extra in self._texts if extra.rows[self._index[number]] != Rows.NONE)
-        return {key_name(self._plain[e.path]): episode.strings(e.path, 0, 1)[0].decode() for e in present}
+    def read_texts(self, episode: StoredEpisode, number: int, attributes: Mapping[ColumnPath, Any]) -> dict[str, str]:
+        """Read the strings that belong to the whole of one episode; those that tell of it are its `attributes`."""
+        name, index = self._episode_texts.of_column, self._index[number]
+        present = (extra.path for extra in self._texts if extra.rows[index] != Rows.NONE)
+        texts = {name(path): episode.strings(path, 0, 1)[0].decode() for path in present}
+        return texts | self._episode_texts.of_attributes(attributes)

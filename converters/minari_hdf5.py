@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,20 @@ class _Hdf5Episode(StoredEpisode):
             self._read(path, dataset, start, rows)
         return [row if isinstance(row, bytes) else row.tobytes() for row in rows]
 
-    def attributes(self) -> Mapping[str, Any]:
-        names: list[bytes] = []
+    def attribute_paths(self) -> Collection[ColumnPath]:
         with reading(f"the attributes of episode {self._number}", self._store.path):
-            h5a.iterate(self._group, names.append)
-            known = {_text(name, f"episode {self._number}"): name for name in names}
-            return {name.replace("/", "."): self._attribute(known[name]) for name in sorted(known.keys() - DERIVED)}
+            return self._attribute_names().keys()
+
+    def attributes(self) -> Mapping[ColumnPath, Any]:
+        with reading(f"the attributes of episode {self._number}", self._store.path):
+            return {path: self._attribute(name) for path, name in self._attribute_names().items()}
+
+    def _attribute_names(self) -> dict[ColumnPath, bytes]:
+        """Minari writes the entries of options, nested at will, as `options/<name>/<name>`."""
+        names: list[bytes] = []
+        h5a.iterate(self._group, names.append)
+        known = {_text(name, f"episode {self._number}"): name for name in names}
+        return {tuple(name.split("/")): known[name] for name in sorted(known.keys() - DERIVED)}
 
     def _attribute(self, name: bytes) -> Any:
         return h5py.Group(self._group).attrs[name]

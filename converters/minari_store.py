@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,15 @@ class StoredEpisode(ABC):
         """Read rows of a `text` column (as UTF-8) or of a `bytes` column."""
 
     @abstractmethod
-    def attributes(self) -> Mapping[str, Any]:
-        """What is said of the episode beside its columns: `seed`, `options.<name>` and the like; `DERIVED` may lack."""
+    def attribute_paths(self) -> Collection[ColumnPath]:
+        """List the names of `attributes`, without a look at what they say."""
+
+    @abstractmethod
+    def attributes(self) -> Mapping[ColumnPath, Any]:
+        """What is said of the episode beside its columns: `("seed",)`, `("options", <name>)` and the like.
+
+        `DERIVED` may lack.
+        """
 
 
 class EpisodeStore(ABC):

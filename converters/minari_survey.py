@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..core.dataset import normal_form
@@ -10,7 +10,7 @@ from ..core.errors import FormatError
 from .minari_extras import ExtraColumns
 from .minari_metadata import MinariMetadata
 from .minari_required import RequiredColumns
-from .minari_store import EpisodeStore, StoredEpisode, column_name
+from .minari_store import ColumnPath, EpisodeStore, StoredEpisode, column_name
 from .minari_text import LONGEST_ROW, look_at_text
 
 __all__ = ["Survey", "survey"]
@@ -28,6 +28,7 @@ class Survey:
     problems: dict[int, FormatError]
     required: RequiredColumns
     extras: ExtraColumns
+    attributes: Collection[ColumnPath]
 
     def require_sound(self, numbers: Sequence[int]) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read."""
@@ -61,7 +62,7 @@ class Survey:
 def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[int], None] | None = None) -> Survey:
     """Look at every episode once; what is wrong with one is kept until that one is asked for."""
     required, extras = RequiredColumns(metadata, store), ExtraColumns(len(store.numbers))
-    steps, problems = [0] * len(store.numbers), {}
+    steps, problems, attributes = [0] * len(store.numbers), {}, set[ColumnPath]()
     for index, number in enumerate(store.numbers):
         if progress is not None:
             progress(1)
@@ -70,12 +71,13 @@ def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[in
             columns = episode.columns()
             steps[index] = required.check(number, columns)
             _look_at_text(required, number, episode, steps[index])
+            attributes.update(episode.attribute_paths())
         except FormatError as error:
             problems[number], steps[index] = error, 0
             continue
         extras.look_at(index, number, episode, columns, steps[index])
     extras.finish()
-    return Survey(store.numbers, steps, problems, required, extras)
+    return Survey(store.numbers, steps, problems, required, extras, attributes)
 
 
 def _look_at_text(required: RequiredColumns, number: int, episode: StoredEpisode, steps: int) -> None:

@@ -5,7 +5,7 @@ from .compression import Compression
 from .flat import FlatReader
 from .h5_reader import H5Reader
 from .layout import CompactLayout, Form
-from .open import is_steps, open_steps
+from .open import is_steps, open_steps, standing
 from .save import dataset_digest, load_checkpoint, save_checkpoint
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "load_checkpoint",
     "open_steps",
     "save_checkpoint",
+    "standing",
 ]

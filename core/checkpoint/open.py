@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..dataset import HIDDEN, MANIFEST, Manifest, PlainReader, StepReader, TedReader, has_manifest, is_ours, mend
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from ..dataset import (
+    HIDDEN,
+    MANIFEST,
+    Manifest,
+    PlainReader,
+    StepReader,
+    TedReader,
+    check_sizes,
+    has_manifest,
+    is_ours,
+    mend,
+)
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from .flat import FlatReader
 from .h5_reader import H5Reader
 
-__all__ = ["is_steps", "open_steps"]
+__all__ = ["is_steps", "open_steps", "standing"]
 
 _TREE = "meta.json"
 
@@ -44,3 +55,21 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
     if layout in {"flat", "nested"}:
         return FlatReader(path)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")
+
+
+def standing(path: str | os.PathLike[str]) -> Manifest | None:
+    """Return the manifest of the dataset or checkpoint at `path` if all its files are there in full length.
+
+    None if nothing of ours is there, or if it is damaged: what stands there must not be taken for a finished result.
+    """
+    path = Path(path)
+    mend(path)
+    if not is_ours(path):
+        return None
+    try:
+        with open_steps(path) as reader:
+            if path.is_dir():
+                check_sizes(path, reader.manifest.files)
+            return reader.manifest
+    except (RbtoolError, OSError):
+        return None

@@ -40,7 +40,7 @@ LOAD = "checkpoint load"
 
 def dataset_digest(manifest: Manifest) -> str:
     """The content digest of the dataset that these are the rows of: its own, or the one a checkpoint was saved from."""
-    if manifest.kind == "dataset" and manifest.content_digest:
+    if manifest.kind == "dataset" and manifest.files:
         return manifest.content_digest
     for step in reversed(manifest.provenance):
         if step.verb == SAVE and "content_digest" in step.inputs:

@@ -113,7 +113,7 @@ def write_manifest(
     folder: Path,
     leaves: Sequence[Field],
     data: Sequence[FileRecord],
-    ranges: Mapping[str, FieldRange],
+    ranges: Mapping[Key, FieldRange],
     table: EpisodeTable,
     origin: Origin,
     text: Sequence[dict[str, str]] | None = None,

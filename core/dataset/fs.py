@@ -21,17 +21,16 @@ from ..errors import OutOfSpaceError
 
 __all__ = [
     "announced",
-    "copy_file",
     "create",
     "exchange",
     "fsync",
-    "link",
     "make_folder",
     "open_to_fill",
     "out_of_space",
     "pwrite",
     "remove",
     "rename",
+    "rename_new",
     "replace_file",
     "require_space",
     "sync_folder",
@@ -41,8 +40,9 @@ __all__ = [
 ]
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_EXCHANGE_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
-_COPY_CHUNK = 8 << 20
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+_NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
+_MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
 
 
 @contextlib.contextmanager
@@ -148,18 +148,6 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy one file's bytes to a new file and sync it."""
-    descriptor = create(target)
-    try:
-        with open(source, "rb", buffering=0) as file:
-            while chunk := file.read(_COPY_CHUNK):
-                write(descriptor, memoryview(chunk), target)
-        fsync(descriptor, target)
-    finally:
-        os.close(descriptor)
-
-
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
     """Create a folder and those above it."""
     with announced("mkdir", path):
@@ -182,10 +170,16 @@ def rename(source: Path, target: Path) -> None:
         source.rename(target)
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a file a second name; raises FileExistsError if that name is taken."""
-    with announced("link", target):
-        os.link(source, target)
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a file or folder to a name that must be free; raises FileExistsError if it is taken."""
+    with announced("rename", target):
+        done = _rename_by_system(source, target, _NO_REPLACE)
+        if not done:  # the best that is left: a link never replaces, and a folder never replaces one that has content
+            if source.is_dir():
+                source.rename(target)
+            else:
+                os.link(source, target)
+                source.unlink()
 
 
 def remove(path: Path) -> None:
@@ -198,23 +192,27 @@ def remove(path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two paths at one instant (renameat2 on Linux, renamex_np on macOS).
+    """Swap two paths at one instant.
 
     Returns False, with nothing changed, where the system or the file system cannot.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    here, swap = -100, 2
     with announced("exchange", other):
-        if sys.platform == "linux" and hasattr(libc, "renameat2"):
-            failed = libc.renameat2(here, names[0], here, names[1], swap)
-        elif sys.platform == "darwin" and hasattr(libc, "renamex_np"):
-            failed = libc.renamex_np(names[0], names[1], swap)
-        else:
-            return False
-        if not failed:
-            return True
-        code = ctypes.get_errno()
-        if code in _EXCHANGE_UNSUPPORTED:
-            return False
-        raise OSError(code, os.strerror(code), str(one), None, str(other))
+        return _rename_by_system(one, other, _EXCHANGE)
+
+
+def _rename_by_system(one: Path, other: Path, flag: int) -> bool:
+    """Call renameat2 (Linux) or renamex_np (macOS); False, with nothing changed, where that cannot be had."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names, here = (os.fsencode(one), os.fsencode(other)), -100
+    if sys.platform == "linux" and hasattr(libc, "renameat2"):
+        failed = libc.renameat2(here, names[0], here, names[1], flag)
+    elif sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(names[0], names[1], _MACOS_FLAGS[flag])
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))

@@ -31,7 +31,9 @@ __all__ = ["Ingest", "running_return"]
 
 def running_return(total: float, rewards: Array) -> float:
     """Add rewards to a return strictly one after the other, so that the sum never depends on how they are cut."""
-    return float(np.add.accumulate(np.concatenate(([total], rewards.reshape(-1).astype(np.float64))))[-1])
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
+        numbers = np.concatenate(([total], rewards.reshape(-1).astype(np.float64)))
+        return float(np.add.accumulate(numbers)[-1])
 
 
 class Ingest:

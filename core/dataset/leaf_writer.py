@@ -142,9 +142,9 @@ class TreeWriter:
         return [*records, *(record_file(self.folder / path, self.prefix + path) for path in metas)]
 
     @property
-    def ranges(self) -> dict[str, FieldRange]:
-        """Range of each leaf by its dotted name."""
-        return {leaf.field.name: leaf.range for leaf in self.leaves.values()}
+    def ranges(self) -> dict[Key, FieldRange]:
+        """Range of each leaf."""
+        return {key: leaf.range for key, leaf in self.leaves.items()}
 
     def close(self) -> None:
         """Close every descriptor, finished or not."""

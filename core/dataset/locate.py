@@ -66,7 +66,7 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     if not has_manifest(folder):
         raise DatasetNotFoundError(
             f"{name} is not in {storage_root(root)}",
-            hint=f"fetch it with: rbtool download {named['source']} {named['id']}",
+            hint=f"fetch it with: rbtool download {named['source']} {named['id']} --local",
         )
     return folder
 

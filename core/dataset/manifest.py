@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
-from ..ted import BoundaryCounts, Field
+from ..ted import BoundaryCounts, Field, Key
 from . import fs
 from .digest import FileRecord, digest_bytes, digest_files
 from .strict_json import dump_json, float_from_json, load_json, plain
@@ -89,7 +89,7 @@ class Provenance:
 class Manifest:
     """Everything the folder says about itself; see the documentation of the format for each entry.
 
-    `ranges` holds (min, max) of each numeric leaf by its dotted name, NaN left out; None where there is none.
+    `ranges` holds (min, max) of each numeric leaf, NaN left out; None where there is none.
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ class Manifest:
     content_digest: str
     created_by: str
     resolved_revision: str | None = None
-    ranges: Mapping[str, FieldRange] = field(default_factory=dict)
+    ranges: Mapping[Key, FieldRange] = field(default_factory=dict)
     spaces: Mapping[str, Any] = field(default_factory=dict)
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     dropped_keys: tuple[Dropped, ...] = ()
@@ -138,7 +138,7 @@ class Manifest:
         return document
 
     def _field_to_dict(self, leaf: Field) -> dict[str, Any]:
-        low, high = self.ranges.get(leaf.name) or (None, None)
+        low, high = self.ranges.get(leaf.key) or (None, None)
         return {"key": leaf.key, "dtype": leaf.dtype, "shape": leaf.shape, "role": leaf.role, "min": low, "max": high}
 
     @classmethod
@@ -164,10 +164,10 @@ class Manifest:
         leaves = tuple(
             Field(tuple(leaf["key"]), leaf["dtype"], tuple(leaf["shape"]), leaf["role"]) for leaf in document["fields"]
         )
-        ranges: dict[str, FieldRange] = {}
+        ranges: dict[Key, FieldRange] = {}
         for leaf, entry in zip(leaves, document["fields"], strict=True):
             low, high = float_from_json(entry["min"]), float_from_json(entry["max"])
-            ranges[leaf.name] = None if low is None or high is None else (low, high)
+            ranges[leaf.key] = None if low is None or high is None else (low, high)
         known = {part.name for part in fields(cls)}
         rest = {key: value for key, value in document.items() if key in known}
         rest |= {
@@ -181,10 +181,6 @@ class Manifest:
             "notes": tuple(document.get("notes", ())),
         }
         return cls(**rest)
-
-    def with_step(self, step: Provenance) -> Manifest:
-        """Return the manifest with one more step of provenance."""
-        return replace(self, provenance=(*self.provenance, step))
 
     def to_bytes(self) -> Bytes:
         """The document as it is written to disk."""

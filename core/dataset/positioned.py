@@ -64,7 +64,7 @@ class PositionedTree:
         self.fields = tuple(fields)
         self.rows = rows
         self.settled = 0
-        self.ranges: dict[str, FieldRange] = {}
+        self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
@@ -78,9 +78,9 @@ class PositionedTree:
             self.close()
             raise
 
-    def merge_ranges(self, ranges: Mapping[str, FieldRange]) -> None:
+    def merge_ranges(self, ranges: Mapping[Key, FieldRange]) -> None:
         """Take the ranges of some written rows into account."""
-        self.ranges = {name: merge_ranges(self.ranges.get(name), found) for name, found in ranges.items()}
+        self.ranges = {key: merge_ranges(self.ranges.get(key), found) for key, found in ranges.items()}
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read written rows back."""

@@ -58,19 +58,19 @@ def select_episodes(ranges: Iterable[tuple[int, int | None]], numbers: Sequence[
     known, top = set(numbers), max(numbers, default=-1)
     chosen: set[int] = set()
     for first, stop in ranges:
-        end = top + 1 if stop is None else stop
-        wanted = range(first, end)
-        absent = [wanted[0] if wanted else first] if end <= first else _absent(wanted, known, top)
-        if absent:
+        wanted = range(first, top + 1 if stop is None else stop)
+        absent = _first_absent(wanted, known, top)
+        if absent is not None:
             held = f"{min(known)} to {top}" if known else "none"
             raise UsageError(
-                f"--episodes asks for episode {absent[0]}, which is not there: there are {len(known)} ({held})"
+                f"--episodes asks for episode {absent}, which is not there: there are {len(known)} ({held})"
             )
         chosen.update(wanted)
     return [number for number in numbers if number in chosen]
 
 
-def _absent(wanted: range, known: set[int], top: int) -> list[int]:
-    """First number of the range that is not there, found without walking ranges that end far beyond the last."""
-    bounded = range(wanted.start, min(wanted.stop, top + 2))
-    return next(([number] for number in bounded if number not in known), [] if bounded == wanted else [bounded.stop])
+def _first_absent(wanted: range, known: set[int], top: int) -> int | None:
+    """First number of the range that is not there, found without walking far beyond the last that is."""
+    if wanted.start > top:
+        return wanted.start
+    return next((number for number in range(wanted.start, min(wanted.stop, top + 2)) if number not in known), None)

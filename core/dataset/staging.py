@@ -11,11 +11,12 @@ import errno
 import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import RbtoolError, UsageError
 from . import fs
-from .manifest import has_manifest
+from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 
 __all__ = ["Staging", "is_ours", "mend"]
 
@@ -27,11 +28,12 @@ class Staging:
     """A context that gives a fresh locked folder `path` and, on `publish`, puts it at `destination`.
 
     Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
-    checkpoint at the destination to be replaced; anything else there is refused, except an empty folder.
+    checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
+    is a dataset in which somebody keeps files of their own. A symbolic link stands for the place it leads to.
     """
 
     def __init__(self, destination: Path, *, replace: bool = False) -> None:
-        self.destination = Path(os.path.abspath(destination))
+        self.destination = Path(os.path.realpath(destination))
         self.replace = replace
         self.path = self.destination
         self._lock = -1
@@ -56,6 +58,9 @@ class Staging:
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
+        if around is not None:
+            raise UsageError(f"{self.destination} lies inside the dataset {around}", hint="choose another destination")
         if not self.destination.exists() or _is_empty_folder(self.destination):
             return
         if not is_ours(self.destination):
@@ -65,6 +70,11 @@ class Staging:
             )
         if not self.replace:
             raise UsageError(f"{self.destination} is there already", hint="add --force to replace it")
+        strange = _foreign_file(self.destination)
+        if strange is not None:
+            raise UsageError(
+                f"{strange} is not part of the dataset it lies in; nothing is replaced", hint="move it away"
+            )
 
     def publish(self, name: str | None = None) -> bool:
         """Put the folder, or the file `name` inside it, at the destination; the old one, if any, goes.
@@ -75,6 +85,8 @@ class Staging:
         built = self.path / name if name else self.path
         for folder, _, _ in os.walk(self.path):
             fs.sync_folder(Path(folder))
+        if self.replace:
+            self.refuse_if_taken()  # hours may have passed since the last look
         published = self._place_file(built) if name else self._place_folder(built)
         if published:
             fs.sync_folder(self.destination.parent)
@@ -83,7 +95,7 @@ class Staging:
     def _place_file(self, built: Path) -> bool:
         if not self.replace:
             try:
-                fs.link(built, self.destination)  # unlike rename, a link never replaces
+                fs.rename_new(built, self.destination)
             except FileExistsError:
                 return False
         elif self.destination.is_dir():
@@ -126,13 +138,32 @@ def is_ours(path: Path) -> bool:
         return file.read(len(FILE_MAGIC)) == FILE_MAGIC
 
 
+def _foreign_file(path: Path) -> Path | None:
+    """Find a file in a dataset's folder that its manifest does not list; None if there is none."""
+    if not path.is_dir():
+        return None
+    try:
+        listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST}
+    except (RbtoolError, OSError):  # a damaged manifest lists nothing: go by the names that we give
+        return next((file for file in _files(path) if not _looks_ours(file.relative_to(path))), None)
+    return next((file for file in _files(path) if file not in listed), None)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
+
+
+def _looks_ours(file: Path) -> bool:
+    return file.parts[0] == HIDDEN or (HIDDEN not in file.parts and file.suffix in {".memmap", ".json"})
+
+
 FILE_MAGIC = b'{\n "format_version": '
 """How a checkpoint in one file begins: the manifest lies in front of the data."""
 
 
 def mend(destination: Path) -> None:
     """Finish a swap that was cut between its two renames, on systems that cannot exchange folders."""
-    destination = Path(os.path.abspath(destination))
+    destination = Path(os.path.realpath(destination))
     if destination.exists() or not destination.parent.is_dir():
         return
     for aside in sorted(destination.parent.glob(_pattern(destination, _ASIDE))):

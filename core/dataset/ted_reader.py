@@ -142,7 +142,7 @@ def read_documents(root: Path, manifest: Manifest) -> dict[str, bytes]:
     documents = {
         f.path.removeprefix(prefix): (root / f.path).read_bytes() for f in manifest.files if f.path.startswith(prefix)
     }
-    if (root / ENV_METADATA).is_file():
+    if any(file.path == ENV_METADATA for file in manifest.files):
         documents[ENV_METADATA] = (root / ENV_METADATA).read_bytes()
     return documents
 

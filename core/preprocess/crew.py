@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from ..ted import Field
 from .failures import ChunkFailed
+from .imports import FreshModules
 from .job import Finished, Job
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class InProcess(Crew):
         from .runner import ChunkRunner
 
         self._threads = torch.get_num_threads()
-        self._import_path = list(sys.path)
+        self._modules = FreshModules(job.function.neighbours())
         self._runner: ChunkRunner | None = None
         torch.set_num_threads(1)
         try:
@@ -89,10 +89,10 @@ class InProcess(Crew):
             yield chunk, finished
 
     def close(self) -> None:
-        """Close the files and put torch's thread count and the import path back."""
+        """Close the files and put torch's thread count, the import path and the modules back."""
         import torch
 
         if self._runner is not None:
             self._runner.close()
         torch.set_num_threads(self._threads)
-        sys.path[:] = self._import_path
+        self._modules.restore()

@@ -78,7 +78,8 @@ class Preprocessing:
             self._run(crew, tree, episodes, progress)
             data = tree.finish()
         table = episodes.table()
-        origin = result_origin(self.reader, fields, asked, step, _ending_notes(self.function, table))
+        notes = [*self._left_out(fields), *_ending_notes(self.function, table)]
+        origin = result_origin(self.reader, fields, asked, step, notes)
         text = (self.reader.episode_text or [])[: len(table)]
         return write_manifest(staging.path, fields, data, tree.ranges, table, origin, text)
 
@@ -96,6 +97,12 @@ class Preprocessing:
                 tree.settle(end)
                 front = end
         progress.done()
+
+    def _left_out(self, fields: tuple[Field, ...]) -> list[str]:
+        """Name what the dataset has and the result has not: a function may drop keys, but not in silence."""
+        kept = {field.key for field in fields}
+        lost = ", ".join(field.name for field in self.reader.fields if field.key not in kept)
+        return [f"{self.function.label} leaves out {lost}"] if lost else []
 
     def _refuse_changed_source(self) -> None:
         """Workers open the source by its path: an exchange in the meantime would have mixed two datasets."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import importlib
+import os
 import pickle
 import sys
 import types
@@ -20,6 +21,7 @@ import cloudpickle
 from ..dataset import digest_file
 from ..errors import UsageError
 from .failures import error_text
+from .imports import imported_modules
 
 __all__ = ["ChunkFunction", "FileFunction", "GivenFunction", "ModuleFunction", "PickledFunction", "find_function"]
 
@@ -38,8 +40,12 @@ class ChunkFunction(ABC):
         """Return the function itself, or raise UsageError."""
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that alone decide what the function does; empty where that is not known."""
+        """Digests of the files that decide what the function does; empty where they are not known."""
         return {}
+
+    def neighbours(self) -> frozenset[str]:
+        """Top-level names of the modules that `inputs` covers; a run has to import them anew."""
+        return frozenset()
 
     def portable(self) -> ChunkFunction:
         """Return an equal reference that can be pickled."""
@@ -48,7 +54,7 @@ class ChunkFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FileFunction(ChunkFunction):
-    """`FILE.py:NAME`. The file is run anew at each load, with its own folder first on the import path."""
+    """`FILE.py:NAME`. The file is run anew at each load, with its own folder on the import path."""
 
     path: Path
     name: str
@@ -58,8 +64,17 @@ class FileFunction(ChunkFunction):
         return f"{self.path.name}:{self.name}"
 
     def inputs(self) -> dict[str, str]:
-        """Digest of the file."""
-        return {self.path.name: digest_file(self.path)}
+        """Digests of the file and of those below its folder that its import statements lead to.
+
+        Not covered, so that a change there goes unnoticed: what the file imports without such a statement
+        (`importlib.import_module`, a changed `sys.path`), what is installed elsewhere, and files it reads.
+        """
+        files = (self.path, *imported_modules(self.path).values())
+        return {Path(os.path.relpath(file, self.path.parent)).as_posix(): digest_file(file) for file in files}
+
+    def neighbours(self) -> frozenset[str]:
+        """Top-level names of the modules below the file's folder that its import statements lead to."""
+        return frozenset(name.partition(".")[0] for name in imported_modules(self.path))
 
     def load(self) -> Loaded:
         folder = str(self.path.parent)
@@ -68,6 +83,7 @@ class FileFunction(ChunkFunction):
         module = types.ModuleType(f"preprocess_{self.path.stem}")
         module.__file__ = str(self.path)
         sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+        importlib.invalidate_caches()  # a module beside it may be younger than what the import system remembers
         try:
             code = compile(decode_source(self.path.read_bytes()), str(self.path), "exec")
             builtins.exec(code, module.__dict__)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..dataset import Array, FieldRange
+from ..ted import Key
 from .functions import ChunkFunction
 
 __all__ = ["Finished", "Job"]
@@ -27,10 +28,10 @@ class Job:
 
 
 class Finished(NamedTuple):
-    """What is known of a chunk that was written: ranges by dotted name, and which rows lead to the one after them.
+    """What is known of a chunk that was written: the range of each leaf, and which rows lead to the one after them.
 
     `follows` holds a bit for each row but the last: whether every state leaf under `next` equals the next row's.
     """
 
-    ranges: dict[str, FieldRange]
+    ranges: dict[Key, FieldRange]
     follows: Array

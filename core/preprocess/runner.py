@@ -59,7 +59,7 @@ class ChunkRunner:
         assert self._files is not None, "open comes first"
         columns = self._columns(start, stop)
         self._files.write(columns, start)
-        ranges = {field.name: range_of(columns[field.key], field) for field in self._fields}
+        ranges = {field.key: range_of(columns[field.key], field) for field in self._fields}
         follows = np.ones(stop - start - 1, bool)
         for key in self._states:
             follows &= rows_equal(columns[NEXT, *key][:-1], columns[key][1:])

@@ -13,6 +13,7 @@ from ..errors import SchemaError, UsageError
 from .base import Storage
 from .columns import plain_column, read_rows, write_rows
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
+from .memory import Memory
 from .structure import structure_of
 
 __all__ = ["TensorStorage"]
@@ -111,8 +112,9 @@ class TensorStorage(Storage):
         """Write the rows of `data` at `cursor`, later ones over earlier ones where it repeats a row.
 
         An int takes one row without its leading dimension, a tuple of coordinates takes elements, anything else
-        takes rows; a list and a lazy stack are rows one by one. The length grows up to the highest row written. A
-        write beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
+        takes rows; a list and a lazy stack are rows one by one. Data and cursor may be views of what is stored here:
+        they are read whole before the first row is written. The length grows up to the highest row written. A write
+        beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
         """
         index = as_index(cursor, self.ndim)
         if isinstance(index, tuple):
@@ -130,7 +132,7 @@ class TensorStorage(Storage):
             self._set_one_by_one(rows, data, count)
         else:
             lead = self._lead[1:] if single else (count, *self._lead[1:])
-            values = self._checked(data, lead)
+            values = self._apart(self._checked(data, lead))
             if not isinstance(rows, slice) and (kept := last_of_repeats(rows)) is not None:
                 rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
             for column, value in zip(self._columns, values, strict=True):
@@ -142,17 +144,26 @@ class TensorStorage(Storage):
         if len(items) != count:
             raise SchemaError(f"{len(items)} rows given for {count} places")
         checked = [self._checked(item, self._lead[1:]) for item in items]
+        width = len(self._columns)
+        flat = self._apart([value for values in checked for value in values])
         places = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        for row, values in zip(places, checked, strict=True):
-            for column, value in zip(self._columns, values, strict=True):
+        for number, row in enumerate(places):
+            for column, value in zip(self._columns, flat[number * width : (number + 1) * width], strict=True):
                 column[row].copy_(plain_column(value))
 
     def _set_elements(self, index: tuple[Any, ...], data: Any) -> None:
         columns = self._valid_columns()
         chosen = columns[0][index].shape
         lead = chosen[: len(chosen) - columns[0].dim() + self.ndim]
-        for column, value in zip(columns, self._checked(data, lead), strict=True):
+        memory, values = Memory(self._columns), self._apart(self._checked(data, lead))
+        index = tuple(memory.apart(part) if isinstance(part, torch.Tensor) else part for part in index)
+        for column, value in zip(columns, values, strict=True):
             column[index] = plain_column(value).to(column.device)
+
+    def _apart(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copy those values that a write into the columns, any of them, might change before they are read."""
+        memory = Memory(self._columns)
+        return [memory.apart(value) for value in values]
 
     def _checked(self, data: Any, lead: Sequence[int]) -> list[torch.Tensor]:
         """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
@@ -195,7 +206,13 @@ class TensorStorage(Storage):
             if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):
                 found = f"{value.dtype} {list(value.shape)}"
                 raise SchemaError(f"{name or 'the tensor'} is {found}, expected {leaf.dtype} {list(leaf.shape)}")
-        for column, value in zip(self._columns, values, strict=True):
+        others = [
+            (column, value)
+            for column, value, leaf in zip(self._columns, values, self._leaves, strict=True)
+            if value is not leaf
+        ]
+        fresh = self._apart([value for _, value in others])
+        for (column, _), value in zip(others, fresh, strict=True):
             column.copy_(plain_column(value))
         self._rows = rows
         self.mark_changed()

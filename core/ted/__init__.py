@@ -20,7 +20,6 @@ from .keys import (
     file_stem,
     key_from_stem,
     key_name,
-    parse_key,
     safe_part,
 )
 from .schema import Field, Role, Timing, field_named, role_of, row_bytes, state_keys, ted_fields
@@ -55,7 +54,6 @@ __all__ = [
     "key_from_stem",
     "key_name",
     "numpy_dtype",
-    "parse_key",
     "role_of",
     "row_bytes",
     "safe_part",

@@ -23,7 +23,6 @@ __all__ = [
     "file_stem",
     "key_from_stem",
     "key_name",
-    "parse_key",
     "safe_part",
 ]
 
@@ -51,11 +50,6 @@ _ESCAPED = re.compile(r'[\x00-\x1f\x7f/<>:"|?*\\ %]')
 def key_name(key: Key) -> str:
     """Write a key the way people type it: parts joined by dots."""
     return ".".join(key)
-
-
-def parse_key(name: str) -> Key:
-    """Read a key the way people type it: `next.observation` is `("next", "observation")`."""
-    return tuple(name.split("."))
 
 
 def safe_part(part: str) -> str:

@@ -19,6 +19,10 @@ from .results import Result, seconds_since
 __all__ = ["CheckResult", "check"]
 
 
+_OPENS = "TED014", "opens"
+"""The rule before all others: manifest and files are whole enough to be opened."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult(Result):
     """What the rules found. `skipped` names the rules that could not be tried on damaged files."""
@@ -51,24 +55,42 @@ def check(
     bounded. Problems are findings, not exceptions; DatasetNotFoundError and FormatError mean that there is nothing
     to check.
     """
-    begun = time.perf_counter()
-    with open_steps(find_dataset(dataset, root)) as reader:
+    begun, path = time.perf_counter(), find_dataset(dataset, root)
+    try:
+        reader = open_steps(path)
+    except CorruptDataError as error:
+        return _result(path, [Finding(*_OPENS, "error", str(error))], 0, 0, _all_rules(), begun)
+    with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
-        findings = sorted([*data_findings, *findings], key=lambda finding: (finding.severity, finding.rule))
-        errors = sum(finding.severity == "error" for finding in findings)
-        return CheckResult(
-            path=reader.path,
-            steps=reader.manifest.steps,
-            episodes=episodes,
-            findings=tuple(findings),
-            rules=len(DATA_RULES) + 1 + len(FOLDER_RULES) - len(skipped),
-            skipped=tuple(skipped),
-            errors=errors,
-            warnings=len(findings) - errors,
-            seconds=seconds_since(begun),
-        )
+        return _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
+
+
+def _all_rules() -> list[str]:
+    """The stable names of all rules that look into an open dataset."""
+    return [
+        *(rule.rule_id for rule in DATA_RULES),
+        EpisodeTableRule.rule_id,
+        *(rule.rule_id for rule in FOLDER_RULES),
+    ]
+
+
+def _result(
+    path: Path, findings: list[Finding], steps: int, episodes: int, skipped: list[str], begun: float
+) -> CheckResult:
+    errors = sum(finding.severity == "error" for finding in findings)
+    return CheckResult(
+        path=path,
+        steps=steps,
+        episodes=episodes,
+        findings=tuple(sorted(findings, key=lambda finding: (finding.severity, finding.rule))),
+        rules=len(_all_rules()) + 1 - len(skipped),
+        skipped=tuple(skipped),
+        errors=errors,
+        warnings=len(findings) - errors,
+        seconds=seconds_since(begun),
+    )
 
 
 def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], int, list[str]]:

@@ -15,13 +15,13 @@ from ..checkpoint import (
     Form,
     compare_steps,
     dataset_digest,
-    is_steps,
     load_checkpoint,
     open_steps,
     save_checkpoint,
+    standing,
 )
 from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_apart
-from ..errors import RbtoolError, UsageError
+from ..errors import UsageError
 from ..progress import Progress
 from ..ted import row_bytes
 from .results import Published, Result, published_entries, seconds_since
@@ -208,27 +208,16 @@ def _require_checkpoint(reader: StepReader) -> None:
 
 def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
     """The manifest of a checkpoint of the same data in the same form."""
-    there = _manifest_at(target)
+    there = standing(target)
     if there is None or (there.kind, there.layout) != ("checkpoint", form) or dataset_digest(there) != digest:
         return None
     return there if there.provenance[-1].arguments.get("compression") == str(compression) else None
 
 
 def _equal_dataset(target: Path, digest: str) -> Manifest | None:
-    there = _manifest_at(target)
+    there = standing(target)
     same = there is not None and there.kind == "dataset" and there.content_digest == digest
     return there if same else None
-
-
-def _manifest_at(path: Path) -> Manifest | None:
-    """Read the manifest of what lies there, if something whole does."""
-    if not is_steps(path):
-        return None
-    try:
-        with open_steps(path) as reader:
-            return reader.manifest
-    except (RbtoolError, OSError):
-        return None
 
 
 def _size(source: StepReader, form: Form) -> int:

@@ -142,7 +142,7 @@ def _of_steps(
         renamed_keys=manifest.renamed_keys,
         dropped_keys=manifest.dropped_keys,
         notes=manifest.notes,
-        content_digest=manifest.content_digest or None,
+        content_digest=manifest.content_digest if manifest.files else None,
         resolved_revision=manifest.resolved_revision,
         created_by=manifest.created_by if manifest.files else None,
         provenance=manifest.provenance,
@@ -176,10 +176,10 @@ def _of_source(reader: Reader, path: Path, episode: int | None, head: int | None
     )
 
 
-def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[str, FieldRange]) -> tuple[FieldView, ...]:
+def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[Key, FieldRange]) -> tuple[FieldView, ...]:
     views = []
     for leaf in leaves:
-        low, high = ranges.get(leaf.name) or (None, None)
+        low, high = ranges.get(leaf.key) or (None, None)
         views.append(
             FieldView(
                 key=leaf.key,

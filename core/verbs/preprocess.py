@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checkpoint import open_steps
+from ..checkpoint import open_steps, standing
 from ..dataset import (
     Manifest,
     Provenance,
     Staging,
     StepReader,
     find_dataset,
-    has_manifest,
-    mend,
     provenance_step,
     require_apart,
 )
@@ -76,7 +74,6 @@ def preprocess(
         plan = Plan.of(reader.manifest, num_workers, chunk_size, num_frames)
         require_apart(reader.path, destination)
         step = _step(reader, function, plan, num_frames)
-        mend(destination)
         there = None if force else _already_there(destination, function, step)
         if there is not None:
             entries = published_entries(there, destination, begun)
@@ -99,9 +96,9 @@ def _step(reader: StepReader, function: ChunkFunction, plan: Plan, num_frames: i
 
 def _already_there(destination: Path, function: ChunkFunction, step: Provenance) -> Manifest | None:
     """The dataset at `destination`, if the same function file has made it from the same data in the same way."""
-    if not function.inputs() or not has_manifest(destination):
+    manifest = standing(destination) if function.inputs() else None
+    if manifest is None:
         return None
-    manifest = Manifest.load(destination)
     last = manifest.provenance[-1] if manifest.provenance else None
     same = last is not None and (last.verb, last.arguments, last.inputs) == (step.verb, step.arguments, step.inputs)
     return manifest if same else None

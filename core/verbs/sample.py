@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
-from ..checkpoint import open_steps
-from ..dataset import StepReader, TedReader, find_dataset
+from ..checkpoint import is_steps, open_steps
+from ..dataset import StepReader, TedReader, find_dataset, reader_class, reader_names
 from ..errors import UsageError
-from ..samplers import RandomSampler
-from ..storages import StepStorage, Storage, TensorStorage, dataset_tensors
 from ..ted import Field, as_numbers, key_name
 from .results import Result
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..storages import Storage
 
 __all__ = ["SampleResult", "SampledField", "sample"]
 
@@ -64,16 +67,23 @@ def sample(
     """Draw `n` steps of a dataset or a checkpoint (a path or `source:id`) uniformly, with replacement.
 
     The same seed draws the same steps; without one a fresh seed is drawn and reported. Only the rows drawn are read.
-    Raises UsageError for `n` below 1, a seed that is no number from 0 to 2^64 - 1, and a dataset without steps.
+    Raises UsageError for `n` below 1, a seed that is no number from 0 to 2^64 - 1, a dataset without steps, and a
+    raw dataset.
     """
     if n < 1:
         raise UsageError(f"a sample of {n} steps was asked for, at least 1 is needed")
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} was given, a number of 64 bits without sign is expected")
-    with open_steps(find_dataset(dataset, root)) as reader:
+    path = find_dataset(dataset, root)
+    _refuse_raw(path)
+    with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
+        import torch  # not before: it takes seconds, and what is wrong with the request is told at once
+
+        from ..samplers import RandomSampler
+
         storage, sampler = _storage(reader), RandomSampler()
         sampler._rng = torch.Generator().manual_seed(seed)
         index, _ = sampler.sample(storage, n)
@@ -91,14 +101,30 @@ def sample(
         )
 
 
+def _refuse_raw(path: Path) -> None:
+    """Say what to do with a dataset in the format of another library."""
+    if is_steps(path):
+        return
+    form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+    if form is not None:
+        raise UsageError(
+            f"{path} is a raw {form} dataset, and steps are drawn from datasets in TED",
+            hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
+        )
+
+
 def _storage(reader: StepReader) -> Storage:
     """Map the leaves where they lie as tensors; else read the rows out of whatever holds them."""
+    from ..storages import StepStorage, TensorStorage, dataset_tensors
+
     if isinstance(reader, TedReader):
         return TensorStorage(dataset_tensors(reader.path, copy_on_write=False))
     return StepStorage(reader)
 
 
 def _sampled(field: Field, values: torch.Tensor) -> SampledField:
+    import torch
+
     shape, size = tuple(values.shape), values.numel() * values.element_size()
     known: dict[str, Any] = {"key": key_name(field.key), "dtype": field.dtype, "shape": shape, "bytes": size}
     bits = values.view(torch.uint16) if field.dtype == "bfloat16" else values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from ..dataset import (
     Request,
     SourceFacts,
     Staging,
+    check_sizes,
     digest_bytes,
     env_metadata_bytes,
     fs,
@@ -28,8 +28,9 @@ from ..dataset import (
     mend,
     parse_episodes,
     provenance_step,
+    require_apart,
 )
-from ..errors import RbtoolError, UsageError
+from ..errors import CorruptDataError, RbtoolError, UsageError
 from ..progress import Progress
 from ..ted import BoundaryCounts, row_bytes, ted_fields
 
@@ -86,7 +87,7 @@ class SourceConversion:
         if the result cannot fit.
         """
         started = time.perf_counter()
-        _refuse_overlap(self.source, self.destination)
+        require_apart(self.source, self.destination)
         if not self.dry_run:
             mend(self.destination)
         published = self._standing()
@@ -123,10 +124,10 @@ class SourceConversion:
             raise self._taken(f"is {manifest.kind} {_shown(manifest.request)}, not {_shown(self.request)}")
         if manifest.resolved_revision != self._revision:
             raise self._taken("was made from another state of the source")
-        for file in manifest.files:
-            path = self.destination / file.path
-            if not path.is_file() or path.stat().st_size != file.size:
-                raise self._taken(f"is damaged: {file.path} is missing or has not the {file.size:,} bytes it should")
+        try:
+            check_sizes(self.destination, manifest.files)
+        except CorruptDataError as error:
+            raise self._taken(f"is damaged ({error})") from error
         return self._of_manifest(manifest, already_there=True)
 
     def _taken(self, why: str) -> UsageError:
@@ -205,13 +206,3 @@ class SourceConversion:
 def _shown(request: Request) -> str:
     episodes = f", episodes {request.episodes}" if request.episodes else ""
     return f"{request.source}:{request.id}{episodes}"
-
-
-def _refuse_overlap(source: Path, destination: Path) -> None:
-    """A destination in its own source, or around it, would end up as part of what is read, or replace it."""
-    here, there = (Path(os.path.realpath(path)) for path in (source, destination))
-    if here.is_relative_to(there) or there.is_relative_to(here):
-        raise UsageError(
-            f"the destination {destination} and the source {source} lie one in the other",
-            hint="choose a destination outside the source",
-        )

@@ -64,10 +64,10 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
             piece.columns[("observation",)][2, 0] = np.inf
             ingest.add(piece)
         manifest = builder.finish(ingest.rows, _origin())
-    assert manifest.ranges["observation"] is not None
-    assert manifest.ranges["observation"][1] == np.inf
-    assert np.isfinite(manifest.ranges["observation"][0])
-    assert manifest.ranges["next.done"] is None
+    assert manifest.ranges[("observation",)] is not None
+    assert manifest.ranges[("observation",)][1] == np.inf
+    assert np.isfinite(manifest.ranges[("observation",)][0])
+    assert manifest.ranges[("next", "done")] is None
 
 
 def _origin():  # type: ignore[no-untyped-def]

@@ -59,9 +59,9 @@ def test_rows_are_read_back_and_ranges_merged(tmp_path: Path) -> None:
         files.write(columns(5, 9), 5)
         for key, array in columns(6, 9).items():
             assert np.array_equal(tree.read(key, 6, 9), array)
-        tree.merge_ranges({"a": (1.0, 2.0), "next.b": None})
-        tree.merge_ranges({"a": (-3.0, 1.5), "next.b": (7, 8)})
-        assert tree.ranges == {"a": (-3.0, 2.0), "next.b": (7, 8)}
+        tree.merge_ranges({("a",): (1.0, 2.0), ("next", "b"): None})
+        tree.merge_ranges({("a",): (-3.0, 1.5), ("next", "b"): (7, 8)})
+        assert tree.ranges == {("a",): (-3.0, 2.0), ("next", "b"): (7, 8)}
         files.close()
 
 

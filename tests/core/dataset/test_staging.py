@@ -136,3 +136,66 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
     assert TedReader(tmp_path / "data").manifest.steps == 4
     mend(tmp_path / "data")
     assert Manifest.load(tmp_path / "data").steps == 4
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("name", ["notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json"])
+def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path, name: str, broken: bool) -> None:
+    _publish(tmp_path / "data", FIRST)
+    (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "data" / name).write_text("precious")
+    if broken:
+        (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match="is not part of the dataset it lies in"):
+        _publish(tmp_path / "data", SECOND, replace=True)
+    assert (tmp_path / "data" / name).read_text() == "precious"
+
+
+def test_a_damaged_dataset_can_be_replaced(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
+    (tmp_path / "data" / "observation.memmap").unlink()
+    assert _publish(tmp_path / "data", SECOND, replace=True)
+    assert _steps(tmp_path / "data") == 5
+
+
+def test_nothing_is_put_inside_a_dataset(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    with pytest.raises(UsageError, match="lies inside the dataset"):
+        _publish(tmp_path / "data" / "deep" / "sub", SECOND)
+
+
+def test_what_appears_while_a_replacement_is_built_is_left_alone(tmp_path: Path) -> None:
+    def publish() -> None:
+        with Staging(tmp_path / "data", replace=True) as staging:
+            write_walks(staging.path, FIRST)
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / "thesis.tex").write_text("ten years")
+            staging.publish()
+
+    with pytest.raises(UsageError, match="left alone"):
+        publish()
+    assert _names(tmp_path / "data") == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("state", ["dangling", "empty", "older"])
+def test_a_link_stands_for_where_it_leads(tmp_path: Path, state: str) -> None:
+    if state == "empty":
+        (tmp_path / "place").mkdir()
+    elif state == "older":
+        _publish(tmp_path / "place", FIRST)
+    (tmp_path / "link").symlink_to(tmp_path / "place")
+    assert _publish(tmp_path / "link", SECOND, replace=state == "older")
+    assert (tmp_path / "link").is_symlink()
+    assert _steps(tmp_path / "place") == _steps(tmp_path / "link") == 5
+
+
+def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs, "_rename_by_system", lambda one, other, flag: False)
+    with Staging(tmp_path / "one.h5") as slow:
+        fs.write_file(slow.path / "built", b"second")
+        with Staging(tmp_path / "one.h5") as staging:
+            fs.write_file(staging.path / "built", b"first")
+            assert staging.publish("built")
+        assert not slow.publish("built")
+    assert (tmp_path / "one.h5").read_bytes() == b"first"

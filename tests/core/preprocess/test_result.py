@@ -253,3 +253,10 @@ def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_pa
     assert len(digests) == 1
     assert torch.equal(torch.stack([*found, torch.rand(())]), expected)
     assert TensorDict.load_memmap(tmp_path / "0")["noise"].unique().numel() == STEPS
+
+
+def test_keys_the_function_leaves_out_are_named(walks: Path, tmp_path: Path) -> None:
+    made = run(walks, lambda rows: rows.exclude("next"), tmp_path / "out")
+    [note] = [note for note in made.notes if "leaves out" in note]
+    assert "next.observation, next.reward, next.done, next.terminated, next.truncated" in note
+    assert not any("leaves out" in note for note in run(walks, scaled, tmp_path / "whole").notes)

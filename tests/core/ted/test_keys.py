@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.ted import file_stem, key_from_stem, key_name, parse_key, safe_part
+from rbtool.core.ted import file_stem, key_from_stem, key_name, safe_part
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,4 @@ def test_renaming_reserved_parts_never_merges_two(parts: set[str]) -> None:
 
 
 def test_keys_are_typed_with_dots() -> None:
-    assert parse_key("next.observation.pos") == ("next", "observation", "pos")
     assert key_name(("next", "observation", "pos")) == "next.observation.pos"

@@ -52,7 +52,7 @@ def walks(tmp_path: Path) -> Path:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 13, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 14, ())
     assert not result.failed("warn")
 
 
@@ -164,3 +164,23 @@ def test_a_changed_byte_is_found_by_its_digest(walks: Path) -> None:
     [finding] = rbtool.check(walks).findings
     assert (finding.rule, finding.severity) == ("TED013", "error")
     assert "metadata.json was changed" in finding.message
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "h5"])
+def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_path: Path, form: str) -> None:
+    rbtool.checkpoint.save(walks, tmp_path / "saved", form=form)
+    assert rbtool.check(tmp_path / "saved").findings == ()
+    cut = tmp_path / "saved" / "observation.memmap" if form != "h5" else tmp_path / "saved"
+    cut.write_bytes(cut.read_bytes()[:-8])
+    result = rbtool.check(tmp_path / "saved")
+    assert [(finding.rule, finding.severity) for finding in result.findings] == [("TED014", "error")]
+    assert (result.rules, len(result.skipped)) == (1, 13)
+    assert result.failed()
+
+
+def test_a_changed_manifest_is_a_finding(walks: Path) -> None:
+    path = walks / ".rbtool" / "manifest.json"
+    path.write_text(path.read_text().replace('"steps": 31', '"steps": 30'))
+    [finding] = rbtool.check(walks).findings
+    assert finding.rule == "TED014"
+    assert "was changed after it was written" in finding.message

@@ -267,3 +267,13 @@ def test_too_little_space_is_known_before(walks: Path, tmp_path: Path, monkeypat
 
 def test_the_public_name() -> None:
     assert rbtool.checkpoint.save is checkpoint.save
+
+
+@pytest.mark.parametrize("verb", ["save", "load"])
+def test_a_damaged_result_is_not_taken_for_a_finished_one(walks: Path, tmp_path: Path, verb: str) -> None:
+    saved, loaded = tmp_path / "saved", tmp_path / "loaded"
+    checkpoint.save(walks, saved, form="ted")
+    checkpoint.load(saved, loaded)
+    (saved if verb == "save" else loaded).joinpath("observation.memmap").unlink()
+    with pytest.raises(UsageError, match="is there already"):
+        _ = checkpoint.save(walks, saved, form="ted") if verb == "save" else checkpoint.load(saved, loaded)

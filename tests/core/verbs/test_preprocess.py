@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.dataset import Manifest, Staging, TedReader, fs
@@ -297,3 +298,25 @@ def test_the_document(walks: Path, tmp_path: Path) -> None:
     )
     assert (document["chunk_size"], document["num_workers"], document["steps"]) == (7, 0, 20)
     assert document["function"].endswith("test_preprocess:same")
+
+
+def test_a_damaged_result_is_not_taken_for_a_finished_one(walks: Path, tmp_path: Path) -> None:
+    prep = tmp_path / "prep.py"
+    prep.write_text("def f(rows):\n    return rows\n")
+    run(walks, f"{prep}:f", tmp_path / "made")
+    (tmp_path / "made" / "observation.memmap").unlink()
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(walks, f"{prep}:f", tmp_path / "made")
+
+
+def test_one_plain_folder_is_not_taken_for_another(tmp_path: Path) -> None:
+    prep = tmp_path / "prep.py"
+    prep.write_text("def f(rows):\n    return rows\n")
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        done = torch.tensor([[False], [True]])
+        rows = {"observation": torch.full((2, 3), value), "next": {"done": done, "terminated": done}}
+        TensorDict(rows, [2]).memmap(tmp_path / name)
+    assert run(tmp_path / "one", f"{prep}:f", tmp_path / "made").steps == 2
+    assert run(tmp_path / "one", f"{prep}:f", tmp_path / "made").already_there
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(tmp_path / "two", f"{prep}:f", tmp_path / "made")
