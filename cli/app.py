@@ -14,7 +14,7 @@ from . import check, checkpoint, convert, demo, download, inspect, preprocess, s
 from . import list as listing
 from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
-from .output import Output, claim_streams, release_streams
+from .output import STDOUT, Output, claim_streams, release_streams
 
 __all__ = ["EXAMPLES", "app", "main"]
 
@@ -70,4 +70,6 @@ def _run(words: Sequence[str]) -> int:
         closed = isinstance(cause, OSError) and cause.errno == errno.EPIPE
         return 0 if closed else ended.code if isinstance(ended.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = STDOUT  # all that is left for Typer to write is a help page
         return report(error, Output.from_arguments(words))

@@ -61,4 +61,6 @@ def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[L
     from .inspect_episode import episode_lines
     from .inspect_summary import summary_lines
 
-    return summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)
+    return (
+        summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)
+    )

@@ -121,9 +121,9 @@ def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
 
 
 def _break(text: str, room: int, least: int) -> int:
-    """Where to cut: after a part that ends in the second half of the room, else after a word; 0 for nowhere."""
+    """Where to cut: after a part that does not end early in the room, else after a word; 0 for nowhere."""
     fits = next((n for n in range(len(text), 0, -1) if width_of(text[:n]) <= room), 0)
-    parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 2 < found.end() <= fits]
+    parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 3 < found.end() <= fits]
     words = [found.start() for found in re.finditer(" ", text) if least < found.start() <= fits]
     return max([cut for cut in parts if cut > least] or words, default=0)
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ..core.dataset import Array, load_json
 from ..core.errors import FormatError
-from .minari_arrow_forms import as_array, as_strings, at, declared_forms, found_forms, row_width
+from .minari_arrow_forms import as_array, as_strings, at, declared_forms, found_forms, of_free_length, row_width
 from .minari_metadata import METADATA_FILE
 from .minari_spaces import SpacePath
 from .minari_store import Column, ColumnPath, EpisodeStore, Form, StoredEpisode, column_name, reading
@@ -29,6 +29,8 @@ _PART = re.compile(r"part-(\d+)\.(\w+)")
 _PADDED = frozenset({"actions", "rewards", "terminations", "truncations"})
 _CHECKED_WHEN_READ = _PADDED | {"observations"}
 _BATCH_BYTES = 4 << 20
+_ROWS_OF_FREE_LENGTH = 64
+"""Rows of text or lists at a time: where they are alike, Parquet stores them once and their length does not show."""
 
 
 class ArrowStore(EpisodeStore):
@@ -192,6 +194,8 @@ class _ParquetPart:
 
     def chunks(self, name: str) -> Iterator[pa.Array]:
         size = max(_BATCH_BYTES // self._row_bytes(name), 1)
+        if of_free_length(self.schema.field(name).type):
+            size = min(size, _ROWS_OF_FREE_LENGTH)
         for batch in self._file.iter_batches(batch_size=size, columns=[name], use_threads=False):
             yield batch.column(name)
 

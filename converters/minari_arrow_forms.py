@@ -13,7 +13,7 @@ from ..core.dataset import Array
 from ..core.errors import CorruptDataError
 from .minari_store import ColumnPath, Form
 
-__all__ = ["as_array", "as_strings", "at", "declared_forms", "found_forms", "row_width"]
+__all__ = ["as_array", "as_strings", "at", "declared_forms", "found_forms", "of_free_length", "row_width"]
 
 _RAGGED = "its rows are lists of different lengths"
 _ABSENT = "it has no value in some rows"
@@ -123,6 +123,13 @@ def as_strings(array: pa.Array, what: str) -> list[bytes]:
 def _require_values(array: pa.Array, what: str) -> None:
     if array.null_count:
         raise CorruptDataError(f"{what} has no value in {array.null_count} rows")
+
+
+def of_free_length(kind: pa.DataType) -> bool:
+    """Tell whether one row of this type can be as long as it likes: text, byte strings, lists."""
+    if kind.num_fields and not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return any(of_free_length(kind.field(number).type) for number in range(kind.num_fields))
+    return not (pa.types.is_primitive(kind) or pa.types.is_null(kind))
 
 
 def row_width(kind: pa.DataType) -> int:

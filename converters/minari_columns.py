@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +42,16 @@ class SourceColumn:
             return [Field(self.key, "uint8", self.shape, "text"), Field(length_key(self.key), "int32", (), "text")]
         return [Field(self.key, self.dtype, self.shape, self.role)]
 
+    def rows(self, index: int) -> Rows:
+        """Which rows the `index`-th episode has."""
+        return Rows.ALL if self.extra is None else Rows(self.extra.rows[index])
+
+    def of_episode(self, index: int) -> SourceColumn:
+        """The column as the `index`-th episode stores it."""
+        if self.extra is None or len(self.extra.dtypes) == 1:
+            return self
+        return replace(self, form=self.extra.stored(index))
+
     def read(self, episode: StoredEpisode, what: str, start: int, stop: int, rows: Rows) -> dict[Key, Array]:
         """Read what belongs to steps `[start, stop)` of an episode that has these `rows` of the column."""
         after = self.timing == "state"
@@ -74,7 +84,7 @@ def _exact(values: Array, dtype: str, what: str, path: ColumnPath) -> Array:
     if values.dtype == dtype:
         return values
     widened: Array = values.astype(dtype)
-    if not np.array_equal(widened.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
+    if not np.array_equal(widened.astype(values.dtype), values, equal_nan=values.dtype.kind in "fc"):
         raise FormatError(
             f"{column_name(path)!r} of {what} is {values.dtype} and does not fit into {dtype}, which others need"
         )
@@ -137,16 +147,24 @@ class Columns:
 
     def notes(self, numbers: Sequence[int]) -> list[str]:
         """What a user should know of these episodes: rewards of two types, rows that had to be made."""
-        notes, total = [], len(numbers)
+        notes, total = list[str](), len(numbers)
         dtypes = self._survey.required.reward_dtypes
         if len(dtypes) > 1:
             found = ", ".join(f"{dtype} in {count}" for dtype, count in sorted(dtypes.items()))
             notes.append(f"rewards are {found} episodes; {self._survey.required.reward_dtype} holds them all")
+        notes += [
+            f"{key_name(self._keys[want.path])} is {want.dtype} in the data and {want.said} in the {want.role} space; "
+            f"{want.dtype} is kept"
+            for want in self._survey.required.columns
+            if want.contradicts
+        ]
         for column in self.kept:
             if column.extra is None:
                 continue
             rows = [column.extra.rows[self._index[number]] for number in numbers]
             name = key_name(column.key)
+            if widened := column.extra.widened():
+                notes.append(f"{name} is {widened}")
             blank = "empty" if column.kind == "text" else "zero"
             if late := rows.count(Rows.AFTER_STEPS):
                 notes.append(f"{name} has no value at reset in {late} of {total} episodes: {blank} rows there")
@@ -159,8 +177,7 @@ class Columns:
         index, what = self._index[number], f"episode {number}"
         columns: dict[Key, Array] = {}
         for column in self.kept:
-            rows = Rows.ALL if column.extra is None else Rows(column.extra.rows[index])
-            columns |= column.read(episode, what, start, stop, rows)
+            columns |= column.of_episode(index).read(episode, what, start, stop, column.rows(index))
         return columns
 
     def read_rewards(self, episode: StoredEpisode, number: int, start: int, stop: int) -> Array:

@@ -7,13 +7,14 @@ all. What cannot be kept is named with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ..core.dataset import Dropped
 from ..core.errors import FormatError
 from .minari_store import Column, ColumnPath, Form, StoredEpisode, column_name
 from .minari_text import LONGEST_ROW, look_at_text
+from .minari_widening import wider
 
 __all__ = ["Extra", "ExtraColumns", "Rows"]
 
@@ -31,16 +32,49 @@ class Rows(IntEnum):
 
 @dataclass(slots=True)
 class Extra:
-    """One extra column over all episodes: `rows` has a `Rows` an episode, `why` is set if it cannot be kept."""
+    """One extra column over all episodes: `rows` has a `Rows` an episode, `why` is set if it cannot be kept.
+
+    `dtypes` maps the element types found to the first episode that has each, `dtype_of` has the position in it of
+    every episode's; the one of `form` holds the values of all.
+    """
 
     path: ColumnPath
     form: Form
-    seen_in: int
     rows: bytearray
     why: str = ""
     varies: bool = False
     longest: int = 1
-    overlong: str = ""
+    dtypes: dict[str, int] = field(default_factory=dict)
+    dtype_of: bytearray = field(default_factory=bytearray)
+
+    def clash(self, form: Form, number: int) -> str:
+        """Say what keeps rows of this form out, or nothing; widens this column for all episodes if need be."""
+        if form == self.form and len(self.dtypes) == 1:
+            return ""
+        known = self.dtypes
+        if replace(form, dtype=self.form.dtype) == self.form:
+            dtype = wider([*self.dtypes, form.dtype])
+            if dtype is not None:
+                self.form = replace(self.form, dtype=dtype)
+                self.dtypes.setdefault(form.dtype, number)
+                return ""
+            known = {dtype: seen_in for dtype, seen_in in self.dtypes.items() if wider([dtype, form.dtype]) is None}
+        other, seen_in = next(iter((known or self.dtypes).items()))
+        before = _shown(replace(self.form, dtype=other))
+        return f"it is {_shown(form)} in episode {number} and {before} in episode {seen_in}"
+
+    def stored(self, index: int) -> Form:
+        """How the `index`-th episode stores its rows."""
+        return replace(self.form, dtype=list(self.dtypes)[self.dtype_of[index]])
+
+    def widened(self) -> str:
+        """Say which types episodes have, where there is more than one."""
+        if len(self.dtypes) < 2:
+            return ""
+        present = [kind for kind, rows in zip(self.dtype_of, self.rows, strict=True) if rows != Rows.NONE]
+        counts = {dtype: present.count(kind) for kind, dtype in enumerate(self.dtypes)}
+        found = ", ".join(f"{dtype} in {count}" for dtype, count in sorted(counts.items()))
+        return f"{found} episodes; {self.form.dtype} holds them all"
 
 
 @dataclass(slots=True)
@@ -59,12 +93,13 @@ class ExtraColumns:
                 continue
             extra = self.found.get(path)
             if extra is None:
-                extra = self.found[path] = Extra(path, column.form, number, bytearray(self.episodes))
+                extra = self.found[path] = _extra(path, column.form, number, self.episodes)
             if not extra.why:
                 extra.why = _why_not(extra, column, number, steps)
             if extra.why:
                 continue
             extra.rows[index] = Rows.ALL if column.rows == steps + 1 else Rows.AFTER_STEPS
+            extra.dtype_of[index] = list(extra.dtypes).index(column.form.dtype)
             if extra.form.kind == "text":
                 _look_at_text(extra, episode, column.rows, number)
 
@@ -75,11 +110,6 @@ class ExtraColumns:
             if above is not None:
                 extra.why = f"{column_name(above)!r} is a group in some episodes and a column in others"
                 self.found[above].why = "it is a column in some episodes and a group in others"
-            if extra.varies and extra.overlong and not extra.why:
-                raise FormatError(
-                    f"{column_name(path)!r} of {extra.overlong} has a row of {extra.longest:,} bytes of text; rows of "
-                    f"up to {LONGEST_ROW:,} bytes can be kept"
-                )
 
     def kept(self) -> list[Extra]:
         """The columns that can be kept, in the order of their paths."""
@@ -90,6 +120,11 @@ class ExtraColumns:
         return [Dropped(names[path], extra.why) for path, extra in sorted(self.found.items()) if extra.why]
 
 
+def _extra(path: ColumnPath, form: Form, number: int, episodes: int) -> Extra:
+    rows, dtype_of = bytearray(episodes), bytearray(episodes)
+    return Extra(path, form, rows, dtypes={form.dtype: number}, dtype_of=dtype_of)
+
+
 def _why_not(extra: Extra, column: Column, number: int, steps: int) -> str:
     """Say why this column cannot be kept, or nothing."""
     form = column.form
@@ -97,8 +132,8 @@ def _why_not(extra: Extra, column: Column, number: int, steps: int) -> str:
         return f"in episode {number} {form.why}"
     if form.kind == "bytes":
         return "it holds byte strings"
-    if form != extra.form:
-        return f"it is {_shown(form)} in episode {number} and {_shown(extra.form)} in episode {extra.seen_in}"
+    if clash := extra.clash(form, number):
+        return clash
     if column.rows not in (steps, steps + 1):
         return f"it has {column.rows} rows in episode {number}, which has {steps} steps"
     return ""
@@ -116,5 +151,8 @@ def _look_at_text(extra: Extra, episode: StoredEpisode, rows: int, number: int) 
         return
     extra.varies = extra.varies or not look.constant
     extra.longest = max(extra.longest, look.longest)
-    if look.longest > LONGEST_ROW and not extra.overlong:
-        extra.overlong = f"episode {number}"
+    if look.longest > LONGEST_ROW:
+        extra.why = (
+            f"episode {number} has {look.longest:,} bytes of text in row {look.longest_row}; rows of up to "
+            f"{LONGEST_ROW:,} bytes can be kept"
+        )

@@ -29,7 +29,7 @@ _INDEX = re.compile(r"_index_(\d+)")
 class Required:
     """An observation or action column: what the space wants and, once an episode was seen, how it is stored.
 
-    `more` is the number of rows it has beyond one a step.
+    `more` is the number of rows it has beyond one a step; `said` is the element type in the space, if there is one.
     """
 
     path: ColumnPath
@@ -42,6 +42,12 @@ class Required:
     form: Form | None = None
     seen_in: int = -1
     longest: int = 1
+    said: str = ""
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the space says another element type than the data, which count, have."""
+        return self.kind == "array" and self.form is not None and bool(self.said) and np.dtype(self.said) != self.dtype
 
     def stored_dtype(self, form: Form) -> str:
         """Element type of the rows as they will be read, or raise FormatError where the space contradicts."""
@@ -87,6 +93,7 @@ class RequiredColumns:
                 path = (top, *store.location(leaf.path))
                 key = (_TOPS[top], *(str(part) for part in leaf.path))
                 self._want(path, key, leaf.kind, leaf.dtype, leaf.shape)
+                self.columns[-1].said = leaf.dtype
 
     def _want(
         self, path: ColumnPath, key: Key, kind: Literal["array", "image", "text"], dtype: str, shape: tuple[int, ...]

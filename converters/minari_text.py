@@ -14,7 +14,8 @@ __all__ = ["LONGEST_ROW", "TextLook", "encode_text", "look_at_text", "text_rows"
 
 LONGEST_ROW = 64 << 10
 """Bytes a row of text may have; every row of the dataset takes as much as the longest."""
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 64
+"""Rows of a length not known before: 4 MB if each were as long as may be."""
 
 
 class TextLook:
@@ -27,21 +28,25 @@ class TextLook:
 
 
 def text_rows(episode: StoredEpisode, path: ColumnPath, rows: int) -> Iterator[list[bytes]]:
-    """Read a text column in lists of bounded length."""
-    for start in range(0, rows, _ROWS_AT_ONCE):
-        yield episode.strings(path, start, min(start + _ROWS_AT_ONCE, rows))
+    """Read a text column in lists of bounded size; the first are shorter, so that overlong rows show early."""
+    start, size = 0, 1
+    while start < rows:
+        yield episode.strings(path, start, min(start + size, rows))
+        start, size = start + size, min(2 * size, _ROWS_AT_ONCE)
 
 
 def look_at_text(episode: StoredEpisode, path: ColumnPath, rows: int, what: str) -> TextLook:
-    """Pass over a text column; raise FormatError if it is not UTF-8."""
+    """Pass over a text column up to the first list with an overlong row; raise FormatError if it is not UTF-8."""
     look, first, done = TextLook(), None, 0
     for strings in text_rows(episode, path, rows):
-        _require_utf8(strings, f"{column_name(path)!r} of {what}")
-        first = strings[0] if first is None else first
-        look.constant = look.constant and all(row == first for row in strings)
         longest = max(range(len(strings)), key=lambda row: len(strings[row]))
         if len(strings[longest]) > look.longest:
             look.longest, look.longest_row = len(strings[longest]), done + longest
+        if look.longest > LONGEST_ROW:
+            break
+        _require_utf8(strings, f"{column_name(path)!r} of {what}")
+        first = strings[0] if first is None else first
+        look.constant = look.constant and all(row == first for row in strings)
         done += len(strings)
     return look
 

@@ -20,7 +20,6 @@ from .strict_json import load_json
 __all__ = ["Leaf", "leaf_path", "read_tree", "require_own_files", "write_tree_meta"]
 
 _NODE = "<class 'tensordict._td.TensorDict'>"
-_NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,8 @@ def _shared(one: Key, other: Key) -> SchemaError:
     return SchemaError(f"the keys {key_name(one)!r} and {key_name(other)!r} need the same file")
 
 
-def write_tree_meta(
-    folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...], non_tensors: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths.
-
-    `non_tensors` are JSON values kept as children of the root.
-    """
+def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[str]:
+    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths."""
     nodes: dict[Key, dict[str, Any]] = {(): {}}
     for key, leaf in leaves.items():
         for depth in range(len(key)):
@@ -77,10 +71,7 @@ def write_tree_meta(
         nodes[key[:-1]][key[-1]] = {
             "device": "cpu", "shape": list(leaf.shape), "dtype": torch_name(leaf.dtype), "is_nested": leaf.nested
         }  # fmt: skip
-    for name, value in (non_tensors or {}).items():
-        nodes[()][name] = {"type": "NonTensorData"}
-        _write_non_tensor(folder / file_stem(name), value)
-    written = [f"{file_stem(name)}/meta.json" for name in non_tensors or {}]
+    written = []
     for key, entries in nodes.items():
         entries |= {"shape": list(batch), "device": "cpu", "_type": _NODE}
         path = "/".join((*(file_stem(part) for part in key), "meta.json"))
@@ -88,12 +79,6 @@ def write_tree_meta(
         fs.write_file(folder / path, json.dumps(entries, ensure_ascii=False).encode())
         written.append(path)
     return written
-
-
-def _write_non_tensor(folder: Path, value: Any) -> None:
-    document = {"_type": _NON_TENSOR, "data": value, "_is_non_tensor": True, "_metadata": None}
-    fs.make_folder(folder)
-    fs.write_file(folder / "meta.json", json.dumps(document).encode())
 
 
 def read_tree(folder: Path) -> dict[Key, Leaf]:

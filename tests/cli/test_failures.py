@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+import rbtool
 from rbtool.cli.failures import Stopped, report
 from rbtool.cli.output import Output
 from rbtool.core import errors
@@ -26,8 +27,9 @@ FAILING = [
     ("rbtool checkpoint sav", 2, "UsageError", "no such command 'sav'. Did you mean 'save'?"),
     ("rbtool convert x", 2, "UsageError", "missing argument 'DEST'"),
     ("rbtool list --rot x", 2, "UsageError", "no such option: --rot (Possible options: --root)"),
-    ("rbtool inspect x --episode two", 2, "UsageError", "--episode"),
-    ("rbtool checkpoint save x y --as zip", 2, "UsageError", "is not one of 'ted', 'flat', 'nested', 'h5'"),
+    ("rbtool inspect x --episode two", 2, "UsageError", "'--episode': 'two' is not a whole number"),
+    ("rbtool sample minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
+    ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
 ]
 
 
@@ -60,7 +62,7 @@ def test_options_before_the_verb_are_explained(option, shell):
 
 def test_a_traceback_is_shown_only_when_asked_for(shell):
     assert "Traceback" not in shell("rbtool inspect ./nothing").stderr
-    assert "Traceback" in shell("rbtool inspect ./nothing --debug").stderr
+    assert shell("rbtool inspect ./nothing --debug").stderr.count("Traceback") == 1
 
 
 def test_the_log_file_gets_the_traceback(shell, tmp_path):
@@ -97,5 +99,12 @@ def test_every_error_has_its_code_and_words(error, code, said, capsys):
 def test_a_full_disk_behind_stdout_is_said(word, shell):
     done = shell(f"rbtool {word} > /dev/full")
     assert done.returncode == 6
-    assert "no space left on device" in done.stderr
+    assert done.stderr.startswith("error: standard output cannot be written: no space left on device")
     assert "Exception ignored" not in done.stderr
+
+
+def test_what_is_written_is_told_though_stdout_is_full(folder, shell):
+    done = shell("rbtool convert minari/tuple/trunc-v0 there > /dev/full", folder)
+    assert done.returncode == 6
+    assert "there is there and whole" in done.stderr
+    assert rbtool.inspect(folder / "there").steps == 48

@@ -26,7 +26,7 @@ def parts():
 def shape(text: str) -> list[str]:
     """A text without its numbers: the last digits of a simulation differ from processor to processor."""
     text = re.sub(r"xxh3-128:[0-9a-f]{32}", "DIGEST", text)
-    text = re.sub(r"[▁▂▃▄▅▆▇█]", "▁", text)
+    text = re.sub(r"[▁▂▃▄▅▆▇█][▁▂▃▄▅▆▇█ ]*", "▁", text)
     text = re.sub(r"-?\d[\d,]*(\.\d+)?(e[+-]\d+)?", "#", text)
     return re.sub(r"\[\s+", "[", text).split()
 
@@ -65,10 +65,11 @@ def test_every_verb_is_shown():
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
 
 
-def test_the_python_example_runs(outputs, folder, environment):
+def test_the_python_example_runs_and_runs_again(outputs, folder, environment):
     (source,) = PYTHON
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].split()[1] == "0"
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0].split()[1] == "0"

@@ -51,6 +51,43 @@ def test_a_pipe_that_closes_is_no_failure(line, folder, shell):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("list >&-", 0),
+        ("list >&- 2>&- <&-", 0),
+        ("--help >&-", 0),
+        ("inspect nothing 2>&-", 4),
+        ("list --json 2>&-", 0),
+    ],
+)
+def test_streams_may_be_closed(line, code, shell):
+    done = shell(f"rbtool {line}")
+    assert done.returncode == code
+    assert "rror" not in done.stderr
+
+
+def test_no_word_gets_into_the_data_when_streams_are_closed(folder, shell):
+    assert shell("rbtool convert minari/tuple/trunc-v0 there >&- 2>&- <&-", folder).returncode == 0
+    assert rbtool.check(folder / "there").errors == 0
+
+
+def test_a_missing_root_is_told(shell, tmp_path):
+    done = shell(f"rbtool list --root {tmp_path}/nothing")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"there is no folder {tmp_path}/nothing, so no datasets are stored in it\n"
+
+
+def test_differences_are_told_by_side(folder, shell):
+    shell("rbtool convert minari/cartpole/scripted-v0 few --episodes 0:2", folder)
+    few = rbtool.inspect(folder / "few").steps
+    done = shell("rbtool checkpoint verify cartpole.h5 few", folder)
+    assert done.returncode == 3
+    assert f"differs  steps: checkpoint 4,864, dataset {few:,}\n" in done.stdout
+    assert "differs  text of episodes: checkpoint " in done.stdout
+    assert "episodes_text" not in done.stdout
+
+
 def test_work_goes_on_when_nobody_listens(folder, shell):
     shell("rbtool convert minari/tuple/trunc-v0 there -v 2>&1 | true", folder)
     assert rbtool.inspect(folder / "there").steps == 48

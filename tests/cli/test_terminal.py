@@ -86,6 +86,23 @@ def test_lines_fit_a_narrow_terminal(terminal):
     assert max(len(line) for line in shown.replace("\r", "").splitlines() if "below" not in line) <= 80
 
 
+def test_a_summary_is_broken_between_words_in_a_narrow_terminal(terminal):
+    code, shown = terminal("rbtool inspect minari/tuple/trunc-v0", 50, NO_COLOR="1")
+    summary = shown.replace("\r", "").partition("\nfields")[0] + shown.replace("\r", "").partition("\nspace")[2]
+    assert code == 0
+    assert max(len(line) for line in summary.splitlines() if not line.startswith(("next", "length", "return"))) <= 50
+    assert any(line.startswith("         ") for line in summary.splitlines())
+    assert "kB" not in {line.strip() for line in summary.splitlines()}
+
+
+def test_steps_left_out_are_marked_where_each_has_a_block(terminal):
+    code, shown = terminal("rbtool inspect cartpole --episode 0 --head 2", 40, NO_COLOR="1")
+    assert code == 0
+    starts = [line for line in shown.replace("\r", "").splitlines() if line.startswith(("t = ", "…"))]
+    assert starts[:3] == ["t = 0", "t = 1", "…"]
+    assert len(starts) == 4
+
+
 def test_an_error_ends_the_bar(terminal):
     line = "rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0 --chunk-size 100"
     broken = "printf 'def normalise(rows):\\n    assert rows[\"episode\"].max() < 9\\n    return rows\\n' > prep.py"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.cli.spaces import space_text
-from rbtool.cli.text import Styled, Table, amount, clean, counted, number, size, sparkline, vector, width_of
+from rbtool.cli.text import Styled, Table, amount, clean, counted, folded, number, size, sparkline, vector, width_of
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -45,7 +45,7 @@ def test_counts_and_amounts():
 
 
 @pytest.mark.parametrize(
-    ("histogram", "line"), [((0, 1, 7, 14), "▁▂▅█"), ((0, 0), "▁▁"), ((), ""), ((3, 3), "██"), ((1, 10**6), "▂█")]
+    ("histogram", "line"), [((0, 1, 7, 14), " ▁▄█"), ((0, 0), "  "), ((), ""), ((3, 3), "██"), ((1, 10**6), "▁█")]
 )
 def test_sparklines(histogram, line):
     assert sparkline(histogram) == line
@@ -56,7 +56,7 @@ def test_sparklines(histogram, line):
     [
         ([0.25, -1.0], "[ 0.250 -1.000]"),
         ([1, 2, 3, 4], "[1 2 3 4]"),
-        ([[1, 2], [3, 4], [5, 6]], "[1 2 3 … 6]"),
+        ([[1, 2], [3, 4], [5, 6]], "[1 2 3 … of 6]"),
         ([1234.5, 0.5], "[ 1234.5  0.5]"),
         ([True, False], "[true false]"),
         ([], "[]"),
@@ -89,6 +89,30 @@ def test_one_column_gives_way_in_a_narrow_terminal():
     text = "".join(cell.text if isinstance(cell, Styled) else cell for cell in line)
     assert text == "name  a long text that h…  end"
     assert width_of(text) <= 30
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (None, ["ends     3 ends · 12 made · 1 cut   292 kB"]),
+        (42, ["ends     3 ends · 12 made · 1 cut   292 kB"]),
+        (41, ["ends     3 ends · 12 made · 1 cut", "         292 kB"]),
+        (30, ["ends     3 ends · 12 made ·", "         1 cut   292 kB"]),
+        (20, ["ends     3 ends ·", "         12 made ·", "         1 cut", "         292 kB"]),
+    ],
+)
+def test_a_long_line_is_broken_between_its_parts(width, shown):
+    lines = folded([Styled("ends     ", "dim"), "3 ends · 12 made · 1 cut   292 kB"], width, 9)
+    assert ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines] == shown
+    assert lines[0][0] == Styled("ends     ", "dim")
+
+
+@given(st.lists(CELLS, max_size=6), st.integers(1, 40), st.integers(0, 6))
+def test_a_broken_line_loses_no_word(cells, width, indent):
+    lines = folded(cells, width, indent)
+    texts = ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines]
+    assert "".join(" ".join(texts).split()) == "".join("".join(map(clean, cells)).split())
+    assert all(width_of(text) <= width or " " not in text[indent:].strip() for text in texts[1:])
 
 
 @pytest.mark.parametrize(

@@ -310,12 +310,14 @@ def test_groups_that_make_no_sense(name: str, folder: Path, tmp_path: Path) -> N
     assert refused(folder, tmp_path).message == sentence
 
 
-def test_an_info_with_long_text_a_step_is_refused_and_one_an_episode_is_not(folder: Path, tmp_path: Path) -> None:
-    edit(folder, lambda file: file.create_dataset("episode_1/infos/s", data=["x" * 70_000] * 2))
-    convert(folder, tmp_path / "constant")
-    edit(folder, lambda file: put(file, "episode_1/infos/s", ["x" * 70_000, "y"]))
-    assert refused(folder, tmp_path).message == (
-        "'infos/s' of episode 1 has a row of 70,000 bytes of text; rows of up to 65,536 bytes can be kept"
+@pytest.mark.parametrize("second", ["x" * 70_000, "y"])
+def test_an_info_with_long_text_is_dropped_and_named(second: str, folder: Path, tmp_path: Path) -> None:
+    edit(folder, lambda file: file.create_dataset("episode_1/infos/s", data=["x" * 70_000, second]))
+    assert convert(folder, tmp_path / "ted").dropped_keys == (
+        {
+            "key": "info.s",
+            "why": "episode 1 has 70,000 bytes of text in row 0; rows of up to 65,536 bytes can be kept",
+        },
     )
 
 

@@ -286,3 +286,69 @@ def test_a_named_type_is_named(tmp_path: Path) -> None:
     edit(folder, lambda file: file["episode_0/infos"].__setitem__("x", np.dtype("f4")))
     (dropped,) = convert(folder, tmp_path / "ted").dropped_keys
     assert dropped == {"key": "info.x", "why": "in episode 0 it is a type without data"}
+
+
+def test_texts_whose_dotted_names_are_one_are_all_kept(tmp_path: Path) -> None:
+    infos = {"a.b": ["ONE"] * 5, "a": {"b": ["TWO"] * 5}, "a.b_": ["THREE"] * 5}
+    result, reader = converted(write(tmp_path, [infos, {}, {}]), tmp_path)
+    assert (reader.episode_text or [])[0] == {"info.a.b": "TWO", "info.a.b_": "THREE", "info.a.b__": "ONE"}
+    assert result.renamed_keys == {"infos/a.b": "info.a.b__"}
+
+
+def test_attributes_whose_dotted_names_are_one_or_a_columns_are_all_kept(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}])
+
+    def change(file: h5py.File) -> None:
+        file.create_dataset("episode_1/options/k", data=["column"] * 2)
+        for name in ("options/k", "a/b", "a.b"):
+            file["episode_1"].attrs[name] = name
+
+    edit(folder, change)
+    result, reader = converted(folder, tmp_path)
+    assert (reader.episode_text or [])[1] == {
+        "options.k": "column", "options.k_": '"options/k"', "attributes.a.b": '"a/b"', "attributes.a.b_": '"a.b"'
+    }  # fmt: skip
+    assert result.renamed_keys == {"options/k": "options.k_", "attributes/a.b": "attributes.a.b_"}
+
+
+def test_options_of_arrow_whose_dotted_names_are_one_are_all_kept(tmp_path: Path) -> None:
+    folder = write(tmp_path, [{}, {}, {}], "arrow", options={"a.b": 1, "a": {"b": 2}})
+    _, reader = converted(folder, tmp_path)
+    assert (reader.episode_text or [])[2] == {"options.a.b": "2", "options.a.b_": "1"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("int32", "float64", "float64"),
+        ("int64", "int32", "int64"),
+        ("float32", "float64", "float64"),
+        ("bool", "int16", "int16"),
+        ("uint8", "int8", "int16"),
+        ("uint16", "float32", "float32"),
+        ("int32", "float32", "float64"),
+        ("float32", "complex64", "complex64"),
+    ],
+)
+def test_types_that_differ_are_widened_and_counted(first: str, second: str, both: str, tmp_path: Path) -> None:
+    rows = [np.array([[0, 1]] * 5, first), np.array([[1, 0]] * 2, second), np.array([[1, 1]] * 6, second)]
+    result, reader = converted(write(tmp_path, [{"x": row} for row in rows]), tmp_path)
+    found = reader.read(("next", "info", "x"), 0, 11)
+    assert (found.dtype, found.real.tolist()) == (both, [[0, 1]] * 4 + [[1, 0]] + [[1, 1]] * 6)
+    counts = ", ".join(f"{name} in {count}" for name, count in sorted([(first, 1), (second, 2)]))
+    assert result.notes[0] == f"info.x is {counts} episodes; {both} holds them all"
+    assert result.dropped_keys == ()
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_arrow_types_that_differ_are_widened(data_format: str, tmp_path: Path) -> None:
+    infos = [{"x": [[row % 2 == 1] * 2 for row in range(5)]}, {"x": [[3, 2**62 + 1]] * 2}, {}]
+    result, reader = converted(write(tmp_path, infos, data_format), tmp_path)
+    assert reader.read(("info", "x"), 0, 5).tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [3, 2**62 + 1]]
+    assert result.notes[0] == "info.x is bool in 1, int64 in 1 episodes; int64 holds them all"
+
+
+def test_the_episode_that_stands_in_the_way_of_widening_is_named(tmp_path: Path) -> None:
+    infos = [{"x": np.arange(rows, dtype=dtype)} for rows, dtype in ((5, "i4"), (2, "f4"), (7, "i8"))]
+    (dropped,) = convert(write(tmp_path, infos), tmp_path / "ted").dropped_keys
+    assert dropped == {"key": "info.x", "why": "it is int64 [] in episode 2 and float32 [] in episode 1"}

@@ -310,3 +310,16 @@ def test_a_slash_in_a_name_of_a_dict_space(tmp_path: Path) -> None:
         for name in space.spaces:
             found = reader.read(("next", "observation", name), 0, 3)
             assert found.tobytes() == episode.observations[name][1:].tobytes()
+
+
+def test_a_type_that_the_space_does_not_say_is_kept_and_noted(tmp_path: Path) -> None:
+    space, draw = spaces.Dict(x=SPACE, n=spaces.Discrete(5)), np.random.default_rng(0)
+    rows = {"x": draw.normal(size=(4, 3)), "n": np.arange(4, dtype=np.int16)}
+    episode = make_episode(space, SPACE, 3, draw, observations=rows)
+    result = convert(write_minari(tmp_path, "made/types-v0", space, SPACE, [episode]), tmp_path / "ted")
+    assert result.notes == (
+        "observation.n is int16 in the data and int64 in the observation space; int16 is kept",
+        "observation.x is float64 in the data and float32 in the observation space; float64 is kept",
+    )
+    with TedReader(tmp_path / "ted") as reader:
+        assert reader.read(("next", "observation", "x"), 0, 3).tobytes() == rows["x"][1:].tobytes()

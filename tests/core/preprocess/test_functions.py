@@ -28,7 +28,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("OFFSET = 40")
     path = prep(tmp_path, "from beside import OFFSET\ndef add(x):\n    return x + OFFSET\n")
     function = find_function(f"{path}:add")
-    assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py"])
+    assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py", "beside.py"])
     assert pickle.loads(pickle.dumps(function.portable())).load()(2) == 42
 
 

@@ -70,7 +70,7 @@ def raises(td):
     return td
 
 def leaves(td):
-    if int(td["episode"][0]) >= 8:
+    if int(td["episode"][0]) == 8:
         os._exit(7)
     return td
 """
@@ -95,6 +95,14 @@ def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> 
     assert str(caught.value) == (
         "a worker process ended with exit status 7 while prep.py:leaves worked on steps 40 to 49 (episodes 8 to 10)"
     )
+    assert beside(walks) == ["walks"]
+
+
+def test_a_file_that_loads_in_no_worker_is_told_in_one_sentence(walks: Path, tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text(f"import os\nif os.getpid() != {os.getpid()}: 1 / 0\ndef f(td): return td\n")
+    with pytest.raises(rbtool.UsageError) as caught:
+        rbtool.preprocess(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=2, chunk_size=10)
+    assert str(caught.value) == f"{tmp_path}/prep.py cannot be imported: ZeroDivisionError: division by zero"
     assert beside(walks) == ["walks"]
 
 

@@ -169,6 +169,70 @@ def test_rows_one_by_one(kind) -> None:
         storage.set([0, 1], kind(rows))
 
 
+def test_rows_written_over_one_another_are_read_first() -> None:
+    storage = TensorStorage(numbers(5))
+    storage[1:4] = [storage[0], storage[1], storage[2]]
+    assert storage[:].tolist() == [0, 0, 1, 2, 4]
+    storage[1:4] = storage[0:3]
+    assert storage[:].tolist() == [0, 0, 0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "make", [steps, tree, lambda: numbers(10, 3), lambda: Step(numbers(10, 3), numbers(10), batch_size=[10])]
+)
+@pytest.mark.parametrize("cursor", [slice(1, 4), [2, 0, 1], range(9, 6, -1)])
+def test_views_of_the_storage_can_be_written_into_it(make, cursor: object) -> None:
+    storage, expected = TensorStorage(make()), TensorStorage(make())
+    fresh = expected[torch.tensor([0, 1, 2])]
+    expected[cursor] = fresh
+    storage[cursor] = storage[0:3]
+    assert same(storage[:], expected[:])
+    again = TensorStorage(make())
+    again[cursor] = [again[0], again[1], again[2]]
+    assert same(again[:], expected[:])
+
+
+def test_a_lazy_stack_of_views_is_read_first() -> None:
+    storage = TensorStorage(steps())
+    storage[1:4] = LazyStackedTensorDict(storage[0], storage[1], storage[2])
+    assert same(storage[1:4], steps()[0:3])
+
+
+def test_columns_that_change_places_are_read_first() -> None:
+    storage = TensorStorage({"a": numbers(4), "b": numbers(4) + 10})
+    storage[1:3] = {"a": storage[1:3]["b"], "b": storage[1:3]["a"]}
+    assert storage[:]["a"].tolist() == [0, 11, 12, 3]
+    assert storage[:]["b"].tolist() == [10, 1, 2, 13]
+    storage.load_state_dict({"_storage": {"a": storage[:]["b"], "b": storage[:]["a"]}, "_len": 4})
+    assert storage[:]["a"].tolist() == [10, 1, 2, 13]
+    assert storage[:]["b"].tolist() == [0, 11, 12, 3]
+
+
+def test_one_buffer_wrapped_twice_is_read_first() -> None:
+    buffer = numbers(6).numpy()
+    storage = TensorStorage(torch.from_numpy(buffer))
+    storage[2:5] = torch.from_numpy(buffer[1:4])
+    assert buffer.tolist() == [0, 1, 1, 2, 3, 5]
+
+
+def test_elements_and_coordinates_out_of_the_storage_are_read_first() -> None:
+    data = {"at": torch.tensor([[0, 1], [2, 0]]), "x": numbers(2, 2)}
+    storage = TensorStorage(data, ndim=2)
+    rows, columns = storage[0]["at"], torch.tensor([0, 1])
+    storage[rows, columns] = {"at": storage[0]["at"].flip(0), "x": storage[1]["x"]}
+    assert storage[:]["at"].tolist() == [[1, 1], [2, 0]]
+    assert storage[:]["x"].tolist() == [[2, 1], [2, 3]]
+
+
+def test_what_shares_no_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self, **options: pytest.fail("copied"))
+    storage, rows = TensorStorage(numbers(6)), numbers(3) + 20
+    storage[1:4] = rows
+    storage[0:2] = [rows[2], rows[1]]
+    storage.load_state_dict(storage.state_dict())
+    assert storage[:].tolist() == [22, 21, 21, 22, 4, 5]
+
+
 def without(key: tuple[str, ...]) -> TensorDict:
     return steps(2).exclude(key)
 

@@ -184,6 +184,36 @@ def test_the_same_file_on_the_same_data_is_done_once(walks: Path, tmp_path: Path
         run(walks, f"{prep}:f", tmp_path / "made")
 
 
+@pytest.mark.parametrize("changed", ["helper.py", "pack/__init__.py", "pack/deep.py"])
+def test_a_changed_module_beside_the_file_is_a_changed_function(walks: Path, tmp_path: Path, changed: str) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "prep.py").write_text("from helper import OFFSET\ndef f(td): return td.set('a', td['action'] + OFFSET)")
+    (tmp_path / "helper.py").write_text("import pack.deep\nOFFSET = 1 + pack.OFFSET + pack.deep.OFFSET")
+    for name in ("pack/__init__.py", "pack/deep.py"):
+        (tmp_path / name).write_text("OFFSET = 0")
+    first = run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made")
+    assert run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made").already_there
+    text = (tmp_path / changed).read_text()
+    (tmp_path / changed).write_text(f"{text} + 100")
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made")
+    again = run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", force=True)
+    assert again.content_digest != first.content_digest
+    assert not {"helper", "pack", "pack.deep"} & sys.modules.keys()
+
+
+def test_modules_of_one_name_beside_two_files_are_told_apart(walks: Path, tmp_path: Path) -> None:
+    seen: list[object] = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helper.py").write_text(f"NAME = {folder!r}")
+        (tmp_path / folder / "prep.py").write_text("import helper\ndef f(td): raise ValueError(helper.NAME)")
+        with pytest.raises(rbtool.RbtoolError) as caught:
+            run(walks, f"{tmp_path}/{folder}/prep.py:f", tmp_path / "made")
+        seen.append(str(caught.value).rpartition(" ")[2])
+    assert seen == ["one", "two"]
+
+
 def test_a_dry_run_shows_the_fields_and_writes_nothing(walks: Path, tmp_path: Path) -> None:
     function = lambda td: {"a": td["action"].double(), "b": {"c": td["episode"]}}  # noqa: E731
     result = run(walks, function, tmp_path / "deep" / "made", dry_run=True, num_frames=8)
