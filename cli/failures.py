@@ -92,7 +92,7 @@ def _usage(error: Any) -> Failure:
 
 
 def watch_signals() -> None:
-    """Turn SIGTERM and SIGHUP into exceptions, so that they clean up as Ctrl-C does.
+    """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that unwinding cleans up.
 
     Left alone where whoever started us ignores them (nohup), and in child processes.
     """
@@ -102,11 +102,11 @@ def watch_signals() -> None:
         if os.getpid() != here:
             os._exit(128 + number)
         signal.signal(number, signal.SIG_IGN)  # once is enough: the clean-up must not be cut
-        raise Stopped(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else Stopped(128 + number)
 
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+        if number is not None and signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
             signal.signal(number, stop)
     if sys.platform == "win32" and hasattr(signal, "SIGBREAK"):
         signal.signal(signal.SIGBREAK, stop)

@@ -124,8 +124,9 @@ def _break(text: str, room: int, least: int) -> int:
     """Where to cut: after a part that does not end early in the room, else after a word; 0 for nowhere."""
     fits = next((n for n in range(len(text), 0, -1) if width_of(text[:n]) <= room), 0)
     parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 3 < found.end() <= fits]
-    words = [found.start() for found in re.finditer(" ", text) if least < found.start() <= fits]
-    return max([cut for cut in parts if cut > least] or words, default=0)
+    words = [found.start() for found in re.finditer(r"(?<! ) ", text) if found.start() > least]
+    fitting = [cut for cut in parts if cut > least] or [cut for cut in words if cut <= fits]
+    return max(fitting) if fitting else min(words, default=0)  # a word wider than the room stays in one piece
 
 
 def _joined(letters: Sequence[Styled]) -> list[Cell]:

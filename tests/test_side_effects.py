@@ -62,6 +62,8 @@ def writes(call: Call) -> bool:
         return False
     if call.name == "os.open":
         return bool(WRITE_FLAG.search(ast.unparse(call.node)))
+    if call.name == "open" and ast.unparse(call.node.args[0]) in {"1", "2"}:
+        return False  # the process's own streams
     if call.name in {"open", "io.open", "os.fdopen"} or method == "open":
         return opens_for_writing(call)
     return call.name in WRITING or method in WRITING_METHODS
@@ -129,6 +131,7 @@ def test_writing_is_seen(source: str) -> None:
         "archive.open('data.bin')",
         "os.open(path, os.O_RDONLY)",
         "os.open(os.devnull, os.O_WRONLY)",
+        "open(1, 'w', closefd=False)",
         "text.replace('a', 'b')",
     ],
 )

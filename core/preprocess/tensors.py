@@ -33,7 +33,7 @@ def columns_of(result: Any, rows: int) -> dict[Key, tuple[str, Array]]:
     that is not a nest of tensors with `rows` rows each.
     """
     if not _is_nest(result):
-        returned = "None" if result is None else f"a {type(result).__name__}"
+        returned = "None" if result is None else type(result).__name__
         raise ResultRefused(f"it returned {returned}; a tensordict of {rows:,} rows is expected")
     columns = {}
     for key, value in _leaves(result, ()):
@@ -77,7 +77,7 @@ def _array_of(value: Any, key: Key) -> tuple[str, Array]:
         _known(name, str(value.dtype), key)
         return name, np.ascontiguousarray(value, numpy_dtype(name)).reshape(value.shape)
     if not isinstance(value, torch.Tensor):
-        raise ResultRefused(f"it returned a {type(value).__name__} under {key_name(key)!r}; a tensor is expected")
+        raise ResultRefused(f"it returned {type(value).__name__} under {key_name(key)!r}; a tensor is expected")
     if value.is_nested or value.layout is not torch.strided:
         raise ResultRefused(f"it returned a nested or sparse tensor under {key_name(key)!r}; a dense one is expected")
     if value.device.type == "meta":
