@@ -84,7 +84,8 @@ def _exact(values: Array, dtype: str, what: str, path: ColumnPath) -> Array:
     if values.dtype == dtype:
         return values
     widened: Array = values.astype(dtype)
-    if not np.array_equal(widened.astype(values.dtype), values, equal_nan=values.dtype.kind in "fc"):
+    back = widened.real if widened.dtype.kind == "c" and values.dtype.kind != "c" else widened
+    if not np.array_equal(back.astype(values.dtype), values, equal_nan=values.dtype.kind in "fc"):
         raise FormatError(
             f"{column_name(path)!r} of {what} is {values.dtype} and does not fit into {dtype}, which others need"
         )

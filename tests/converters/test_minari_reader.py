@@ -317,7 +317,7 @@ def test_a_type_that_the_space_does_not_say_is_kept_and_noted(tmp_path: Path) ->
     rows = {"x": draw.normal(size=(4, 3)), "n": np.arange(4, dtype=np.int16)}
     episode = make_episode(space, SPACE, 3, draw, observations=rows)
     result = convert(write_minari(tmp_path, "made/types-v0", space, SPACE, [episode]), tmp_path / "ted")
-    assert result.notes == (
+    assert tuple(sorted(result.notes)) == (
         "observation.n is int16 in the data and int64 in the observation space; int16 is kept",
         "observation.x is float64 in the data and float32 in the observation space; float64 is kept",
     )

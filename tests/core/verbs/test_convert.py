@@ -156,12 +156,12 @@ def _changed_source(source: Path, dest: Path) -> str:
 
 def _missing_file(source: Path, dest: Path) -> str:
     (dest / "action.memmap").unlink()
-    return "is damaged: action.memmap is missing or has not the 38,912 bytes it should"
+    return f"is damaged ({dest / 'action.memmap'} is missing"
 
 
 def _cut_file(source: Path, dest: Path) -> str:
     os.truncate(dest / "next" / "reward.memmap", 100)
-    return "is damaged: next/reward.memmap is missing or has not"
+    return f"is damaged ({dest / 'next' / 'reward.memmap'} has 100 bytes, the manifest says"
 
 
 def _changed_manifest(source: Path, dest: Path) -> str:
