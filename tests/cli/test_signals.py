@@ -35,7 +35,10 @@ def test_a_signal_ends_it_cleanly(number, code, said, workers, folder, environme
     with subprocess.Popen(["rbtool", *words], cwd=folder, env=environment, text=True, **pipes) as process:
         assert (folder / "begun").read_text().startswith("!")
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # without effect but where it failed to end
     assert (process.returncode, out, err) == (code, "", said)
     assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == before
 

@@ -38,7 +38,10 @@ def _interrupt(number: signal.Signals, stop_at: int, *words: object) -> subproce
         assert os.read(reading, 1) == b"!", process.communicate()[1]
         os.close(reading)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # without effect but where it failed to end
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
