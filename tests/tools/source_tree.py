@@ -9,8 +9,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Folders of the root that are not part of the package.
-ASIDE = frozenset({"benchmarks", "build", "dist", "tests"})
+# Folders of the root that are not part of the package; `make demo` leaves the last one.
+ASIDE = frozenset({"benchmarks", "build", "dist", "tests", "rbtool-demo"})
 
 
 def project() -> dict[str, Any]:
