@@ -15,7 +15,7 @@ from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
 from .episodes import EpisodeTable
 from .ingest import running_return
-from .ted_reader import TedReader
+from .ted_reader import TedReader, changed, size_problem
 
 __all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
 
@@ -120,7 +120,7 @@ def _length_problems(reader: StepReader) -> list[str]:
 
 def _size_problems(reader: StepReader) -> list[str]:
     """Compare the sizes of all files with the manifest."""
-    return [text for text in (_size_problem(path, file) for path, file in _listed(reader)) if text]
+    return [text for text in (size_problem(path, file) for path, file in _listed(reader)) if text]
 
 
 def _digest_problems(reader: StepReader) -> list[str]:
@@ -130,9 +130,8 @@ def _digest_problems(reader: StepReader) -> list[str]:
             reader.verify_files()
         except CorruptDataError as error:
             return [str(error)]
-    changed = "was changed after it was written: its digest does not match the manifest"
-    whole = [(path, file) for path, file in _listed(reader) if not _size_problem(path, file)]
-    return [f"{path} {changed}" for path, file in whole if digest_file(path) != file.digest]
+    whole = [(path, file) for path, file in _listed(reader) if not size_problem(path, file)]
+    return [str(changed(path)) for path, file in whole if digest_file(path) != file.digest]
 
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
@@ -146,10 +145,3 @@ def _listed(reader: StepReader) -> list[tuple[Path, FileRecord]]:
     """Files of a folder as its manifest lists them; a checkpoint in one file lists none."""
     files = reader.manifest.files if reader.path.is_dir() else ()
     return [(reader.path / file.path, file) for file in files]
-
-
-def _size_problem(path: Path, file: FileRecord) -> str:
-    if not path.is_file():
-        return f"{path} is missing; the manifest lists it"
-    found = path.stat().st_size
-    return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""

@@ -26,6 +26,7 @@ __all__ = [
     "pread_file_rows",
     "pread_rows",
     "read_documents",
+    "size_problem",
     "verify_records",
 ]
 
@@ -150,11 +151,17 @@ def read_documents(root: Path, manifest: Manifest) -> dict[str, bytes]:
 def check_sizes(root: Path, files: tuple[FileRecord, ...]) -> None:
     """Raise CorruptDataError for the first listed file that is missing or has another size."""
     for file in files:
-        path = root / file.path
-        if not path.is_file():
-            raise CorruptDataError(f"{path} is missing; the manifest lists it")
-        if path.stat().st_size != file.size:
-            raise CorruptDataError(f"{path} has {path.stat().st_size:,} bytes, the manifest says {file.size:,}")
+        problem = size_problem(root / file.path, file)
+        if problem:
+            raise CorruptDataError(problem)
+
+
+def size_problem(path: Path, file: FileRecord) -> str:
+    """Say what is wrong with the size of a listed file at `path`; nothing where it is right."""
+    if not path.is_file():
+        return f"{path} is missing; the manifest lists it"
+    found = path.stat().st_size
+    return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""
 
 
 def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
