@@ -21,6 +21,7 @@ FLOORS = (
     {"transforms", "checkpoint", "samplers", "writers"},
     {"storages", "specs"},
     {"kernels"},
+    {"remote"},
     {"dataset"},
     {"ted"},
     {"errors", "progress", "version"},
@@ -32,7 +33,7 @@ VERSION = "rbtool.__version__"
 # Finds readers and sources by name: the one upward path.
 REGISTRY = "rbtool.core.dataset.registry"
 
-NUMPY_ONLY = ("rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.ted")
+NUMPY_ONLY = ("rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.ted")
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}
 

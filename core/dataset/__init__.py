@@ -11,7 +11,7 @@ from .builder import (
     write_manifest,
 )
 from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
-from .contracts import Array, Piece, Reader, SourceFacts, StepReader
+from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
 from .digest import FileRecord, Hasher, digest_bytes, digest_file, digest_files
 from .episodes import (
     COLUMNS,
@@ -26,6 +26,7 @@ from .episodes import (
 )
 from .ingest import Ingest, running_return
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
+from .local_cache import LocalCache
 from .locate import dataset_folder, find_dataset, require_apart, safe_id, storage_root, stored_datasets
 from .manifest import (
     FORMAT_VERSION,
@@ -45,8 +46,9 @@ from .manifest import (
 )
 from .plain import PlainReader
 from .positioned import PositionedTree, RowFiles
-from .registry import open_source, reader_class, reader_names
+from .registry import open_source, reader_class, reader_names, source_class, source_names
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
+from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source
 from .staging import FILE_MAGIC, Staging, is_ours, mend
 from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
 from .ted_reader import (
@@ -72,6 +74,9 @@ __all__ = [
     "HIDDEN",
     "MANIFEST",
     "Array",
+    "Catalogue",
+    "CatalogueEntry",
+    "Closing",
     "DatasetBuilder",
     "Dropped",
     "EpisodeRanges",
@@ -83,10 +88,12 @@ __all__ = [
     "FolderReader",
     "FolderRule",
     "Hasher",
+    "Ids",
     "Ingest",
     "Kind",
     "Leaf",
     "LeafWriter",
+    "LocalCache",
     "Manifest",
     "Origin",
     "Piece",
@@ -94,8 +101,11 @@ __all__ = [
     "PositionedTree",
     "Provenance",
     "Reader",
+    "RemoteDataset",
+    "RemoteFile",
     "Request",
     "RowFiles",
+    "Source",
     "SourceFacts",
     "Staging",
     "StepReader",
@@ -144,6 +154,8 @@ __all__ = [
     "running_return",
     "safe_id",
     "select_episodes",
+    "source_class",
+    "source_names",
     "storage_root",
     "stored_datasets",
     "verify_records",

@@ -20,7 +20,7 @@ from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
 from .selection import EpisodeRanges
 
-__all__ = ["Array", "Piece", "Reader", "SourceFacts", "StepReader"]
+__all__ = ["Array", "Closing", "Piece", "Reader", "SourceFacts", "StepReader"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -69,7 +69,7 @@ class Piece:
         return len(self.terminated)
 
 
-class _Closing:
+class Closing:
     """Something that holds files open; also a context manager."""
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class _Closing:
         self.close()
 
 
-class Reader(_Closing, ABC):
+class Reader(Closing, ABC):
     """Reads one dataset in a foreign format; memory is bounded by one piece.
 
     A subclass says in `recognises` which paths it reads, by content and not by name.
@@ -125,7 +125,7 @@ class Reader(_Closing, ABC):
         """Bytes of the source's files."""
 
 
-class StepReader(_Closing, ABC):
+class StepReader(Closing, ABC):
     """Gives the TED rows of what rbtool wrote, from any layout. Safe to fork and to open many times."""
 
     manifest: Manifest

@@ -1,40 +1,61 @@
-"""Finds the reader of a format by name. The one place where core reaches up to `rbtool.converters`."""
+"""Finds readers and sources by name. The one place where core reaches up to `rbtool.converters`."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
 
-from ..errors import DatasetNotFoundError, FormatError
+from ..errors import DatasetNotFoundError, FormatError, UsageError
 from .contracts import Reader
+from .sources import Source
 
-__all__ = ["open_source", "reader_class", "reader_names"]
+__all__ = ["open_source", "reader_class", "reader_names", "source_class", "source_names"]
 
-_BUILT_IN = {"minari": "rbtool.converters.minari:MinariReader"}
-_GROUP = "rbtool.readers"
+_READERS = {"minari": "rbtool.converters.minari:MinariReader"}
+_SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
 
 
-def _targets() -> dict[str, str]:
+def _targets(group: str, built_in: dict[str, str]) -> dict[str, str]:
     from importlib.metadata import entry_points  # 10 ms that a command which converts nothing need not wait for
 
-    plugged = {entry.name: entry.value for entry in entry_points(group=_GROUP) if entry.name not in _BUILT_IN}
-    return _BUILT_IN | dict(sorted(plugged.items()))
+    plugged = {entry.name: entry.value for entry in entry_points(group=group) if entry.name not in built_in}
+    return built_in | dict(sorted(plugged.items()))
+
+
+def _load(target: str) -> object:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def reader_names() -> list[str]:
     """Names of all formats that can be read: ours first, then those that installed packages add."""
-    return list(_targets())
+    return list(_targets("rbtool.readers", _READERS))
 
 
 def reader_class(name: str) -> type[Reader]:
     """Load the reader of one format."""
-    targets = _targets()
+    targets = _targets("rbtool.readers", _READERS)
     if name not in targets:
         raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
-    module, _, attribute = targets[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
+    found = _load(targets[name])
     if not (isinstance(found, type) and issubclass(found, Reader)):
         raise FormatError(f"{targets[name]} is no Reader")
+    return found
+
+
+def source_names() -> list[str]:
+    """Names of all sources that datasets can be fetched from: ours first, then those that installed packages add."""
+    return list(_targets("rbtool.sources", _SOURCES))
+
+
+def source_class(name: str) -> type[Source]:
+    """Load the source of that name; raise UsageError for one that is not known."""
+    targets = _targets("rbtool.sources", _SOURCES)
+    if name not in targets:
+        raise UsageError(f"source {name!r} is unknown; known are {', '.join(sorted(targets))}")
+    found = _load(targets[name])
+    if not (isinstance(found, type) and issubclass(found, Source)):
+        raise FormatError(f"{targets[name]} is no Source")
     return found
 
 

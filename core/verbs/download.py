@@ -7,10 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from ..dataset import Request, dataset_folder, normal_form, parse_episodes, reader_class, safe_id, storage_root
+from ..dataset import (
+    Request,
+    dataset_folder,
+    normal_form,
+    parse_episodes,
+    reader_class,
+    safe_id,
+    source_class,
+    storage_root,
+)
 from ..errors import UsageError
 from ..progress import Progress, Silent
-from .local_caches import LOCAL_CACHES
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
 
@@ -47,15 +55,14 @@ def download(
     Raises DatasetNotFoundError that names the folder searched, UsageError for an unknown source or an id that could
     leave its folder, and what `convert` raises.
     """
-    if source not in LOCAL_CACHES:
-        raise UsageError(f"source {source!r} is unknown; known are {', '.join(sorted(LOCAL_CACHES))}")
+    cache = source_class(source).local_cache
     safe_id(id)
     if not local:
         raise UsageError(f"this version reads {source} datasets from the local cache only", hint="add --local")
     heard = progress or Silent()
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
     request = Request(source, f"{source}:{id}", id, episodes=chosen, origin="local")
-    original = LOCAL_CACHES[source].find(id)
+    original = cache.find(id, reader_class(source))
     with reader_class(source)(original) as reader:
         facts = facts_of(reader, chosen, heard)
         if facts.id != id:

@@ -1,4 +1,4 @@
-"""Where the sources' own tools keep what they fetched, so that it can be used without the network."""
+"""Where a source's own tools keep what they fetched, so that it can be used without the network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..dataset import reader_class, safe_id
 from ..errors import DatasetNotFoundError
+from .contracts import Reader
+from .locate import safe_id
 
-__all__ = ["LOCAL_CACHES", "LocalCache"]
+__all__ = ["LocalCache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,18 @@ class LocalCache:
         """The folder that holds `<id>`."""
         return Path(os.environ.get(self.variable) or self.default).expanduser().absolute()
 
-    def find(self, dataset_id: str) -> Path:
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
         """Return the folder of a dataset, or raise DatasetNotFoundError that names the folder searched."""
         path = self.folder / safe_id(dataset_id)
-        if reader_class(self.source).recognises(path):
+        if reader.recognises(path):
             return path
         raise DatasetNotFoundError(
             f"the local {self.source} cache {self.folder} has no dataset {dataset_id!r}: looked in {path}",
-            hint=self._near(dataset_id),
+            hint=self._near(dataset_id, reader),
         )
 
-    def ids(self) -> Iterator[str]:
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
         """Ids of all datasets in the cache."""
-        reader = reader_class(self.source)
         for folder, names, _ in os.walk(self.folder):
             names[:] = sorted(name for name in names if not name.startswith("."))
             path = Path(folder)
@@ -48,15 +48,11 @@ class LocalCache:
                 names.clear()
                 yield path.relative_to(self.folder).as_posix()
 
-    def _near(self, dataset_id: str) -> str:
-        known = list(self.ids())
+    def _near(self, dataset_id: str, reader: type[Reader]) -> str:
+        known = list(self.ids(reader))
         bare = re.sub(r"-v\d+$", "", dataset_id)
         versions = [name for name in known if re.fullmatch(re.escape(bare) + r"-v\d+", name)]
         near = versions or difflib.get_close_matches(dataset_id, known, n=3, cutoff=0.4)
         if near:
             return f"there {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
         return f"{self.variable} names the folder, if it is another; `rbtool convert PATH DEST` takes any path"
-
-
-LOCAL_CACHES = {cache.source: cache for cache in (LocalCache("minari", "MINARI_DATASETS_PATH", "~/.minari/datasets"),)}
-"""The caches that are known, by source."""

@@ -1,0 +1,150 @@
+"""The contract of a remote catalogue: what datasets there are, what files make up one, and how to get them.
+
+A `Source` hands a folder of fetched files to the `Reader` of the same name. It talks to the network only in
+`ids`, `catalogue`, `describe` and `fetch`; making one does not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from .contracts import Closing
+from .local_cache import LocalCache
+from .selection import EpisodeRanges
+
+__all__ = ["Catalogue", "CatalogueEntry", "Ids", "RemoteDataset", "RemoteFile", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a remote dataset.
+
+    `path` lies below the dataset's folder, with `/` between its parts. `checksum` is what the remote says of the
+    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex. `addresses` are
+    where it can be had, in the order in which to try them.
+    """
+
+    path: str
+    size: int
+    checksum: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDataset:
+    """One dataset at one state of the remote.
+
+    `address` says where it is, for people: `hf://farama-minari/D4RL@9f31c2e…/door/human-v2`. `revision` is the
+    exact state, which the remote can be asked for again; None where it keeps no history. `steps` and `episodes`
+    are what the source's own metadata claims, None where it does not say.
+    """
+
+    id: str
+    address: str
+    revision: str | None
+    files: tuple[RemoteFile, ...]
+    steps: int | None = None
+    episodes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The remote's checksum of every file, by its path: equal exactly when the dataset is the same."""
+        return {file.path: file.checksum for file in self.files}
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read."""
+
+    ids: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """What a catalogue says of one dataset; None where the remote does not say.
+
+    `state` is any text that changes when the dataset does: with it a later listing need not ask again.
+    """
+
+    id: str
+    bytes: int | None = None
+    steps: int | None = None
+    episodes: int | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All datasets of a remote, in the order of their ids, as they were at `fetched` (UTC, ISO 8601)."""
+
+    remote: str
+    fetched: str
+    entries: tuple[CatalogueEntry, ...]
+    problems: tuple[str, ...] = ()
+
+
+class Source(Closing, ABC):
+    """A remote catalogue of datasets in one format.
+
+    Every method that talks to the network raises NetworkError (also where the network is forbidden),
+    AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
+    """
+
+    name: ClassVar[str]
+    """Name of the source, and of the reader of what it fetches."""
+
+    local_cache: ClassVar[LocalCache | None] = None
+    """Where the source's own tools keep what they fetched."""
+
+    @property
+    @abstractmethod
+    def remote(self) -> str:
+        """The remote that is used, as the environment says: `hf://farama-minari`."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Tells this remote from all others, whatever host serves it: names the cached catalogue."""
+
+    @abstractmethod
+    def ids(self) -> Ids:
+        """List the ids alone, with as few requests as can be."""
+
+    @abstractmethod
+    def catalogue(
+        self, known: Catalogue | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Catalogue:
+        """List all datasets with their sizes, steps and episodes.
+
+        Entries of `known` whose state is unchanged are taken over without asking again. `progress` hears how many
+        of how many datasets are done.
+        """
+
+    @abstractmethod
+    def describe(self, dataset_id: str, revision: str | None = None) -> RemoteDataset:
+        """Find the files of exactly this dataset, at a branch, tag or commit (the newest by default)."""
+
+    @abstractmethod
+    def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
+        """Choose the files that hold these episodes and all metadata; all files without a choice."""
+
+    @abstractmethod
+    def fetch(
+        self, files: Sequence[RemoteFile], folder: Path, *, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Bring the files to `folder`, each verified; what lies there already and is sound is not fetched again.
+
+        `progress` hears how many more bytes are sound, also of those that were there. An interrupted fetch leaves
+        what it has, and the next one goes on from there. Raises also OutOfSpaceError, and CorruptDataError if the
+        bytes of a file never match its checksum.
+        """

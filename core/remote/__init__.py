@@ -1,0 +1,1 @@
+"""Fetching files over the network: resumed, retried, verified. Knows no format."""
