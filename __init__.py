@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from .core.samplers import RandomSampler, Sampler
     from .core.storages import Storage, TensorStorage
-    from .core.verbs import checkpoint
+    from .core.verbs import cache, checkpoint
     from .core.verbs.check import check
     from .core.verbs.convert import convert
     from .core.verbs.demo import demo
@@ -49,7 +49,10 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(("RandomSampler", "Sampler"), "core.samplers"),
     **dict.fromkeys(("Storage", "TensorStorage"), "core.storages"),
 }
-_RENAMED = {"list": ("core.verbs.listing", "list_datasets"), "checkpoint": ("core.verbs.checkpoint", "")}
+_RENAMED = {
+    "list": ("core.verbs.listing", "list_datasets"),
+    **{group: (f"core.verbs.{group}", "") for group in ("cache", "checkpoint")},
+}
 
 __all__ = [
     "AuthorisationError",
@@ -68,6 +71,7 @@ __all__ = [
     "TensorStorage",
     "UsageError",
     "__version__",
+    "cache",
     "check",
     "checkpoint",
     "convert",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,11 +10,17 @@ from .help import Example
 from .options import DryRun, Episodes, Force, Root, verb
 from .output import Output
 from .published import show_published
+from .text import counted, size
+
+if TYPE_CHECKING:
+    from ..core.verbs.download import DownloadResult
 
 __all__ = ["EXAMPLES", "add"]
 
 EXAMPLES = (
-    Example("rbtool download minari cartpole/scripted-v0 --local", "from the local Minari cache into the store"),
+    Example("rbtool download minari door-human-v1", "fetch, verify, convert; the path is on stdout"),
+    Example("rbtool download minari:D4RL/door/human-v2 --dry-run", "how much there is to fetch, and the room for it"),
+    Example("rbtool download minari cartpole/scripted-v0 --local", "from the local Minari cache, without the network"),
     Example("rbtool download minari:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
     Example(
         'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json',
@@ -30,7 +36,9 @@ def add(app: typer.Typer) -> None:
 
 def download(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Where from: minari. Or SOURCE:ID in one word.")],
-    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Which dataset: D4RL/door/human-v2.")] = None,
+    id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Which dataset: D4RL/door/human-v2, or words that name it.")
+    ] = None,
     *,
     out: Output,
     local: Annotated[
@@ -38,12 +46,23 @@ def download(
     ] = False,
     root: Root = None,
     episodes: Episodes = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the remote.")
+    ] = None,
+    exact_id: Annotated[
+        bool, typer.Option("--exact-id", help="Take the id as it is: fill in no version, find no newer name.")
+    ] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
+    ] = False,
+    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Fetch a dataset and store it as TED.
+    """Fetch a dataset, verify it, and store it as TED.
 
-    It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on.
+    It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
+    fetched again, and an interrupted download goes on where it ended.
     """
     from ..core.errors import UsageError
     from ..core.verbs.download import download as run
@@ -54,6 +73,18 @@ def download(
         raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} D4RL/door/human-v2")
     with out.progress() as progress:
         result = run(
-            source, id, local=local, root=root, episodes=episodes, force=force, dry_run=dry_run, progress=progress
-        )
+            source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
+            keep_source=keep_source, exact_id=exact_id, frozen=frozen, progress=progress,
+        )  # fmt: skip
+    _say_fetch(out, result)
     show_published(out, result)
+
+
+def _say_fetch(out: Output, result: DownloadResult) -> None:
+    fetch = result.fetch
+    if fetch is not None and result.dry_run:
+        there = f" ({size(fetch.bytes_present)} of it is there already)" if fetch.bytes_present else ""
+        files = f"{counted(fetch.files, 'file')}, {size(fetch.bytes)}"
+        out.summary(f"to fetch: {files} from {result.fetched_from}{there}; {size(fetch.bytes_free)} free")
+    if result.originals is not None:
+        out.summary(f"originals: {result.originals}")

@@ -48,9 +48,12 @@ class Failure(NamedTuple):
 
 def report(error: BaseException, out: Output) -> int:
     """Tell the user what went wrong and return the exit code."""
+    from ..core.secrets import redact
+
     failure = _failure(error)
     logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"told": True})
-    out.fail(failure._asdict(), "".join(traceback.format_exception(error)) if out.debug else "")
+    trace = redact("".join(traceback.format_exception(error))) if out.debug else ""
+    out.fail({**failure._asdict(), "message": redact(failure.message)}, trace)
     return failure.exit_code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -104,9 +104,11 @@ class _Conversion:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """Give the value as it is if it has the type asked for, or leave it to Typer."""
-        if value is None or isinstance(value, param.type_descriptor.annotation):
-            return value
         wanted = param.type_descriptor.annotation
+        if get_args(wanted) == (str,) and isinstance(value, list | tuple):
+            return list(value)
+        if value is None or isinstance(value, wanted):
+            return value
         if isinstance(value, str) and isinstance(wanted, type) and issubclass(wanted, int | Enum):
             return _converted(value, wanted, param, ctx)
         param._runtime_param = None
@@ -124,8 +126,8 @@ def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
 
 
 _ORDER = (
-    "list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "demo",
-    "save", "load", "verify",
+    "list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "cache", "demo",
+    "save", "load", "ls", "rm", "prune", "verify",
 )  # fmt: skip
 
 

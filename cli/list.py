@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.errors import UsageError
 from .help import Example
 from .options import Root, verb
 from .output import Output
@@ -14,6 +15,7 @@ from .text import Cell, Line, Styled, Table, counted, size
 
 if TYPE_CHECKING:
     from ..core.verbs.listing import StoredDataset
+    from ..core.verbs.remote_listing import RemoteEntry
 
 __all__ = ["EXAMPLES", "add"]
 
@@ -21,6 +23,7 @@ EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
     Example("rbtool list 'minari:cartpole/*'", "those whose name fits a pattern"),
     Example("rbtool list -q | head -1", "the name of the first one"),
+    Example("rbtool list --remote minari door", "what can be fetched, by part of a name"),
 )
 
 _RIGHT = frozenset({1, 2, 3})
@@ -37,9 +40,21 @@ def list_datasets(
     ] = None,
     *,
     out: Output,
+    remote: Annotated[
+        str | None, typer.Option("--remote", metavar="SOURCE", help="Those that a source offers: minari.")
+    ] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Ask the remote again, however new the listing.")] = False,
     root: Root = None,
 ) -> None:
-    """List the stored datasets."""
+    """List the stored datasets, or those that can be fetched."""
+    if remote is not None:
+        return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
+    if refresh:
+        raise UsageError("--refresh asks a remote again, and none is named", hint="add --remote minari")
+    return _list_stored(pattern, out=out, root=root)
+
+
+def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
     from ..core.verbs.listing import list_datasets as run
 
     result = run(pattern, root=root)
@@ -53,7 +68,44 @@ def list_datasets(
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
     else:
         out.say(f"there is no folder {result.root}, so no datasets are stored in it")
-    out.next(f"rbtool inspect {sound[0].name}" if sound else "rbtool download minari ID --local, or: rbtool demo")
+    out.next(f"rbtool inspect {sound[0].name}" if sound else "rbtool list --remote minari, or: rbtool demo")
+
+
+def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:
+    from ..core.verbs.remote_listing import list_remote as run
+
+    with out.progress() as progress:
+        result = run(source, pattern, root=root, refresh=refresh, progress=progress)
+    for problem in result.problems:
+        out.warn(f"passed over: {problem}")
+    entries = result.datasets
+    out.show(result, [entry.name for entry in entries], lambda width: _remote_lines(entries, width))
+    like = f" with a name like {pattern}" if pattern else ""
+    age = f", as of {_ago(result.age)} (--refresh asks again)" if result.cached else ""
+    out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
+    if entries:
+        out.next(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
+
+
+def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[list[Cell]]:
+    rows: list[Line] = [
+        [
+            Styled(entry.name, "bold"),
+            "" if entry.steps is None else counted(entry.steps, "step"),
+            "" if entry.episodes is None else counted(entry.episodes, "episode"),
+            "" if entry.bytes is None else size(entry.bytes),
+            "stored" if entry.stored else "",
+        ]
+        for entry in entries
+    ]
+    return _narrowed(Table(rows, right=_RIGHT), width).lines()
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{counted(int(seconds // length), unit)} ago"
+    return "just now"
 
 
 def _lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Cell]]:
@@ -74,7 +126,11 @@ def _lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Ce
         for entry in datasets
         if entry.problem
     ]
-    table = Table(rows, right=_RIGHT)
+    return _narrowed(Table(rows, right=_RIGHT), width).lines() + Table(broken).lines()
+
+
+def _narrowed(table: Table, width: int | None) -> Table:
+    """Leave out the last columns until the rest fits."""
     while width is not None and table.width > width and len(table.rows[0]) > 2:
-        table = Table([row[:-1] for row in table.rows], right=_RIGHT)  # narrow: the last columns go
-    return table.lines() + Table(broken).lines()
+        table = Table([row[:-1] for row in table.rows], right=_RIGHT)
+    return table

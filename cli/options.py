@@ -19,7 +19,7 @@ from .failures import Stopped, report
 from .help import CONTEXT, Example, VerbCommand, examples_text
 from .output import Output
 
-__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "verb"]
+__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "Yes", "verb"]
 
 _Function: TypeAlias = Callable[..., int | None]
 
@@ -39,6 +39,7 @@ Root: TypeAlias = Annotated[
         help="Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.",
     ),
 ]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 
 
 def _common(
@@ -111,13 +112,14 @@ def _start_logs(out: Output, file: str | None) -> None:
     handlers: list[logging.Handler] = []
     if out.verbose:
         handlers.append(_Screen(out))
+        handlers[0].setFormatter(_Redacting())
         handlers[0].setLevel(logging.DEBUG if out.debug else logging.INFO)
     if file is not None:
         try:
             handlers.append(logging.FileHandler(file, encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from error
-        handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers[-1].setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.raiseExceptions = False
     logging.captureWarnings(True)
     warnings.simplefilter("default" if handlers else "ignore")
@@ -125,6 +127,15 @@ def _start_logs(out: Output, file: str | None) -> None:
         log.propagate = False
         log.handlers = handlers or [logging.NullHandler()]
         log.setLevel(logging.DEBUG if handlers else logging.CRITICAL)
+
+
+class _Redacting(logging.Formatter):
+    """Formats records without the tokens and proxies of the environment."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from ..core.secrets import redact
+
+        return redact(super().format(record))
 
 
 class _Screen(logging.Handler):

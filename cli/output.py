@@ -101,6 +101,20 @@ class Output:
         if not self.as_json and self._is_terminal(sys.stderr):
             self.say(Styled(f"next: {command}", "dim"))
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody sits at a terminal who can read a question and type the answer."""
+        return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+    def ask(self, question: str) -> bool:
+        """Ask on stderr, also with `-q`, and wait; whatever is not a yes is a no."""
+        self.end_progress()
+        self._write(sys.stderr, self._paint([Styled(question, "bold"), " [y/N] "], sys.stderr))
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):  # the end of input, which leaves the cursor behind the question
+            self._write(sys.stderr, "\n")
+        return answer.strip().lower() in {"y", "yes"}
+
     def fail(self, document: dict[str, Any], trace: str = "") -> None:
         """Say why it failed: a sentence and a hint on stderr, and with `--json` the document on stdout."""
         self.end_progress()

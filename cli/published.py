@@ -38,7 +38,7 @@ def _summary(result: Published) -> list[Line]:
     state = "already there: " if result.already_there else state
     facts = [f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"]
     facts += [size(result.bytes)] if result.bytes else []
-    facts += [f"ends: {ends(result.boundary)}"] if result.episodes else []
+    facts += [f"ends: {ends(result.boundary)}"] if result.episodes and result.boundary else []
     lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
     lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
     lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ..core.progress import readable_size as size
+
 __all__ = [
     "Cell",
     "Line",
@@ -137,15 +139,6 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
 def counted(count: int, noun: str) -> str:
     """Write a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def size(count: float) -> str:
-    """Write bytes in decimal units: `5.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("the loop always returns")
 
 
 def amount(count: float, unit: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Progress", "Silent"]
+__all__ = ["Progress", "Silent", "readable_size"]
 
 
 class Progress(Protocol):
@@ -37,3 +37,12 @@ class Silent:
 
     def note(self, text: str) -> None:
         """Say nothing."""
+
+
+def readable_size(count: float) -> str:
+    """Write bytes in decimal units: `5.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the loop always returns")

@@ -24,7 +24,7 @@ FLOORS = (
     {"remote"},
     {"dataset"},
     {"ted"},
-    {"errors", "progress", "version"},
+    {"errors", "progress", "secrets", "version"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}
@@ -33,7 +33,9 @@ VERSION = "rbtool.__version__"
 # Finds readers and sources by name: the one upward path.
 REGISTRY = "rbtool.core.dataset.registry"
 
-NUMPY_ONLY = ("rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.ted")
+NUMPY_ONLY = (
+    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.ted",
+)  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}
 

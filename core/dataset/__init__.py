@@ -27,7 +27,8 @@ from .episodes import (
 from .ingest import Ingest, running_return
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .local_cache import LocalCache
-from .locate import dataset_folder, find_dataset, require_apart, safe_id, storage_root, stored_datasets
+from .locate import dataset_folder, find_dataset, last_use, require_apart, safe_id, storage_root, stored_datasets
+from .locks import lock_folder
 from .manifest import (
     FORMAT_VERSION,
     HIDDEN,
@@ -48,8 +49,20 @@ from .plain import PlainReader
 from .positioned import PositionedTree, RowFiles
 from .registry import open_source, reader_class, reader_names, source_class, source_names
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
-from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source
-from .staging import FILE_MAGIC, Staging, is_ours, mend
+from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
+from .staging import (
+    FILE_MAGIC,
+    Leftover,
+    Staging,
+    is_ours,
+    leftovers,
+    mend,
+    remove_aside,
+    remove_at_once,
+    remove_dataset,
+    remove_leftover,
+    require_removable,
+)
 from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
 from .ted_reader import (
     FolderReader,
@@ -93,6 +106,7 @@ __all__ = [
     "Kind",
     "Leaf",
     "LeafWriter",
+    "Leftover",
     "LocalCache",
     "Manifest",
     "Origin",
@@ -108,6 +122,7 @@ __all__ = [
     "Source",
     "SourceFacts",
     "Staging",
+    "StaleListing",
     "StepReader",
     "TedReader",
     "TreeWriter",
@@ -129,8 +144,11 @@ __all__ = [
     "is_canonical",
     "is_inside",
     "is_ours",
+    "last_use",
     "leaf_path",
+    "leftovers",
     "load_json",
+    "lock_folder",
     "mend",
     "merge_ranges",
     "normal_form",
@@ -149,7 +167,12 @@ __all__ = [
     "reader_class",
     "reader_names",
     "record_file",
+    "remove_aside",
+    "remove_at_once",
+    "remove_dataset",
+    "remove_leftover",
     "require_apart",
+    "require_removable",
     "rows_of",
     "running_return",
     "safe_id",

@@ -23,17 +23,21 @@ __all__ = [
     "announced",
     "create",
     "exchange",
+    "free_space",
     "fsync",
     "make_folder",
+    "open_to_append",
     "open_to_fill",
     "out_of_space",
     "pwrite",
     "remove",
+    "remove_empty_folder",
     "rename",
     "rename_new",
     "replace_file",
     "require_space",
     "sync_folder",
+    "touch",
     "truncate",
     "write",
     "write_file",
@@ -69,11 +73,11 @@ def _no_room(path: Path, error: OSError) -> OutOfSpaceError:
         return OutOfSpaceError(f"{path} may not grow further: the limit on file size is reached (ulimit -f)")
     cause = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space is left"
     return OutOfSpaceError(
-        f"{cause} for {path}: {_free(path):,} bytes are free there", hint="free some space and run it again"
+        f"{cause} for {path}: {free_space(path):,} bytes are free there", hint="free some space and run it again"
     )
 
 
-def _free(path: Path) -> int:
+def free_space(path: Path) -> int:
     """Bytes that an ordinary user may still write on the file system of `path`."""
     for folder in (path, *path.parents):
         if folder.is_dir():
@@ -83,7 +87,7 @@ def _free(path: Path) -> int:
 
 def require_space(folder: Path, needed: int) -> None:
     """Refuse, before anything is written, what cannot fit into the file system of `folder`."""
-    free = _free(folder)
+    free = free_space(folder)
     if needed > free:
         raise OutOfSpaceError(
             f"{folder} has {free:,} bytes free, {needed:,} are needed", hint="free some space or choose another place"
@@ -100,6 +104,16 @@ def open_to_fill(path: Path) -> int:
     """Open for writing a file that `create` made, perhaps in another process, and return its descriptor."""
     with announced("open", path):
         return os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor.
+
+    A symbolic link is refused, so that the bytes end up in no other file.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    with announced("open", path):
+        return os.open(path, flags, 0o666)
 
 
 def write(descriptor: int, data: memoryview, path: Path) -> None:
@@ -189,6 +203,18 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_empty_folder(path: Path) -> None:
+    """Remove a folder; raises OSError if anything is in it."""
+    with announced("rmdir", path):
+        path.rmdir()
+
+
+def touch(path: Path) -> None:
+    """Set the time at which a file or folder was last changed to now."""
+    with announced("touch", path):
+        os.utime(path)
 
 
 def exchange(one: Path, other: Path) -> bool:

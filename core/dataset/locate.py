@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -10,10 +11,19 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from ..errors import DatasetNotFoundError, UsageError
-from .manifest import Manifest, Request, has_manifest
+from . import fs
+from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .staging import mend
 
-__all__ = ["dataset_folder", "find_dataset", "require_apart", "safe_id", "storage_root", "stored_datasets"]
+__all__ = [
+    "dataset_folder",
+    "find_dataset",
+    "last_use",
+    "require_apart",
+    "safe_id",
+    "storage_root",
+    "stored_datasets",
+]
 
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
@@ -51,10 +61,14 @@ def require_apart(source: Path, destination: Path) -> None:
 
 
 def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
-    """Turn what a user types, an existing path or `source:id`, into a path; raise DatasetNotFoundError."""
+    """Turn what a user types, an existing path or `source:id`, into a path; raise DatasetNotFoundError.
+
+    This counts as a use of a dataset that is stored below the root.
+    """
     path = Path(name).expanduser()
     mend(path)
     if path.exists():
+        _mark_use(path, root)
         return path
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:
@@ -66,9 +80,25 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     if not has_manifest(folder):
         raise DatasetNotFoundError(
             f"{name} is not in {storage_root(root)}",
-            hint=f"fetch it with: rbtool download {named['source']} {named['id']} --local",
+            hint=f"fetch it with: rbtool download {named['source']} {named['id']}",
         )
+    _mark_use(folder, root)
     return folder
+
+
+def last_use(folder: Path) -> float | None:
+    """When the dataset in `folder` was last opened by its name or path, in seconds since the epoch; None if unknown."""
+    try:
+        return (folder / HIDDEN).stat().st_mtime
+    except OSError:
+        return None
+
+
+def _mark_use(path: Path, root: str | os.PathLike[str] | None) -> None:
+    """Leave the time on the folder that is ours: nothing else changes it afterwards, and no digest covers it."""
+    if has_manifest(path) and storage_root(root).resolve() in path.resolve().parents:
+        with contextlib.suppress(OSError):  # a disk that cannot be written to
+            fs.touch(path / HIDDEN)
 
 
 def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ..errors import DatasetNotFoundError
 from .contracts import Closing
 from .local_cache import LocalCache
 from .selection import EpisodeRanges
 
-__all__ = ["Catalogue", "CatalogueEntry", "Ids", "RemoteDataset", "RemoteFile", "Source"]
+__all__ = ["Catalogue", "CatalogueEntry", "Ids", "RemoteDataset", "RemoteFile", "Source", "StaleListing"]
+
+
+class StaleListing(DatasetNotFoundError):
+    """The remote no longer has a file that it listed: whoever asks for the dataset has to describe it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,6 @@ class Source(Closing, ABC):
         """Bring the files to `folder`, each verified; what lies there already and is sound is not fetched again.
 
         `progress` hears how many more bytes are sound, also of those that were there. An interrupted fetch leaves
-        what it has, and the next one goes on from there. Raises also OutOfSpaceError, and CorruptDataError if the
-        bytes of a file never match its checksum.
+        what it has, and the next one goes on from there. Raises also OutOfSpaceError, CorruptDataError if the bytes
+        of a file never match its checksum, and StaleListing if the remote has changed since it was described.
         """

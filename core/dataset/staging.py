@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import RbtoolError, UsageError
 from . import fs
+from .locks import lock_folder
 from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 
-__all__ = ["Staging", "is_ours", "mend"]
+__all__ = [
+    "Leftover",
+    "Staging",
+    "is_ours",
+    "leftovers",
+    "mend",
+    "remove_aside",
+    "remove_at_once",
+    "remove_dataset",
+    "remove_leftover",
+    "require_removable",
+]
 
 _MARK = "rbtool-new"
 _ASIDE = "rbtool-old"
+_LEFTOVER = re.compile(rf"\.(?P<name>.+)\.(?P<mark>{_MARK}|{_ASIDE})-[0-9a-f]{{8}}")
 
 
 class Staging:
@@ -46,7 +60,7 @@ class Staging:
         while self._lock < 0:
             self.path = _sibling(self.destination, _MARK)
             fs.make_folder(self.path, exist_ok=False)
-            self._lock = _lock_folder(self.path)
+            self._lock = lock_folder(self.path)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -118,7 +132,7 @@ class Staging:
     def _swap(self, built: Path) -> None:
         if fs.exchange(built, self.destination):
             return
-        aside, lock = _sibling(self.destination, _ASIDE), _lock_folder(self.destination)
+        aside, lock = _sibling(self.destination, _ASIDE), lock_folder(self.destination)
         try:
             fs.rename(self.destination, aside)
             fs.rename(built, self.destination)
@@ -167,7 +181,7 @@ def mend(destination: Path) -> None:
     if destination.exists() or not destination.parent.is_dir():
         return
     for aside in sorted(destination.parent.glob(_pattern(destination, _ASIDE))):
-        lock = _lock_folder(aside)
+        lock = lock_folder(aside)
         if lock < 0:
             continue
         try:
@@ -183,28 +197,97 @@ def _sweep(destination: Path) -> None:
     """Remove the unlocked leftovers of processes that died while publishing at this destination."""
     for mark in (_MARK, _ASIDE):
         for leftover in destination.parent.glob(_pattern(destination, mark)):
-            lock = _lock_folder(leftover)
-            if lock >= 0:
-                try:
-                    fs.remove(leftover)
-                finally:
-                    os.close(lock)
+            remove_leftover(leftover)
 
 
-def _lock_folder(folder: Path) -> int:
-    """Lock a folder for this process; -1 if another one has it, or removed it in the meantime."""
+# What was left behind, and what is to go -------------------------------------------------------------
+
+
+class Leftover(NamedTuple):
+    """A folder that a process built, or moved aside, for `destination`; it may still be at work on it."""
+
+    path: Path
+    destination: Path
+
+
+def leftovers(root: Path) -> Iterator[Leftover]:
+    """Yield the staging folders beside the datasets below the root, those in use too; follows no links.
+
+    A swap that was cut is mended first: what it moved aside is a dataset, and no leftover.
+    """
+    for folder, names, _ in os.walk(root):
+        here = Path(folder)
+        if has_manifest(here):
+            names.clear()
+        for found in filter(None, map(_LEFTOVER.fullmatch, sorted(names))):
+            path, destination = here / found[0], here / found["name"]
+            if found["mark"] == _ASIDE and not destination.exists():
+                with contextlib.suppress(OSError):  # a disk that cannot be written to
+                    mend(destination)
+            if path.is_dir() and not path.is_symlink() and (found["mark"] == _MARK or destination.exists()):
+                yield Leftover(path, destination)
+        names[:] = [name for name in names if not name.startswith(".")]
+
+
+def remove_leftover(path: Path) -> bool:
+    """Remove a staging folder unless a process is at work on it; tells whether it is gone."""
+    lock = lock_folder(path)
+    if lock < 0:
+        return not path.exists()
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return -1
+        fs.remove(path)
+    finally:
+        os.close(lock)
+    return True
+
+
+def require_removable(path: Path) -> None:
+    """Raise UsageError unless `path` is a dataset or checkpoint, with nothing of others in it, that nobody replaces."""
+    if path.is_symlink() or not is_ours(path):
+        raise UsageError(f"{path} is not an rbtool dataset or checkpoint; it is left alone")
+    strange = _foreign_file(path)
+    if strange is not None:
+        raise UsageError(f"{strange} is not part of the dataset it lies in; nothing is removed", hint="move it away")
+    lock = lock_folder(path)
+    if lock < 0:
+        raise _busy(path)
+    os.close(lock)
+
+
+def remove_dataset(path: Path) -> None:
+    """Remove what `require_removable` allows; cut short, it leaves the whole dataset, or a leftover."""
+    require_removable(path)
+    _sweep(path)  # what a swap left aside would otherwise be taken for the dataset, and put in its place again
+    if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path):
+        raise _busy(path)
+
+
+def remove_at_once(folder: Path, *, beside: Path | None = None) -> bool:
+    """Remove a folder so that nobody finds half of it: it becomes a leftover beside `beside`, by default itself.
+
+    Returns False, with nothing changed, if it is not there or another process has it locked.
+    """
+    lock = lock_folder(folder)
+    if lock < 0:
+        return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return -1
+        remove_aside(folder, beside or folder)
+    finally:
+        os.close(lock)
+    return True
+
+
+def remove_aside(folder: Path, beside: Path) -> None:
+    """Remove a folder that this process has locked, as `remove_at_once` does."""
+    aside = _sibling(beside, _MARK)  # with this mark nobody ever puts it back
+    fs.rename(folder, aside)
+    fs.sync_folder(aside.parent)
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(aside)
+
+
+def _busy(path: Path) -> UsageError:
+    return UsageError(f"{path} is in use by another process; nothing is removed", hint="try again when it is done")
 
 
 def _sibling(destination: Path, mark: str) -> Path:

@@ -1,1 +1,47 @@
 """Fetching files over the network: resumed, retried, verified. Knows no format."""
+
+from .bucket import Bucket, BucketObject
+from .checksums import Hasher, hasher, matches
+from .fetch import Transport, fetch_files
+from .http import HttpTransport, failure
+from .hub import Hub, HubFile, HubRepository, hub_endpoint
+from .memory import CatalogueFile, KnownNames, catalogue_age
+from .names import Resolution, is_complete, not_found, resolve
+from .offline import require_network
+from .originals import FetchedFile, Originals, OriginalsRecord, stored_originals
+from .retries import Patience, Transient, retry_after, retrying
+from .small import ask_all, read_small
+
+__all__ = [
+    "Bucket",
+    "BucketObject",
+    "CatalogueFile",
+    "FetchedFile",
+    "Hasher",
+    "HttpTransport",
+    "Hub",
+    "HubFile",
+    "HubRepository",
+    "KnownNames",
+    "Originals",
+    "OriginalsRecord",
+    "Patience",
+    "Resolution",
+    "Transient",
+    "Transport",
+    "ask_all",
+    "catalogue_age",
+    "failure",
+    "fetch_files",
+    "hasher",
+    "hub_endpoint",
+    "is_complete",
+    "matches",
+    "not_found",
+    "read_small",
+    "require_network",
+    "resolve",
+    "retry_after",
+    "retrying",
+    "stored_originals",
+]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..dataset import (
     Request,
+    Source,
     dataset_folder,
     normal_form,
     parse_episodes,
@@ -19,6 +21,7 @@ from ..dataset import (
 )
 from ..errors import UsageError
 from ..progress import Progress, Silent
+from .remote_download import Fetch, RemoteDownload
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
 
@@ -27,12 +30,23 @@ __all__ = ["DownloadResult", "download"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadResult(Published):
-    """The dataset at `path`: `source` and `id` name it, `fetched_from` is where its original lies."""
+    """The dataset at `path`.
+
+    `id` of `source` is what it is; `asked` are the words that named it, and `resolved` says how they led to it:
+    `exact`, `latest` (the version was filled in), `words` (another name with the same words in it). `fetched_from`
+    is where its original lies, for people. `fetch` tells what was fetched, None if nothing had to be: `files` and
+    `bytes` in all, `bytes_present` of them that were there from before, `bytes_free` on the disk before it began.
+    `originals` is the folder of the original files, where they were to be kept.
+    """
 
     kind: ClassVar[str] = "download"
     source: str
     id: str
-    fetched_from: Path
+    asked: str
+    resolved: str
+    fetched_from: str
+    fetch: Fetch | None = None
+    originals: Path | None = None
 
 
 def download(
@@ -42,41 +56,84 @@ def download(
     local: bool = False,
     root: str | os.PathLike[str] | None = None,
     episodes: str | None = None,
+    revision: str | None = None,
     force: bool = False,
     dry_run: bool = False,
+    keep_source: bool = False,
+    exact_id: bool = False,
+    frozen: bool = False,
     progress: Progress | None = None,
 ) -> DownloadResult:
-    """Convert dataset `id` of `source` (`minari`) into `<root>/<source>/<id>`.
+    """Fetch dataset `id` of `source` (`minari`), verify it, and convert it into `<root>/<source>/<id>`.
+
+    `id` may lack its version (the latest is taken), or be a name from before namespaces, like `door-human-v1`: the
+    dataset with the same words is taken then, which the result says. `exact_id` refuses both. An equal request that
+    was fulfilled before is answered at once, without the network; `frozen` asks the remote whether it still has the
+    very same files, and raises CheckFailed if not. `revision` is a branch, tag or commit of the remote. A choice of
+    `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch goes on where it ended when it is
+    asked for again. `keep_source` keeps the original files. `force` and `dry_run` are those of `convert`.
 
     With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
-    `~/.minari/datasets`) without any use of the network; this version knows no other way. A choice of `episodes`
-    goes to `<id>@<8 hex digits>`. `force` and `dry_run` are those of `convert`.
+    `~/.minari/datasets`), by its exact id and without any use of the network.
 
-    Raises DatasetNotFoundError that names the folder searched, UsageError for an unknown source or an id that could
-    leave its folder, and what `convert` raises.
+    Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
+    DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
+    if the bytes never match the remote's checksums, and what `convert` raises.
     """
-    cache = source_class(source).local_cache
+    origin = source_class(source)()
     safe_id(id)
-    if not local:
-        raise UsageError(f"this version reads {source} datasets from the local cache only", hint="add --local")
-    heard = progress or Silent()
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
-    request = Request(source, f"{source}:{id}", id, episodes=chosen, origin="local")
-    original = cache.find(id, reader_class(source))
-    with reader_class(source)(original) as reader:
-        facts = facts_of(reader, chosen, heard)
-        if facts.id != id:
+    heard = progress or Silent()
+    if local:
+        _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
+        return DownloadResult(**_from_cache(origin, id, storage_root(root), chosen, force, dry_run, heard))
+    with origin:
+        fetching = RemoteDownload(
+            source=origin,
+            asked=id,
+            root=storage_root(root),
+            episodes=chosen,
+            revision=revision,
+            force=force,
+            dry_run=dry_run,
+            keep_source=keep_source,
+            exact_id=exact_id,
+            frozen=frozen,
+            progress=heard,
+        )
+        return DownloadResult(**fetching.run(), source=source, asked=id)
+
+
+def _refuse_remote_options(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is about the remote, and --local does not ask it", hint="leave one out"
+            )
+
+
+def _from_cache(
+    source: Source, dataset_id: str, root: Path, chosen: str | None, force: bool, dry_run: bool, progress: Progress
+) -> Mapping[str, Any]:
+    if source.local_cache is None:
+        raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
+    original = source.local_cache.find(dataset_id, reader_class(source.name))
+    request = Request(source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=chosen, origin="local")
+    with reader_class(source.name)(original) as reader:
+        facts = facts_of(reader, chosen, progress)
+        if facts.id != dataset_id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
         conversion = SourceConversion(
             reader=reader,
             facts=facts,
             source=original,
-            destination=dataset_folder(request, storage_root(root)),
+            destination=dataset_folder(request, root),
             request=request,
             verb="download",
-            arguments={"source": source, "id": id, "local": local, "episodes": chosen},
+            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": chosen},
             force=force,
             dry_run=dry_run,
-            progress=heard,
+            progress=progress,
         )
-        return DownloadResult(**conversion.run(), source=source, id=id, fetched_from=original)
+        named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}
+        return conversion.run() | named | {"fetched_from": str(original)}

@@ -12,7 +12,7 @@ from ..dataset import Manifest, storage_root, stored_datasets
 from ..errors import UsageError
 from .results import Result
 
-__all__ = ["ListResult", "StoredDataset", "list_datasets"]
+__all__ = ["ListResult", "StoredDataset", "fits", "list_datasets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
         _entry(name, path, manifest)
         for path, manifest in stored_datasets(folder)
         if not (isinstance(manifest, Manifest) and manifest.kind != "dataset")
-        if _fits(name := _name(path, folder), pattern)
+        if fits(name := _name(path, folder), pattern)
     ]
     return ListResult(root=folder, datasets=tuple(sorted(found, key=lambda entry: entry.name)))
 
@@ -65,7 +65,8 @@ def _name(path: Path, root: Path) -> str:
     return f"{source}:{'/'.join(rest)}" if rest else str(path)
 
 
-def _fits(name: str, pattern: str | None) -> bool:
+def fits(name: str, pattern: str | None) -> bool:
+    """Tell whether a pattern keeps a name: as a shell pattern where it has one of `*?[`, else as a part of it."""
     if pattern is None:
         return True
     return fnmatchcase(name, pattern) if set(pattern) & set("*?[") else pattern in name

@@ -20,21 +20,22 @@ from ..dataset import (
     Request,
     SourceFacts,
     Staging,
-    check_sizes,
     digest_bytes,
     env_metadata_bytes,
     fs,
-    has_manifest,
     mend,
     parse_episodes,
     provenance_step,
     require_apart,
 )
-from ..errors import CorruptDataError, RbtoolError, UsageError
+from ..errors import UsageError
 from ..progress import Progress
-from ..ted import BoundaryCounts, row_bytes, ted_fields
+from ..remote import matches
+from ..ted import row_bytes, ted_fields
+from .results import published_entries, seconds_since
+from .standing import standing, taken
 
-__all__ = ["SourceConversion", "facts_of"]
+__all__ = ["SourceConversion", "facts_of", "recorded_inputs"]
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
@@ -66,7 +67,8 @@ def facts_of(reader: Reader, selection: str | None, progress: Progress) -> Sourc
 class SourceConversion:
     """One conversion of (part of) a source into the dataset at `destination`, or the finding that it is there.
 
-    `arguments` are recorded in the provenance of the result.
+    `arguments` are recorded in the provenance of the result. `inputs` are the digests of the source's files and
+    `revision` the state of the source, where a remote says them; else they are taken from the files.
     """
 
     reader: Reader
@@ -79,6 +81,8 @@ class SourceConversion:
     force: bool
     dry_run: bool
     progress: Progress
+    inputs: Mapping[str, str] | None = None
+    revision: str | None = None
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset is there already; return the entries of a `Published`.
@@ -86,25 +90,29 @@ class SourceConversion:
         Raises UsageError if something else is there and `force` is off, OutOfSpaceError before anything is written
         if the result cannot fit.
         """
-        started = time.perf_counter()
+        begun = time.perf_counter()
         require_apart(self.source, self.destination)
         if not self.dry_run:
             mend(self.destination)
-        published = self._standing()
-        if published is None:
+        manifest = None if self.force else self._standing()
+        already_there = manifest is not None
+        if manifest is None:
             Staging(self.destination, replace=self.force).refuse_if_taken()
             fs.require_space(self.destination.parent, self._expected_bytes + _SMALL_FILES)
-            published = self._estimate() if self.dry_run else self._convert()
-        return published | {"dry_run": self.dry_run, "seconds": time.perf_counter() - started}
+            if self.dry_run:
+                return self._estimate() | {"seconds": seconds_since(begun)}
+            manifest, already_there = self._convert()
+        entries = published_entries(manifest, self.destination, begun)
+        return entries | {"already_there": already_there, "dry_run": self.dry_run}
 
     @cached_property
-    def _inputs(self) -> dict[str, str]:
-        return self.reader.digests()
+    def _inputs(self) -> Mapping[str, str]:
+        return self.reader.digests() if self.inputs is None else self.inputs
 
     @cached_property
     def _revision(self) -> str:
-        """One digest over the source's files: which state of the source this is."""
-        return digest_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(self._inputs.items())).encode())
+        """Which state of the source this is: what a remote calls it, else one digest over the source's files."""
+        return self.revision or digest_of_inputs(self._inputs)
 
     @cached_property
     def _expected_bytes(self) -> int:
@@ -112,47 +120,57 @@ class SourceConversion:
         episodes = _EPISODE_BYTES * len(self.facts.episode_numbers)
         return self.facts.steps * row_bytes(ted_fields(self.facts.fields)) + episodes + documents
 
-    def _standing(self) -> dict[str, Any] | None:
-        """Describe the equal dataset at the destination; None if the place is free or may be taken."""
-        if self.force or not has_manifest(self.destination):
-            return None
-        try:
-            manifest = Manifest.load(self.destination)
-        except RbtoolError as error:
-            raise self._taken(f"is damaged ({error})") from error
-        if manifest.kind != "dataset" or manifest.request.identity() != self.request.identity():
-            raise self._taken(f"is {manifest.kind} {_shown(manifest.request)}, not {_shown(self.request)}")
-        if manifest.resolved_revision != self._revision:
-            raise self._taken("was made from another state of the source")
-        try:
-            check_sizes(self.destination, manifest.files)
-        except CorruptDataError as error:
-            raise self._taken(f"is damaged ({error})") from error
-        return self._of_manifest(manifest, already_there=True)
+    def _standing(self) -> Manifest | None:
+        """Return the manifest of the equal dataset at the destination; None if the place is free."""
+        manifest = standing(self.destination, self.request)
+        if manifest is not None and not self._is_of_this_state(manifest):
+            raise taken(self.destination, "was made from another state of the source")
+        return manifest
 
-    def _taken(self, why: str) -> UsageError:
-        return UsageError(f"{self.destination} is there already and {why}", hint="add --force to replace it")
+    def _is_of_this_state(self, manifest: Manifest) -> bool:
+        if manifest.resolved_revision == self._revision:
+            return True
+        if manifest.request.origin != "remote" or not manifest.provenance:
+            return False
+        fetched = manifest.provenance[0].inputs  # a remote's checksums: see whether they are those of these files
+        if len(fetched) != len(self._inputs):
+            return False
+        return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
 
     def _estimate(self) -> dict[str, Any]:
         table = self.reader.episode_table(self.facts.episode_numbers)
-        return self._entries(self._expected_bytes, None, table.counts(), already_there=False)
+        return {
+            "path": self.destination,
+            "layout": "ted",
+            "steps": self.facts.steps,
+            "episodes": len(self.facts.episode_numbers),
+            "bytes": self._expected_bytes,
+            "content_digest": None,
+            "boundary": table.counts().to_dict(),
+            "renamed_keys": dict(self.facts.renamed_keys),
+            "dropped_keys": tuple(asdict(dropped) for dropped in self.facts.dropped_keys),
+            "notes": self.facts.notes,
+            "request": asdict(self.request),
+            "dry_run": True,
+        }
 
-    def _convert(self) -> dict[str, Any]:
+    def _convert(self) -> tuple[Manifest, bool]:
+        """Build and publish; return what stands there then, and whether it did already."""
         with contextlib.ExitStack() as stack:
             try:
                 staging = stack.enter_context(Staging(self.destination, replace=self.force))
             except UsageError:
-                standing = self._standing()  # another process may have made the very same in the meantime
-                if standing is None:
+                there = None if self.force else self._standing()  # another process may have made the very same
+                if there is None:
                     raise
-                return standing
+                return there, True
             manifest = self._build(staging.path)
             if staging.publish():
-                return self._of_manifest(manifest, already_there=False)
-            standing = self._standing()
-            if standing is None or standing["content_digest"] != manifest.content_digest:
-                raise self._taken("was put there by another process just now")
-            return standing
+                return manifest, False
+            there = None if self.force else self._standing()
+            if there is None or there.content_digest != manifest.content_digest:
+                raise taken(self.destination, "was put there by another process just now")
+            return there, True
 
     def _build(self, folder: Path) -> Manifest:
         origin = self._origin()
@@ -168,11 +186,9 @@ class SourceConversion:
         documents = dict(self.facts.documents)
         if self.facts.env_metadata is not None:
             documents[ENV_METADATA] = env_metadata_bytes(self.facts.env_metadata)
-        few = len(self._inputs) <= _FEW_INPUTS
-        inputs = self._inputs if few else {f"{len(self._inputs)} files": self._revision}
         return Origin(
             request=self.request,
-            provenance=(provenance_step(self.verb, self.arguments, inputs),),
+            provenance=(provenance_step(self.verb, self.arguments, recorded_inputs(self._inputs)),),
             resolved_revision=self._revision,
             spaces=self.facts.spaces,
             renamed_keys=self.facts.renamed_keys,
@@ -181,28 +197,17 @@ class SourceConversion:
             documents=documents,
         )
 
-    def _of_manifest(self, manifest: Manifest, *, already_there: bool) -> dict[str, Any]:
-        return self._entries(manifest.bytes, manifest.content_digest, manifest.boundary, already_there=already_there)
 
-    def _entries(
-        self, size: int, digest: str | None, boundary: BoundaryCounts, *, already_there: bool
-    ) -> dict[str, Any]:
-        return {
-            "path": self.destination,
-            "layout": "ted",
-            "steps": self.facts.steps,
-            "episodes": len(self.facts.episode_numbers),
-            "bytes": size,
-            "content_digest": digest,
-            "boundary": boundary.to_dict(),
-            "renamed_keys": dict(self.facts.renamed_keys),
-            "dropped_keys": tuple(asdict(dropped) for dropped in self.facts.dropped_keys),
-            "notes": self.facts.notes,
-            "request": asdict(self.request),
-            "already_there": already_there,
-        }
+def _is_as_fetched(file: Path, checksum: str) -> bool:
+    return file.is_file() and matches(file, file.stat().st_size, checksum)
 
 
-def _shown(request: Request) -> str:
-    episodes = f", episodes {request.episodes}" if request.episodes else ""
-    return f"{request.source}:{request.id}{episodes}"
+def digest_of_inputs(inputs: Mapping[str, str]) -> str:
+    """One digest over the digests of a source's files."""
+    return digest_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())).encode())
+
+
+def recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs as the provenance has them: each by name, or one digest over all of many."""
+    few = len(inputs) <= _FEW_INPUTS
+    return dict(inputs) if few else {f"{len(inputs)} files": digest_of_inputs(inputs)}

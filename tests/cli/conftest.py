@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hub import Hub
+from minari_hub import lay_out_hub
 
 import rbtool
 
@@ -60,11 +62,19 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(tools: Path) -> dict[str, str]:
-    """The variables of a user who has set nothing."""
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A hub with the datasets of tests/data."""
+    with Hub(lay_out_hub(DATA, tmp_path_factory.mktemp("hub"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def environment(tools: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a user who has set nothing, but for where the hub is."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(tools)])
-    ours = ("RBTOOL_", "MINARI_", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PYTHON", "COLUMNS", "LINES", "COV_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"PATH": path}
+    ours = ("RBTOOL_", "MINARI_", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PYTHON", "COLUMNS", "LINES", "COV_", "XDG_")
+    network = hub.environment(tmp_path_factory.mktemp("hf"))
+    return {name: value for name, value in network.items() if not name.startswith(ours)} | {"PATH": path}
 
 
 @pytest.fixture

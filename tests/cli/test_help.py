@@ -9,8 +9,11 @@ import pytest
 import rbtool
 
 VERBS = ["list", "download", "convert", "preprocess", "inspect", "sample", "check", "demo"]
-SUB_VERBS = ["checkpoint save", "checkpoint load", "checkpoint verify"]
-PAGES = ["", "checkpoint", *VERBS, *SUB_VERBS]
+GROUPS = ["checkpoint", "cache"]
+SUB_VERBS = [
+    "checkpoint save", "checkpoint load", "checkpoint verify", "cache ls", "cache rm", "cache prune", "cache verify",
+]  # fmt: skip
+PAGES = ["", *GROUPS, *VERBS, *SUB_VERBS]
 SLOW_TO_LOAD = {"h5py", "minari", "numpy", "pyarrow", "pydantic", "rich", "tensordict", "torch"}
 
 LOADED = """
@@ -53,7 +56,7 @@ def test_a_help_page_loads_nothing_slow(page, shell, tmp_path):
     assert done.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("page", ["", "checkpoint"])
+@pytest.mark.parametrize("page", ["", *GROUPS])
 def test_without_a_verb_the_help_page_is_shown(page, pages, shell):
     done = shell(f"rbtool {page}")
     assert (done.returncode, done.stdout) == (0, pages[page])
@@ -70,6 +73,12 @@ def test_every_verb_has_the_same_common_options(page, pages):
 def test_verbs_that_write_can_be_tried_and_forced(page, pages):
     assert "--dry-run" in pages[page]
     assert "--force" in pages[page]
+
+
+@pytest.mark.parametrize("page", ["cache rm", "cache prune"])
+def test_verbs_that_remove_can_be_tried_and_need_a_yes(page, pages):
+    assert "--dry-run" in pages[page]
+    assert "--yes" in pages[page]
 
 
 def test_the_exit_codes_are_listed(pages):

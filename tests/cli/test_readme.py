@@ -38,6 +38,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def environment(environment, folder):
+    """The README is followed by somebody whose home is the folder."""
+    return environment | {"HOME": str(folder)}
+
+
+@pytest.fixture(scope="module")
 def outputs(folder, environment):
     """What the commands of the README print when they are typed into one shell."""
     script = "set -o pipefail\n" + "".join(f"{command}\necho '{END}' $?\n" for command, _ in parts())

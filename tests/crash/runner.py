@@ -6,7 +6,8 @@ WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` 
 the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
 system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
 one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
-byte; a second run must succeed, give the same content and leave nothing behind. Prints one JSON document.
+byte; a second run must succeed, give the same content and leave nothing behind. What a download has fetched may
+stay until its second run. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
 
+MODULES = {
+    "preprocess": ("tensordict",),
+    "download": (
+        "h5py", "httpx2", "huggingface_hub.utils", "tenacity", "rbtool.converters.minari",
+        "rbtool.converters.minari_source", "rbtool.core.verbs.download",
+    ),
+}  # fmt: skip
 WATCHED = {"rbtool.fs", "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
 
 
@@ -36,11 +45,23 @@ def scale(rows: Any) -> Any:
     return rows
 
 
+DOWNLOADED = "cartpole/scripted-v0"
+
+
+def _download(dest: Path) -> None:
+    rbtool.download("minari", DOWNLOADED, root=dest.parents[2], force=True)
+
+
+def _destination(out: Path, job: str) -> Path:
+    return out / "minari" / DOWNLOADED if job == "download" else out / "result"
+
+
 def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     data, source = work / "dataset", work / "source"
     forms = ("ted", "flat", "nested", "h5")
     jobs: dict[str, Callable[[Path], object]] = {
         "convert": lambda dest: rbtool.convert(source, dest, force=True),
+        "download": _download,
         "preprocess": lambda dest: rbtool.preprocess(data, scale, dest, num_workers=0, chunk_size=40, force=True),
         "preprocess-workers": lambda dest: rbtool.preprocess(
             data, scale, dest, num_workers=2, chunk_size=40, force=True
@@ -52,7 +73,9 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     return jobs
 
 
-def _forked(job: Callable[[Path], object], dest: Path, fault: Callable[[], None] | None, at: int) -> tuple[int, int]:
+def _forked(
+    job: Callable[[Path], object], out: Path, dest: Path, fault: Callable[[], None] | None, at: int
+) -> tuple[int, int]:
     """Run the job in a child, with the fault at operation `at`; return its status and how many it counted."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -60,7 +83,7 @@ def _forked(job: Callable[[Path], object], dest: Path, fault: Callable[[], None]
         os.close(reading)
         code = 1
         try:
-            _strike(fault, at, dest.parent, writing)
+            _strike(fault, at, out, writing)
             job(dest)
             code = 0
         except rbtool.OutOfSpaceError as error:
@@ -127,17 +150,18 @@ def _state(dest: Path) -> str | None:
         return reader.manifest.content_digest
 
 
-def _trial(job: Callable[[Path], object], out: Path, at: int, fault: str, old: str | None, new: str) -> str:
-    dest, filler = out / "result", out.parent / "filler"
-    status, _ = _forked(job, dest, _fill(filler) if fault == "fill" else _kill, at)
+def _trial(job: Callable[[Path], object], out: Path, dest: Path, at: int, fault: str, old: str | None, new: str) -> str:
+    filler = out.parent / "filler"
+    status, _ = _forked(job, out, dest, _fill(filler) if fault == "fill" else _kill, at)
     code = os.waitstatus_to_exitcode(status)
     assert code in ({0, 6} if fault == "fill" else {-signal.SIGKILL}), f"struck at operation {at}: exit {code}"
     found = _state(dest)
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if fault == "fill":
-        _nothing_left(out, dest, at)
+        if job is not _download:
+            _nothing_left(out, dest, at)
         filler.unlink()
-    status, _ = _forked(job, dest, None, 0)
+    status, _ = _forked(job, out, dest, None, 0)
     assert status == 0, f"struck at {at}: the second run failed"
     assert _state(dest) == new, f"struck at {at}: the second run gave something else"
     _nothing_left(out, dest, at)
@@ -145,7 +169,12 @@ def _trial(job: Callable[[Path], object], out: Path, at: int, fault: str, old: s
 
 
 def _nothing_left(out: Path, dest: Path, at: int) -> None:
-    left = sorted(path.name for path in out.iterdir() if path != dest)
+    left = sorted(
+        str(path.relative_to(out))
+        for path in out.rglob("*")
+        if not path.is_relative_to(dest) and not (path.is_dir() and dest.is_relative_to(path))
+        if path.name != ".originals"
+    )
     assert not left, f"struck at {at}: {left} were left behind"
 
 
@@ -158,27 +187,46 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
     options = parser.parse_args()
+    with _hub(options.work) if options.job == "download" else contextlib.nullcontext():
+        for module in MODULES.get(options.job.partition("-")[0], ()):
+            importlib.import_module(module)  # once here, not in every child
+        print(json.dumps(_strike_everywhere(options)))
+
+
+def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
-    if options.job.startswith("preprocess"):
-        importlib.import_module("tensordict")  # once here, not in every child
-    new, operations = _reference(job, options.work, over=options.over)
+    new, operations = _reference(options, job)
     seen = {"old": 0, "new": 0}
     for at in sorted({*range(1, operations + 1, options.every), operations}):
         out = options.work / f"out-{at}"
         out.mkdir()
-        old = _put_older(options.work, out / "result") if options.over else None
-        seen[_trial(job, out, at, options.fault, old, new)] += 1
+        dest = _destination(out, options.job)
+        old = _put_older(options.work, dest) if options.over else None
+        seen[_trial(job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
-    print(json.dumps({"operations": operations, **seen}))
+    return {"operations": operations, **seen}
 
 
-def _reference(job: Callable[[Path], object], work: Path, *, over: bool) -> tuple[str, int]:
-    out = work / "reference"
+@contextlib.contextmanager
+def _hub(work: Path) -> Iterator[None]:
+    """Serve the Minari dataset as its hub would."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
+    hub, minari_hub = importlib.import_module("hub"), importlib.import_module("minari_hub")
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(work / "source", Path(place) / "minari" / DOWNLOADED)
+        with hub.Hub(minari_hub.lay_out_hub(Path(place) / "minari", Path(place) / "hub")) as server:
+            os.environ.update(server.environment(Path(place) / "hf"))
+            yield
+
+
+def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tuple[str, int]:
+    out = options.work / "reference"
+    dest = _destination(out, options.job)
     out.mkdir()
-    if over:
-        _put_older(work, out / "result")
-    status, operations = _forked(job, out / "result", None, 0)
-    digest = _state(out / "result")
+    if options.over:
+        _put_older(options.work, dest)
+    status, operations = _forked(job, out, dest, None, 0)
+    digest = _state(dest)
     assert status == 0, status
     assert digest, "nothing was published"
     assert operations > 20, operations

@@ -256,7 +256,7 @@ def test_another_process_put_something_else_there(walks: Path, tmp_path: Path, m
 
 
 def test_too_little_space_is_known_before(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "_free", lambda path: 100)
+    monkeypatch.setattr(fs, "free_space", lambda path: 100)
     checkpoint_size = TedReader(walks).manifest.bytes
     assert checkpoint_size > 100
     for form in FORMS:

@@ -1,0 +1,245 @@
+"""`rbtool cache ls`, `rm`, `prune` and `verify`."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from .help import CONTEXT, Example, VerbGroup, examples_text
+from .options import Root, Yes, verb
+from .output import Output
+from .text import Cell, Line, Styled, Table, counted, folded, size
+
+if TYPE_CHECKING:
+    from ..core.verbs.cache import CacheEntry, CacheLsResult, CacheRemoval, CacheVerifyResult
+
+__all__ = ["LS_EXAMPLES", "PRUNE_EXAMPLES", "RM_EXAMPLES", "VERIFY_EXAMPLES", "add", "ago"]
+
+LS_EXAMPLES = (
+    Example("rbtool cache ls", "what takes how much, and when it was last used"),
+    Example("rbtool cache ls --json | jq .prunable_bytes", "what prune would free, in bytes"),
+)
+RM_EXAMPLES = (
+    Example("rbtool cache rm minari:cartpole/scripted-v0 --yes", "a dataset, without being asked"),
+    Example("rbtool cache rm 'minari:cartpole/*' --dry-run", "see what would be removed by a pattern"),
+)
+PRUNE_EXAMPLES = (Example("rbtool cache prune --yes", "leftovers and partial downloads; never a dataset"),)
+VERIFY_EXAMPLES = (
+    Example("rbtool cache verify", "every byte of all datasets; 3 if one is damaged"),
+    Example("rbtool cache verify 'minari:cartpole/*' --json", "some of them, as JSON"),
+)
+
+_LABELS = {"partial": "partial download"}
+_SHOWN = 10
+_RIGHT = frozenset({2})
+
+_DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")]
+_KINDS = "Datasets by minari:ID, a path below the root, or a pattern with *, ? or [...]."
+
+
+def add(app: typer.Typer) -> None:
+    """Make it a group of verbs of the command line."""
+    group = typer.Typer(
+        cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(LS_EXAMPLES)
+    )
+    group.callback(invoke_without_command=True)(_without_verb)
+    verb(group, "ls", LS_EXAMPLES)(ls)
+    verb(group, "rm", RM_EXAMPLES)(rm)
+    verb(group, "prune", PRUNE_EXAMPLES)(prune)
+    verb(group, "verify", VERIFY_EXAMPLES)(verify)
+    app.add_typer(group, name="cache")
+
+
+def _without_verb(context: typer.Context) -> None:
+    """See, verify and remove what is stored."""
+    if context.invoked_subcommand is None:
+        Output().text(context.get_help())
+
+
+def ls(*, out: Output, root: Root = None) -> None:
+    """List what is stored: bytes, last use, leftovers.
+
+    Beside datasets there are originals that were kept, partial downloads, leftovers of what was interrupted, and
+    listings of remotes.
+    """
+    from ..core.verbs import cache
+
+    result = cache.ls(root=root)
+    for entry in result.entries:
+        if entry.problem and (out.quiet or out.as_json):
+            out.warn(f"{entry.name} cannot be read: {entry.problem}")
+    names = [entry.name for entry in result.entries if entry.what == "dataset"]
+    out.show(result, names, lambda width: _table(result.entries, width, hints=True))
+    for line in _totals(result):
+        for part in folded([Styled(line, "dim")], out.width_beside, 2):
+            out.summary(*part)
+    if any(entry.prunable for entry in result.entries):
+        out.next(f"rbtool cache prune{_root_option(root)}")
+
+
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=_KINDS)],
+    *,
+    out: Output,
+    root: Root = None,
+    yes: Yes = False,
+    dry_run: _DryRun = False,
+) -> int:
+    """Remove datasets, and the originals they were made from.
+
+    A dataset that is in use, or in which somebody keeps files, is refused, and so is what does not lie below the root.
+    """
+    from ..core.verbs import cache
+
+    answer = _Answer(out, yes=yes)
+    return answer.show(cache.rm(*names, root=root, dry_run=dry_run, confirm=answer))
+
+
+def prune(*, out: Output, root: Root = None, yes: Yes = False, dry_run: _DryRun = False) -> int:
+    """Remove leftovers, partial downloads and old listings.
+
+    Never a dataset, nor an original that was kept, nor what a process is at work on. Listings of remotes are old
+    after 30 days.
+    """
+    from ..core.verbs import cache
+
+    answer = _Answer(out, yes=yes)
+    return answer.show(cache.prune(root=root, dry_run=dry_run, confirm=answer))
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help=f"{_KINDS} Default: all.")] = None,
+    *,
+    out: Output,
+    root: Root = None,
+) -> int:
+    """Compare every stored byte with its digest.
+
+    Datasets are compared with their manifests, originals that were kept with the checksums of the remote. Problems
+    are listed on stdout, one a line.
+    """
+    from ..core.verbs import cache
+
+    with out.progress() as progress:
+        result = cache.verify(*(names or ()), root=root, progress=progress)
+    out.show(result, dict.fromkeys(problem.name for problem in result.problems), lambda width: _verdict(result))
+    return 3 if result.problems else 0
+
+
+# What goes -------------------------------------------------------------------------------------------
+
+
+class _Answer:
+    """Asks before anything is removed, unless the answer was given, and tells what was."""
+
+    def __init__(self, out: Output, *, yes: bool) -> None:
+        self.out = out
+        self.yes = yes
+        self._declined = False
+
+    def __call__(self, planned: CacheRemoval) -> bool:
+        """Ask once, naming how much will go. Raises UsageError where there is nobody to ask."""
+        from ..core.errors import UsageError
+
+        if self.yes:
+            return True
+        what = f"{_counted_kinds(planned.removed)} ({size(planned.bytes)}) below {planned.root}"
+        if not self.out.can_ask:
+            said = f"removing {what} needs a yes, and there is no terminal to ask on"
+            raise UsageError(said, hint="add --yes; --dry-run shows what would be removed")
+        for line in _table(planned.removed[:_SHOWN], self.out.width_beside):
+            self.out.say(*line)
+        if len(planned.removed) > _SHOWN:
+            self.out.say(f"… and {len(planned.removed) - _SHOWN:,} more")
+        self._declined = not self.out.ask(f"remove {what}?")
+        return not self._declined
+
+    def show(self, result: CacheRemoval) -> int:
+        """Put what was removed on stdout, how much that is beside it; return the exit code."""
+        removed = () if self._declined else result.removed
+        none: list[Line] = [] if self._declined else [[f"nothing to remove below {result.root}"]]
+        names = dict.fromkeys(entry.name for entry in removed)
+        self.out.show(result, names, lambda width: _table(removed, width) or none)
+        told = f"{_counted_kinds(removed)}, {size(result.bytes)}"
+        if self._declined:
+            self.out.summary(Styled("nothing was removed", "yellow"))
+        elif removed and result.dry_run:
+            self.out.summary(Styled("nothing was removed; this would remove ", "yellow"), told)
+        elif removed:
+            self.out.summary(f"removed {told}")
+        return 1 if self._declined else 0
+
+
+def _root_option(root: str | None) -> str:
+    return f" --root {shlex.quote(root)}" if root else ""
+
+
+# How it looks ----------------------------------------------------------------------------------------
+
+
+def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = False) -> list[list[Cell]]:
+    """Set a line an entry; where the screen is narrow the last use goes first, then the hints. Names stay whole."""
+    now = datetime.datetime.now(datetime.UTC)
+    rows: list[list[Cell]] = []
+    for used, hint in ((True, hints), (False, hints), (False, False)):
+        rows = [_row(entry, now if used else None, hint=hint) for entry in entries]
+        sound = Table([row for row, entry in zip(rows, entries, strict=True) if not entry.problem])
+        if width is None or sound.width <= width:
+            break
+    return Table(rows, right=_RIGHT).lines()
+
+
+def _row(entry: CacheEntry, now: datetime.datetime | None, *, hint: bool) -> list[Cell]:
+    row: list[Cell] = [Styled(entry.name, "bold"), _LABELS.get(entry.what, entry.what), size(entry.bytes)]
+    if now is not None:
+        row.append(ago(entry.last_used, now) if entry.last_used else "")
+    if entry.problem:
+        row.append(Styled(f"cannot be read: {entry.problem}", "red"))
+    elif entry.in_use:
+        row.append(Styled("in use", "yellow"))
+    elif entry.prunable and hint:
+        row.append(Styled("prune removes it", "dim"))
+    return row
+
+
+def ago(time: str, now: datetime.datetime) -> str:
+    """Say how long before `now` a time (ISO 8601) was: `3 days ago`; its date where that is over two months."""
+    then = datetime.datetime.fromisoformat(time)
+    seconds = (now - then).total_seconds()
+    for unit, length, most in (("minute", 60, 60), ("hour", 3600, 24), ("day", 86400, 61)):
+        if seconds < length:
+            return "just now"
+        if seconds < length * most:
+            return f"{counted(int(seconds // length), unit)} ago"
+    return then.date().isoformat()
+
+
+def _totals(result: CacheLsResult) -> tuple[str, str]:
+    """Sum up what each kind takes, then what could be freed."""
+    counts = Counter(entry.what for entry in result.entries)
+    kinds = [f"{counted(count, _LABELS.get(what, what))} {size(result.bytes[what])}" for what, count in counts.items()]
+    everything = f"{size(sum(result.bytes.values()))} in all"
+    freed = f"{size(result.prunable_bytes)} for prune to free"
+    first = f"{' · '.join(kinds) or 'nothing'} below {result.root}"
+    return first, f"{everything} · {freed} · {size(result.free_bytes)} free on the disk"
+
+
+def _counted_kinds(entries: Iterable[CacheEntry]) -> str:
+    counts = Counter(entry.what for entry in entries)
+    return ", ".join(counted(count, _LABELS.get(what, what)) for what, count in counts.items())
+
+
+def _verdict(result: CacheVerifyResult) -> list[list[Cell]]:
+    """Set the problems, and the answer."""
+    lines: list[Line] = [
+        [Styled("damaged", "red"), Styled(problem.name, "bold"), problem.message] for problem in result.problems
+    ]
+    parts = [counted(result.datasets, "dataset")]
+    parts += [counted(result.originals, "original")] if result.originals else []
+    told = f"{counted(len(result.problems), 'problem')} in" if result.problems else "sound:"
+    return [*Table(lines).lines(), [f"{told} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]]

@@ -1,0 +1,318 @@
+"""Where Minari datasets are published: an organisation on a Hugging Face hub, or a bucket.
+
+On the hub the first part of an id is a repository and the rest a folder in it; which datasets exist is said by the
+repository's `namespace_metadata.json`. In a bucket the id is a folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.dataset import Closing, Ids, RemoteDataset, RemoteFile, safe_id
+from ..core.errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..core.remote import (
+    Bucket,
+    BucketObject,
+    Hub,
+    HubFile,
+    HubRepository,
+    Transport,
+    ask_all,
+    hub_endpoint,
+    read_small,
+)
+from .minari_metadata import METADATA_FILE, NAMESPACE_FILE
+
+__all__ = ["Found", "MinariBucket", "MinariOrganisation", "MinariRemote", "raise_if_all_failed", "state_of"]
+
+DATA_METADATA = f"data/{METADATA_FILE}"
+_INDEX_BYTES = 16 << 20
+_METADATA_BYTES = 64 << 20  # the space of large images is written out in full
+_VERSIONED = re.compile(r".*-v\d+")
+_REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Datasets with all their files, and a sentence for each part of the remote that could not be read."""
+
+    datasets: tuple[RemoteDataset, ...]
+    problems: tuple[str, ...] = ()
+
+
+class MinariRemote(Closing, ABC):
+    """A place with Minari datasets. `address` names it for people, `key` tells it from all others."""
+
+    address: str
+    key: str
+    transport: Transport
+
+    @abstractmethod
+    def ids(self) -> Ids:
+        """List the ids alone."""
+
+    @abstractmethod
+    def datasets(self) -> Found:
+        """List all datasets and their files, without their steps and episodes."""
+
+    @abstractmethod
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        """List the files of one dataset, without its steps and episodes."""
+
+    def totals(self, dataset: RemoteDataset) -> tuple[int | None, int | None]:
+        """Ask what the dataset's metadata say of its steps and episodes; None for what they do not say."""
+        file = next(file for file in dataset.files if file.path == DATA_METADATA)
+        if file.size > _METADATA_BYTES:
+            return None, None
+        raw = read_small(
+            self.transport, file.addresses[0], limit=_METADATA_BYTES, size=file.size, checksum=file.checksum
+        )
+        return _totals(raw)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.transport.close()
+
+
+class MinariOrganisation(MinariRemote):
+    """The repositories of an organisation on the hub that the environment names."""
+
+    def __init__(self, organisation: str) -> None:
+        self.organisation = organisation
+        self.address = f"hf://{organisation}"
+        self.key = f"{hub_endpoint()}/{organisation}"
+        self.hub = self.transport = Hub()
+
+    def ids(self) -> Ids:
+        repositories = self._repositories()
+        calls = [functools.partial(self._ids_in, repository) for repository in repositories]
+        names, problems = self._merged(repositories, ask_all(calls, self.hub))
+        return Ids(tuple(sorted(names)), tuple(problems))
+
+    def datasets(self) -> Found:
+        repositories = self._repositories()
+        calls = [functools.partial(self._datasets_in, repository) for repository in repositories]
+        found, problems = self._merged(repositories, ask_all(calls, self.hub))
+        return Found(tuple(sorted(found, key=lambda dataset: dataset.id)), tuple(problems))
+
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        first, _, folder = safe_id(dataset_id).partition("/")
+        if not _REPOSITORY.fullmatch(first):
+            raise DatasetNotFoundError(
+                f"{self.address} has no dataset {dataset_id!r}: no repository is called {first!r}"
+            )
+        repository = f"{self.organisation}/{first}"
+        commit = self.hub.commit(repository, revision)
+        inside = f"{folder}/data" if folder else "data"
+        try:
+            tree = self.hub.tree(repository, commit, inside)
+        except DatasetNotFoundError as error:
+            raise self._not_found(dataset_id, commit, revision) from error
+        dataset = self._dataset(dataset_id, repository, commit, tree)
+        if dataset is None:
+            raise self._not_found(dataset_id, commit, revision)
+        return dataset
+
+    def _repositories(self) -> list[HubRepository]:
+        found = self.hub.repositories(self.organisation)
+        if not found:
+            raise DatasetNotFoundError(
+                f"{self.address} shows no datasets: there is no such organisation, or its datasets are private",
+                hint="MINARI_REMOTE names the organisation, HF_TOKEN holds a token that may see them",
+            )
+        return found
+
+    def _not_found(self, dataset_id: str, commit: str, revision: str | None) -> DatasetNotFoundError:
+        where = f"at {revision} ({commit[:7]})" if revision else f"at {commit[:7]}"
+        hint = "it may be there in another revision: leave out --revision for the newest" if revision else ""
+        return DatasetNotFoundError(f"{self.address} has no dataset {dataset_id!r} {where}", hint=hint)
+
+    def _merged(
+        self, repositories: Sequence[HubRepository], results: Sequence[tuple[list[Any], list[str]] | RbtoolError]
+    ) -> tuple[list[Any], list[str]]:
+        """Put together what the repositories gave; one that gave nothing is a problem, unless none gave anything."""
+        found, problems = [], []
+        for repository, result in zip(repositories, results, strict=True):
+            if isinstance(result, RbtoolError):
+                problems.append(f"hf://{repository.name} could not be listed: {result.message}")
+            else:
+                found += result[0]
+                problems += result[1]
+        raise_if_all_failed(results)
+        return found, problems
+
+    def _ids_in(self, repository: HubRepository) -> tuple[list[str], list[str]]:
+        """List the ids in one repository as it is now."""
+        try:
+            index = read_small(self.hub, self.hub.address(repository.name, "main", NAMESPACE_FILE), limit=_INDEX_BYTES)
+        except DatasetNotFoundError:
+            index = None
+        return _ids_of(repository.name, index)
+
+    def _datasets_in(self, repository: HubRepository) -> tuple[list[RemoteDataset], list[str]]:
+        """List the datasets in one repository, all as of one commit, with one listing of all its files."""
+        commit = repository.commit or self.hub.commit(repository.name)
+        tree = self.hub.tree(repository.name, commit)
+        index = None
+        for file in tree:
+            if file.path == NAMESPACE_FILE:
+                address = self.hub.address(repository.name, commit, file.path)
+                index = read_small(self.hub, address, limit=_INDEX_BYTES, size=file.size, checksum=file.checksum)
+        ids, problems = _ids_of(repository.name, index)
+        found = []
+        for dataset_id in ids:
+            dataset = self._dataset(dataset_id, repository.name, commit, tree)
+            if dataset is None:
+                problems.append(f"hf://{repository.name} names {dataset_id} in its index and has no data of it")
+            else:
+                found.append(dataset)
+        return found, problems
+
+    def _dataset(self, dataset_id: str, repository: str, commit: str, tree: Iterable[HubFile]) -> RemoteDataset | None:
+        """Pick the files of one dataset out of a tree; None if it is not there."""
+        folder = dataset_id.partition("/")[2]
+        prefix = f"{folder}/" if folder else ""
+        files = [
+            RemoteFile(
+                file.path.removeprefix(prefix), file.size, file.checksum,
+                (self.hub.address(repository, commit, file.path),),
+            )
+            for file in tree
+            if file.path.startswith(prefix)
+        ]  # fmt: skip
+        where = f"hf://{repository}@{commit}" + (f"/{folder}" if folder else "")
+        return _remote_dataset(dataset_id, where, commit, files)
+
+
+class MinariBucket(MinariRemote):
+    """A public bucket: the data of a dataset lie in `<id>/data/`. It keeps no history."""
+
+    def __init__(self, bucket: str) -> None:
+        self.address = self.key = f"gcp://{bucket}"
+        self.bucket = self.transport = Bucket(bucket)
+
+    def ids(self) -> Ids:
+        return Ids(tuple(dataset.id for dataset in self.datasets().datasets))
+
+    def datasets(self) -> Found:
+        objects = self.bucket.objects()
+        # Not any metadata.json: Arrow and Parquet datasets have one for every episode.
+        ends = f"/{DATA_METADATA}"
+        ids = {entry.name.removesuffix(ends) for entry in objects if entry.name.endswith(ends)}
+        folders: dict[str, list[BucketObject]] = {name: [] for name in sorted(ids) if _is_dataset_id(name)}
+        for entry in objects:
+            for owner in _folders_above_data(entry.name):
+                if owner in folders:
+                    folders[owner].append(entry)
+        if not folders:
+            raise DatasetNotFoundError(
+                f"{self.address} holds no Minari datasets", hint="MINARI_REMOTE names the bucket"
+            )
+        found = [self._dataset(dataset_id, entries) for dataset_id, entries in folders.items()]
+        return Found(tuple(dataset for dataset in found if dataset is not None))
+
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        if revision is not None:
+            raise UsageError(
+                f"{self.address} keeps no history: revision {revision} cannot be asked for", hint="leave out --revision"
+            )
+        found = self._dataset(safe_id(dataset_id), self.bucket.objects(f"{dataset_id}/data/"))
+        if found is None:
+            raise DatasetNotFoundError(f"{self.address} has no dataset {dataset_id!r}")
+        return found
+
+    def _dataset(self, dataset_id: str, objects: Iterable[BucketObject]) -> RemoteDataset | None:
+        files = [
+            RemoteFile(entry.name.removeprefix(f"{dataset_id}/"), entry.size, entry.checksum, (entry.address,))
+            for entry in objects
+        ]
+        return _remote_dataset(dataset_id, f"{self.address}/{dataset_id}", None, files)
+
+
+def raise_if_all_failed(results: Sequence[object]) -> None:
+    """Raise the first failure if each question failed for want of the network or of permission: nothing is known."""
+    failures = [result for result in results if isinstance(result, NetworkError | AuthorisationError)]
+    if failures and len(failures) == len(results):
+        raise failures[0]
+
+
+def _folders_above_data(name: str) -> Iterator[str]:
+    """Yield every folder that has an object in its `data`."""
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts) - 1) if parts[depth] == "data")
+
+
+def _is_dataset_id(name: object) -> bool:
+    """Tell whether what a remote calls a dataset can be an id: safe as a path, and fit to be shown."""
+    if not isinstance(name, str) or not name.isprintable() or " " in name:
+        return False
+    try:
+        return bool(safe_id(name))
+    except UsageError:
+        return False
+
+
+def _totals(raw: bytes) -> tuple[int | None, int | None]:
+    """Read the steps and episodes that `metadata.json` claims; None for what it does not say, or not soundly."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(document, dict):
+        return None, None
+    steps, episodes = (document.get(name) for name in ("total_steps", "total_episodes"))
+    return _count(steps), _count(episodes)
+
+
+def state_of(dataset: RemoteDataset) -> str:
+    """A text that changes with any file of the dataset."""
+    lines = "".join(f"{path}\0{checksum}\n" for path, checksum in sorted(dataset.checksums.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _remote_dataset(
+    dataset_id: str, address: str, revision: str | None, files: Iterable[RemoteFile]
+) -> RemoteDataset | None:
+    """Make a dataset of the visible files below its `data` folder; None if there are no metadata among them."""
+    data = tuple(file for file in files if file.path.startswith("data/") and "/." not in file.path)
+    if all(file.path != DATA_METADATA for file in data):
+        return None
+    return RemoteDataset(dataset_id, address, revision, tuple(sorted(data, key=lambda file: file.path)))
+
+
+def _ids_of(repository: str, index: bytes | None) -> tuple[list[str], list[str]]:
+    """Tell which ids a repository holds by its index, or by its name where it has none, and what is wrong with it."""
+    name = repository.partition("/")[2]
+    if index is None:
+        if _VERSIONED.fullmatch(name):
+            return [name], []
+        return [], [f"hf://{repository} has no {NAMESPACE_FILE}, and its name is not that of a dataset"]
+    origin = f"{NAMESPACE_FILE} of hf://{repository}"
+    listed = _listed(index, origin)
+    ids = sorted({entry for entry in listed if _is_dataset_id(entry) and f"{entry}/".startswith(f"{name}/")})
+    strange = [entry for entry in listed if entry not in ids]
+    problems = [f"{origin} lists {entry!r:.80}, which can be no dataset in it" for entry in strange[:3]]
+    return ids, problems
+
+
+def _listed(raw: bytes, origin: str) -> list[Any]:
+    """Read the datasets that a namespace's index lists."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{origin} is not JSON") from error
+    listed = document.get("datasets") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise FormatError(f"{origin} has no list of datasets")
+    return listed

@@ -1,0 +1,177 @@
+"""Public buckets of Google Cloud Storage, read through its own client without an account: the extra `gcp`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ..dataset import StaleListing, is_inside
+from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, UsageError
+from .fetch import Transport
+from .http import _read_seconds as read_seconds
+from .offline import require_network
+from .retries import Transient, retry_after, retrying
+
+__all__ = ["Bucket", "BucketObject"]
+
+_PIECE = 8 << 20
+_CONNECT_SECONDS = 10.0
+_BUSY = frozenset({408, 429})
+_NONSENSE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""What the client raises on answers in another form than it expects."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketObject:
+    """An object of a bucket, at the generation that the listing saw, with its `md5:` or `crc32c:`."""
+
+    name: str
+    size: int
+    checksum: str
+    address: str
+
+
+class Bucket(Transport):
+    """One bucket, and a transport for the objects in it. `STORAGE_EMULATOR_HOST` names another server.
+
+    The client retries nothing here: what may pass becomes Transient, and is retried as everywhere. UsageError says
+    that the client is not installed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def objects(self, prefix: str = "") -> list[BucketObject]:
+        """List all objects whose names begin so: a request for every 1,000 or so."""
+        what = f"the list of gs://{self.name}/{prefix}"
+        return retrying(lambda: self._list(prefix, what))
+
+    @contextlib.contextmanager
+    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        parts = urlsplit(address)
+        generation, _, size = parts.fragment.partition("/")
+        name = unquote(parts.path.removeprefix("/"))
+        if parts.scheme != "gs" or parts.netloc != self.name or not (generation + size).isdecimal():
+            raise FormatError(f"{address} is no address of an object in gs://{self.name}")
+        require_network(f"fetching from gs://{self.name}")
+        blob = self._connected().bucket(self.name).blob(name, generation=int(generation))
+        yield offset, _pieces(blob, offset, int(size), f"gs://{self.name}/{name}")
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _list(self, prefix: str, what: str) -> list[BucketObject]:
+        require_network(f"asking for {what}")
+        client = self._connected()
+        with _understood(what):
+            blobs = list(client.list_blobs(self.name, prefix=prefix, retry=None, timeout=_timeout()))
+        return [self._object(blob) for blob in blobs if is_inside(blob.name)]  # not so: a folder's own object
+
+    def _object(self, blob: Any) -> BucketObject:
+        md5, crc32c = _hex(blob.md5_hash, 16), _hex(blob.crc32c, 4)
+        checksum = f"md5:{md5}" if md5 else f"crc32c:{crc32c}" if crc32c else None
+        if checksum is None or blob.size is None or blob.generation is None:
+            raise FormatError(f"gs://{self.name} lists {blob.name!r} without a usable size, generation or checksum")
+        address = f"gs://{self.name}/{quote(blob.name)}#{blob.generation}/{blob.size}"
+        return BucketObject(blob.name, int(blob.size), checksum, address)
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                try:
+                    # Takes a third of a second to load, and is an extra.
+                    from google.cloud import storage  # type: ignore[import-untyped]
+                except ImportError as error:
+                    raise UsageError(
+                        f"gs://{self.name} needs the package google-cloud-storage, which is not installed",
+                        hint="pip install 'rbtool[gcp]'",
+                    ) from error
+                self._client = storage.Client.create_anonymous_client()
+            return self._client
+
+
+def _pieces(blob: Any, offset: int, size: int, what: str) -> Iterator[bytes]:
+    """Yield the bytes from `offset` on, 8 MiB at a time, as they are stored."""
+    while offset < size:
+        stop = min(offset + _PIECE, size)
+        with _understood(what):
+            piece: bytes = blob.download_as_bytes(
+                start=offset, end=stop - 1, raw_download=True, checksum=None, retry=None, timeout=_timeout()
+            )
+        yield piece
+        if len(piece) != stop - offset:
+            raise Transient(NetworkError(f"{what} came with {len(piece):,} of {stop - offset:,} bytes"))
+        offset = stop
+
+
+def _timeout() -> tuple[float, float]:
+    return _CONNECT_SECONDS, read_seconds()
+
+
+def _hex(text: str | None, length: int) -> str | None:
+    """Turn the base64 of a checksum into hex digits."""
+    try:
+        found = base64.b64decode(text or "", validate=True)
+    except binascii.Error:
+        return None
+    return found.hex() if len(found) == length else None
+
+
+@contextlib.contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """Raise the errors of the client as what they mean."""
+    import google.auth.exceptions
+    import requests
+    import urllib3
+    from google.api_core import exceptions
+
+    try:
+        yield
+    except exceptions.GoogleAPICallError as error:
+        raise _answered(error, what) from error
+    except requests.exceptions.InvalidURL:  # also that of a proxy, which the reason would show
+        said = f"{what} could not be fetched: the address of the server, or that of the proxy, cannot be used"
+        raise NetworkError(said, hint="check STORAGE_EMULATOR_HOST, HTTPS_PROXY and HTTP_PROXY") from None
+    except requests.exceptions.ProxyError as error:
+        raise Transient(NetworkError(f"{what} could not be fetched: the proxy made no connection")) from error
+    except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
+        said = f"{what} could not be fetched: the server did not answer within {read_seconds():g} s"
+        raise Transient(NetworkError(said)) from error
+    except (OSError, urllib3.exceptions.HTTPError, google.auth.exceptions.TransportError) as error:
+        raise Transient(NetworkError(f"{what} could not be fetched: the connection broke off")) from error
+    except google.auth.exceptions.InvalidOperation as error:  # the client looks for an account after a 401
+        raise _refused(what, 401) from error
+    except _NONSENSE as error:  # what comes from a server that is ill, or from one on the way to it
+        said = f"the server's answer about {what} makes no sense: {type(error).__name__}"
+        raise Transient(FormatError(said)) from error
+
+
+def _answered(error: Any, what: str) -> Exception:
+    """Say what an answer without the object means."""
+    status = int(error.code or 0)
+    if status in (401, 403):
+        return _refused(what, status)
+    if status == 404:
+        kind = DatasetNotFoundError if what.startswith("the list") else StaleListing
+        return kind(f"{what} is not there: the server answered 404")
+    if status in _BUSY or status >= 500:
+        headers = getattr(error.response, "headers", {})
+        wait = retry_after(headers.get("Retry-After"))
+        return Transient(NetworkError(f"{what} could not be had now: the server answered {status}"), wait)
+    return NetworkError(f"{what} could not be had: the server answered {status}")
+
+
+def _refused(what: str, status: int) -> AuthorisationError:
+    hint = "only public buckets can be read"
+    return AuthorisationError(f"{what} is not public: the server answered {status}", hint=hint)

@@ -1,0 +1,228 @@
+"""Bringing files to a folder: resumed after a cut, verified before they get their name, from mirrors in order.
+
+A file that bears its own name is whole and matched its checksum once. What is not yet whole lies beside it as
+`<name>.part` and holds the first bytes of the file; whatever kills the process, the next fetch goes on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..dataset import Closing, RemoteFile, fs, is_inside
+from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
+from .checksums import hasher, matches
+from .partial import Partial
+from .retries import Transient, retrying
+from .threads import Watch, ignore, run_together
+
+__all__ = ["Transport", "fetch_files"]
+
+_PART = ".part"
+
+
+class Transport(Closing, ABC):
+    """Reads the bytes behind addresses; safe to use from several threads at once."""
+
+    @abstractmethod
+    def open(self, address: str, offset: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
+        """Begin to read at byte `offset` and give where the bytes start, and the bytes in blocks.
+
+        They start at 0, or anywhere before `offset`, where the remote cannot begin at any byte. Opening and reading
+        raise Transient for what may pass, and NetworkError, AuthorisationError or DatasetNotFoundError.
+        """
+
+    def interrupt(self) -> None:
+        """Make reads that wait in other threads fail now; what is asked for later is not affected."""
+
+
+class _Different(Exception):
+    """The bytes are not those that were announced."""
+
+
+def fetch_files(
+    files: Sequence[RemoteFile],
+    folder: Path,
+    transport: Transport,
+    *,
+    progress: Callable[[int], None] | None = None,
+    told: Callable[[str], None] | None = None,
+    workers: int = 4,
+) -> None:
+    """Bring files to `folder`, each below its path, verified; several at a time.
+
+    A file that is there with the right bytes is not fetched; one with other bytes is removed and fetched. A cut is
+    resumed, and counts as a failed attempt only if it brought nothing. Bytes that do not match are thrown away and
+    fetched once more from each address in turn.
+
+    `progress` hears how many more bytes are there and may be right, also those that were there before; negative
+    when some turn out to be wrong. At the end the sum is the size of all files. `told` hears what went wrong and is
+    tried again. Both are called in the calling thread.
+
+    Raises what the first failure was: FormatError before anything is done for files that make no sense together,
+    CorruptDataError for bytes that never match, OutOfSpaceError, or the NetworkError, AuthorisationError or
+    DatasetNotFoundError of the file's first address. Parts stay, to be resumed.
+    """
+    parts = _parts(files, folder)
+    jobs = [
+        functools.partial(_fetch_file, file, folder / file.path, part, transport)
+        for file, part in zip(files, parts, strict=True)
+    ]
+    watch = Watch(progress or ignore, told or ignore)
+    run_together(jobs, watch, workers=workers, interrupt=transport.interrupt)
+
+
+def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
+    """Check what the remote says of its files and choose the name of each one's part."""
+    names = {file.path for file in files}
+    if len(names) < len(files):
+        raise FormatError("the remote lists a file twice")
+    parts = []
+    for file in files:
+        if not is_inside(file.path) or "\0" in file.path:
+            raise FormatError(f"the remote lists {file.path!r}, a path that leads out of the folder")
+        if not file.addresses or file.size < 0:
+            raise FormatError(f"the remote lists {file.path!r} with {file.size} bytes at {len(file.addresses)} places")
+        if not names.isdisjoint(_folders_of(file.path)):
+            raise FormatError(f"the remote lists a file in the way of {file.path!r}")
+        hasher(file.checksum, file.size)
+        part = file.path + _PART
+        while part in names:  # the dataset has a file of that very name
+            part += _PART
+        parts.append(folder / part)
+    return parts
+
+
+def _folders_of(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _fetch_file(file: RemoteFile, target: Path, part_path: Path, transport: Transport, watch: Watch) -> None:
+    """Bring one file to `target`, whatever of it is there already."""
+    if _is_there(file, target, watch):
+        watch.progress(file.size)
+        return
+    with Partial(file, part_path, watch.progress, watch.check) as part:
+        failures: list[RbtoolError] = []
+        for address in file.addresses:
+            try:
+                _FileFetch(file, address, part, transport, watch).run()
+                break
+            except OutOfSpaceError:
+                raise
+            except RbtoolError as error:
+                failures.append(error)
+        else:
+            watch.check()
+            if not part.received or isinstance(failures[0], CorruptDataError):
+                part.discard()
+            raise _first_of(failures)
+        part.sync()
+        watch.check()
+        part.publish(target)
+
+
+def _is_there(file: RemoteFile, target: Path, watch: Watch) -> bool:
+    """Tell whether the file is there and right; one that is wrong is removed."""
+    if target.is_dir() and not target.is_symlink():
+        raise FormatError(f"{target} is a folder, the file {file.path} belongs there")
+    if target.is_symlink() or target.exists():
+        if not target.is_symlink() and matches(target, file.size, file.checksum):
+            return True
+        watch.check()
+        watch.told(f"{file.path} was there, but not as its source has it; it is fetched again")
+        fs.remove(target)
+    return False
+
+
+def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
+    """The failure of the first address, which says how many others were tried."""
+    first = failures[0]
+    if len(failures) == 1:
+        return first
+    told = type(first)(
+        f"{first.message}; {len(failures)} addresses were tried, and no other had it either", hint=first.hint
+    )
+    told.__cause__ = first
+    return told
+
+
+class _FileFetch:
+    """Fetches what is missing of one file from one address."""
+
+    def __init__(self, file: RemoteFile, address: str, part: Partial, transport: Transport, watch: Watch) -> None:
+        self._file = file
+        self._address = address
+        self._part = part
+        self._transport = transport
+        self._watch = watch
+
+    def run(self) -> None:
+        """Complete the part; a part that does not match is thrown away and fetched from its start once."""
+        for remedy in ("it is fetched again from the start", ""):
+            try:
+                self._complete()
+                return
+            except _Different as found:
+                self._watch.check()
+                self._part.restart()
+                sentence = f"{self._file.path} is not what was announced: {self._file.checksum} was expected, {found}"
+                if not remedy:
+                    raise CorruptDataError(
+                        f"{sentence} from {self._host}; nothing of it was kept",
+                        hint="the file is damaged at its source or on the way: try again later",
+                    ) from None
+                self._watch.told(f"{sentence} from {self._host}; {remedy}")
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self._address).hostname or "its source"
+
+    @property
+    def _too_short(self) -> str:
+        size = f"{self._part.received:,} of {self._file.size:,} bytes"
+        return f"{self._file.path} could not be fetched from {self._host}: it ended after {size}"
+
+    def _complete(self) -> None:
+        """Read until the part is whole and right, or raise _Different."""
+        while not self._part.whole:
+            retrying(self._attempt, told=self._watch.told, sleep=self._watch.sleep)
+        if not self._part.matches():
+            raise _Different(f"{self._part.found} came")
+
+    def _attempt(self) -> None:
+        """Make one request; a failure that came after new bytes is told and forgiven."""
+        self._watch.check()
+        before = self._part.received
+        try:
+            self._read()
+            if not self._part.whole:
+                raise Transient(NetworkError(self._too_short))
+        except Transient as failure:
+            if self._part.received == before:
+                raise
+            if not self._part.whole:
+                self._watch.told(f"{failure}; going on from byte {self._part.received:,}")
+
+    def _read(self) -> None:
+        """Add to the part what one request brings; whatever ends it, what came is written."""
+        try:
+            with self._transport.open(self._address, self._part.received) as (start, blocks):
+                skip = self._part.received - start
+                if skip < 0:
+                    raise NetworkError(f"{self._host} sends another part of {self._file.path} than was asked for")
+                for block in blocks:
+                    self._watch.check()
+                    fresh, skip = block[skip:], max(0, skip - len(block))
+                    if self._part.received + len(fresh) > self._file.size:
+                        raise _Different(f"more than its {self._file.size:,} bytes came")
+                    self._part.append(fresh)
+        finally:
+            if not self._watch.abandoned():
+                self._part.flush()

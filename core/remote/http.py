@@ -1,0 +1,276 @@
+"""Files over http: one client for many threads, and failures in words that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+import threading
+import urllib.request
+import weakref
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError, UsageError
+from ..version import __version__
+from .fetch import Transport
+from .retries import Transient, retry_after
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ["HttpTransport", "failure"]
+
+_CONNECT_SECONDS = 10.0
+_READ_SECONDS = 30.0
+_TIMEOUT = "RBTOOL_TIMEOUT"
+_BUSY = frozenset({408, 425, 429})
+_RANGE_NOT_SATISFIABLE = 416
+_PROXY_HINT = "a proxy is set in the environment: check HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY"
+
+
+class HttpTransport(Transport):
+    """Reads files over http and https; the client is made at the first request and shared by all threads.
+
+    Proxies and certificates come from the environment, `RBTOOL_TIMEOUT` says for how many seconds a server may be
+    silent (30). `hint` is what to do when access is refused.
+    """
+
+    def __init__(self, *, hint: str = "") -> None:
+        self.hint = hint
+        self._client: httpx2.Client | None = None
+        self._lock = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def headers(self, address: str) -> Mapping[str, str]:
+        """Headers to send to this address, a token for instance; Authorization does not follow to another host."""
+        return {}
+
+    @contextlib.contextmanager
+    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        what = _name_of(address)
+        with self._get(address, offset, what) as response:
+            start = _start_of(response, offset)
+            if start is not None:
+                yield start, self._blocks(response, what)
+                return
+        with self._get(address, 0, what) as response:  # the range was refused, or is not the one asked for
+            if _start_of(response, 0) is None:
+                raise NetworkError(f"{_host(response)} sends another part of {what} than was asked for")
+            yield 0, self._blocks(response, what)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            sockets = list(self._sockets)
+        for connection in sockets:
+            with contextlib.suppress(OSError):
+                # Closing a socket wakes nobody who reads from it. The plain method, for a TLS socket's own would
+                # take the encryption from under the reader.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    @contextlib.contextmanager
+    def _get(self, address: str, offset: int, what: str) -> Iterator[httpx2.Response]:
+        """Ask for an address from `offset` on; 200, 206 and, for a range, 416 come back as they are."""
+        headers = {"Accept-Encoding": "identity", **self.headers(address)}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        client = self._connected()
+        with contextlib.ExitStack() as stack:
+            with _understood(what, self.hint):
+                stream = client.stream("GET", address, headers=headers, extensions={"trace": self._watch})
+                response = stack.enter_context(stream)
+            if response.status_code not in (200, 206) and not (
+                offset and response.status_code == _RANGE_NOT_SATISFIABLE
+            ):
+                raise failure(response, what, hint=self.hint)
+            yield response
+
+    def _blocks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
+        with _understood(what, self.hint):
+            yield from response.iter_raw()
+
+    def _connected(self) -> httpx2.Client:
+        import httpx2  # only when something is fetched: it would slow every start of the command line
+
+        with self._lock:
+            if self._client is None:
+                timeout = httpx2.Timeout(_read_seconds(), connect=_CONNECT_SECONDS)
+                agent = {"User-Agent": f"rbtool/{__version__}"}
+                try:
+                    self._client = httpx2.Client(timeout=timeout, follow_redirects=True, headers=agent)
+                except (ImportError, ValueError, httpx2.InvalidURL):
+                    # The reason would show the proxy's address.
+                    raise NetworkError(
+                        "the proxy that the environment names cannot be used", hint=_PROXY_HINT
+                    ) from None
+            return self._client
+
+    def _watch(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember each connection when it is made, so that another thread can break it off."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            connection = info["return_value"].get_extra_info("socket")
+            if isinstance(connection, socket.socket):
+                with self._lock:
+                    self._sockets.add(connection)
+
+
+def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "") -> Exception:
+    """Say what an exception of the http client or a response without the file means.
+
+    Returns a `Transient` for what may pass, an RbtoolError for what will not, and an exception that is not the
+    client's as it is. Sentences name `what` was fetched and the host: no query, no user, no proxy. `hint` is what
+    to do about refused access.
+    """
+    import httpx2
+
+    if isinstance(cause, httpx2.HTTPStatusError):
+        cause = cause.response
+    if isinstance(cause, httpx2.Response):
+        return _failed_answer(cause, what, hint)
+    if isinstance(cause, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+        return NetworkError(f"the address of {what} is not one of http or https")
+    if isinstance(cause, httpx2.RequestError):
+        return _failed_request(cause, what)
+    return cause
+
+
+def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception:
+    status, host = response.status_code, _host(response)
+    answer = f"{status} {_phrase(status)}".strip()
+    if status == 401:
+        return AuthorisationError(f"{host} gives {what} only to those it knows ({answer})", hint=hint)
+    if status == 403:
+        return AuthorisationError(f"{host} refuses access to {what} ({answer})", hint=hint)
+    if status in (404, 410):
+        return DatasetNotFoundError(f"{host} does not have {what} ({answer})")
+    if status == 407:
+        return _refused_by_proxy(what, host)
+    if status in _BUSY or status >= 500:
+        wait = retry_after(response.headers.get("Retry-After"))
+        return Transient(NetworkError(f"{host} could not give {what} now ({answer})"), wait)
+    return NetworkError(f"{host} did not give {what}: it answered {answer}")
+
+
+def _failed_request(error: httpx2.RequestError, what: str) -> Exception:
+    import httpx2
+
+    host = _host(error)
+    if isinstance(error, httpx2.TooManyRedirects):
+        return NetworkError(f"{what} could not be fetched from {host}: it redirects without end")
+    if isinstance(error, httpx2.LocalProtocolError):
+        return NetworkError(
+            f"{what} could not be asked for at {host}: the request would not be valid http",
+            hint="a token must be one word, without a line break",
+        )
+    if isinstance(error, httpx2.ProxyError) and re.match(r"40[37]\b", str(error)):
+        return _refused_by_proxy(what, host)
+    causes = list(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return NetworkError(
+            f"{what} could not be fetched from {host}: its certificate is not trusted",
+            hint="SSL_CERT_FILE names the certificates to trust, if they are your own",
+        )
+    hint = _PROXY_HINT if isinstance(error, httpx2.ConnectError | httpx2.ProxyError) and _has_proxy() else ""
+    return Transient(NetworkError(f"{what} could not be fetched from {host}: {_reason(error, causes)}", hint=hint))
+
+
+def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
+    """Say in plain words how a request failed."""
+    import httpx2
+
+    if isinstance(error, httpx2.ConnectTimeout):
+        return f"there was no connection within {_CONNECT_SECONDS:g} s"
+    if isinstance(error, httpx2.TimeoutException):
+        return f"the server did not answer within {_read_seconds():g} s"
+    if isinstance(error, httpx2.ProxyError):
+        return "the proxy made no connection"
+    if isinstance(error, httpx2.ConnectError):
+        if any(isinstance(cause, socket.gaierror) for cause in causes):
+            return "no machine of that name is known"
+        if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+            return "the connection was refused"
+        return "there is no way to it"
+    if isinstance(error, httpx2.ProtocolError | httpx2.NetworkError):
+        return "the connection broke off"
+    return "what it sent makes no sense"
+
+
+def _refused_by_proxy(what: str, host: str) -> NetworkError:
+    return NetworkError(
+        f"{what} could not be fetched from {host}: the proxy on the way to it wants a user and a password",
+        hint="the address in HTTPS_PROXY or HTTP_PROXY may hold them",
+    )
+
+
+@contextlib.contextmanager
+def _understood(what: str, hint: str) -> Iterator[None]:
+    """Raise failures of the http client as what they mean."""
+    import httpx2
+
+    try:
+        yield
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise failure(error, what, hint=hint) from error
+
+
+def _start_of(response: httpx2.Response, offset: int) -> int | None:
+    """At which byte of the file the body starts; None where that is not known or lies behind what was asked for."""
+    if response.status_code == 200:
+        return 0
+    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "").strip())
+    start = int(found[1]) if found else None
+    return start if response.status_code == 206 and start is not None and start <= offset else None
+
+
+def _name_of(address: str) -> str:
+    """The last part of an address's path, which is what people call the file."""
+    try:
+        return PurePosixPath(unquote(urlsplit(address).path)).name or "the file"
+    except ValueError:
+        return "the file"
+
+
+def _host(cause: httpx2.Response | httpx2.RequestError) -> str:
+    try:
+        return cause.request.url.host
+    except RuntimeError:  # made by hand: it knows of no request
+        return "the server"
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _has_proxy() -> bool:
+    return any(urllib.request.getproxies().get(scheme) for scheme in ("http", "https", "all"))
+
+
+def _read_seconds() -> float:
+    text = os.environ.get(_TIMEOUT, "").strip()
+    try:
+        seconds = float(text) if text else _READ_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise UsageError(f"{_TIMEOUT}={text} is no time to wait: a number of seconds above 0 was expected")
+    return seconds

@@ -1,0 +1,283 @@
+"""Dataset repositories on a Hugging Face hub: which there are, what lies in them, and the bytes of their files.
+
+Token, endpoint, session and errors are those of huggingface_hub, which reads its variables when it is imported:
+that is when a hub is first asked. Pages of a listing are turned here. Its own way of doing that waits for a silent
+server without end, whatever the session says, and repeats failed requests six times, each time that we do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from ..dataset import StaleListing, is_inside, parse_json
+from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
+from ..secrets import redact
+from ..version import __version__
+from .http import HttpTransport, failure
+from .offline import require_network
+from .retries import Transient, retrying
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ["Hub", "HubFile", "HubRepository", "hub_endpoint"]
+
+_DEFAULT_ENDPOINT = "https://huggingface.co"
+_TOKEN_HINT = "HF_TOKEN holds the token, or `hf auth login` stores one"
+_PAGE_BYTES = 64 << 20
+_PINNED = re.compile(r"/resolve/[0-9a-f]{40}/")
+_OWNER = re.compile(r"/datasets/([^/]+/[^/]+)/")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepository:
+    """A dataset repository, `name` with its owner; `commit` is its newest, None where the listing does not say."""
+
+    name: str
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository, with the hub's checksum: of the bytes (`sha256:`) or of the git blob (`git-sha1:`)."""
+
+    path: str
+    size: int
+    checksum: str
+
+
+def hub_endpoint() -> str:
+    """Return the address of the hub, as huggingface_hub sees it, without importing that."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    found = constants.ENDPOINT if constants else os.environ.get("HF_ENDPOINT", _DEFAULT_ENDPOINT)
+    return str(found).rstrip("/")
+
+
+class Hub(HttpTransport):
+    """The hub that the environment names, and a transport for addresses on it. Safe to use from many threads.
+
+    Everything raises NetworkError (at once under `RBTOOL_OFFLINE` and `HF_HUB_OFFLINE`), AuthorisationError or
+    DatasetNotFoundError, and FormatError for answers that make no sense.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(hint=_TOKEN_HINT)
+
+    def repositories(self, owner: str) -> list[HubRepository]:
+        """List the dataset repositories of a user or an organisation, by name."""
+        what = f"the list of datasets of {owner}"
+        entries = self._pages("/api/datasets", urlencode({"author": owner}), what)
+        found = {}
+        for entry in entries:
+            name = entry.get("id")
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+                raise FormatError(f"{what} has a repository called {name!r}, OWNER/NAME is expected")
+            found[name] = HubRepository(name, _commit(entry))
+        return [found[name] for name in sorted(found) if name.startswith(f"{owner}/")]
+
+    def commit(self, repository: str, revision: str | None = None) -> str:
+        """Find the commit that a branch, a tag or a commit names: `main` by default."""
+        path = f"/api/datasets/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
+        what = f"the repository {repository}" + (f" at revision {revision}" if revision else "")
+        try:
+            document, _ = retrying(functools.partial(self._ask, path, "", what))
+        except AuthorisationError:
+            self._require_listed(repository)
+            raise
+        commit = _commit(document)
+        if commit is None:
+            raise FormatError(f"the hub says of {what} that its commit is {document!r:.100}")
+        return commit
+
+    def tree(self, repository: str, commit: str, folder: str = "") -> list[HubFile]:
+        """List all files of a repository at a commit, or those below one folder: a request for every 1,000 or so."""
+        path = f"/api/datasets/{quote(repository)}/tree/{commit}" + (f"/{quote(folder, safe='')}" if folder else "")
+        what = f"{folder or 'the files'} in the repository {repository} at {commit[:7]}"
+        entries = self._pages(path, "recursive=true&expand=false", what)
+        prefix = f"{folder}/" if folder else ""
+        return [_file(entry, prefix, what) for entry in entries if entry.get("type") == "file"]
+
+    def address(self, repository: str, revision: str, path: str) -> str:
+        """Where the bytes of a file are."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(repository, path, repo_type="dataset", revision=revision)
+
+    def headers(self, address: str) -> Mapping[str, str]:
+        """The token, for the hub alone."""
+        return self._headers if address.startswith(f"{self._endpoint}/") else {}
+
+    @contextlib.contextmanager
+    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        require_network(f"fetching from {urlsplit(address).hostname}", "HF_HUB_OFFLINE")
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = stack.enter_context(super().open(address, offset))
+            except AuthorisationError as error:
+                raise AuthorisationError(error.message, hint=_conditions(address)) from error
+            except DatasetNotFoundError as error:
+                if _PINNED.search(address):
+                    raise StaleListing(error.message) from error
+                raise
+            yield opened
+
+    @cached_property
+    def _endpoint(self) -> str:
+        from huggingface_hub import constants
+
+        return constants.ENDPOINT
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        from huggingface_hub.errors import DeviceCodeError, OIDCError
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # is public, and documented
+
+        try:
+            headers = dict(build_hf_headers(library_name="rbtool", library_version=__version__))
+        except (OIDCError, DeviceCodeError, OSError, ValueError) as error:
+            reason = redact(str(error)).partition("\n")[0]
+            raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=_TOKEN_HINT) from error
+        token = headers.get("authorization", "")
+        if not (token.isascii() and token.isprintable()):
+            raise AuthorisationError("the token for the hub has characters that no token has", hint=_TOKEN_HINT)
+        return headers
+
+    def _require_listed(self, repository: str) -> None:
+        """Raise DatasetNotFoundError if the owner's list, which can be seen, does not have the repository.
+
+        The hub answers 401 for one that is not there as for one that is private.
+        """
+        owner = repository.partition("/")[0]
+        if all(found.name != repository for found in self.repositories(owner)):
+            raise DatasetNotFoundError(
+                f"the hub shows no dataset repository {repository}: there is none, or it is private and wants HF_TOKEN"
+            )
+
+    def _pages(self, path: str, query: str, what: str) -> Iterator[dict[str, Any]]:
+        """Yield the entries of a listing from all its pages."""
+        seen, following = set(), query
+        while following not in seen:
+            seen.add(following)
+            page, link = retrying(functools.partial(self._ask, path, following, what))
+            if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
+                raise FormatError(f"{what} is {page!r:.100} on the hub, a list of objects is expected")
+            yield from page
+            if link is None:
+                return
+            # Only the query: a mirror hands out links to the real hub, and the token must go nowhere else.
+            following = urlsplit(link).query
+        raise FormatError(f"{what} has no end: a page of it is followed by itself")
+
+    def _ask(self, path: str, query: str, what: str) -> tuple[Any, str | None]:
+        """Get one JSON document and the address of the page after it."""
+        require_network(f"asking the hub for {what}", "HF_HUB_OFFLINE")
+        import httpx2
+        from huggingface_hub import get_session
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        timeout = self._connected().timeout
+        address = f"{self._endpoint}{path}" + (f"?{query}" if query else "")
+        watched = {"trace": self._watch}
+        try:
+            with get_session().stream(
+                "GET", address, headers=self._headers, timeout=timeout, follow_redirects=True, extensions=watched
+            ) as response:
+                if response.is_error:
+                    _raise_for_status(response, what)
+                body, link = _bounded(response.iter_bytes(), what), response.links.get("next", {}).get("url")
+        except (OfflineModeIsEnabled, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._failure(error, what) from error
+        return _parsed(body, what), link
+
+    def _failure(self, error: Exception, what: str) -> Exception:
+        """Say what an error of huggingface_hub or its http client means."""
+        from huggingface_hub import errors
+
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            return NetworkError(f"{what} needs the network, which huggingface_hub was told not to use")
+        if isinstance(error, errors.GatedRepoError):
+            page = _conditions(str(error.response.request.url))
+            return AuthorisationError(f"{what} is gated: the hub gives it to those who accepted its terms", hint=page)
+        if isinstance(error, errors.RevisionNotFoundError):
+            said = f"the hub does not have {what}: there is no such revision"
+            return DatasetNotFoundError(said, hint="--revision takes a branch, a tag or a commit of the repository")
+        if isinstance(error, errors.DisabledRepoError):
+            return AuthorisationError(f"the hub has disabled {what}")
+        if isinstance(error, errors.RepositoryNotFoundError) and error.response.status_code == 401:
+            said = f"the hub does not show {what}: it is private, or there is no such thing (401 Unauthorized)"
+            return AuthorisationError(said, hint=_TOKEN_HINT)
+        response: httpx2.Response | None = getattr(error, "response", None)
+        found = failure(error if response is None else response, what, hint=_TOKEN_HINT)
+        if response is not None and isinstance(found, Transient) and found.retry_after is None:
+            found.retry_after = _window(response)
+        return found
+
+
+def _raise_for_status(response: httpx2.Response, what: str) -> None:
+    """Raise the error of huggingface_hub that the status and the hub's own headers tell."""
+    import httpx2
+    from huggingface_hub import hf_raise_for_status
+
+    response.headers.pop("X-HF-Warning", None)  # would be logged to stderr
+    try:
+        hf_raise_for_status(response)
+    except httpx2.HTTPError:
+        raise
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
+        raise failure(response, what, hint=_TOKEN_HINT) from error
+
+
+def _window(response: httpx2.Response) -> float | None:
+    """Seconds until the hub's window of requests begins anew, where that is why it refused: `"api";r=0;t=55`."""
+    found = re.search(r";\s*r=0\s*;\s*t=(\d+)", response.headers.get("RateLimit", ""))
+    return float(found[1]) if found and response.status_code == 429 else None
+
+
+def _conditions(address: str) -> str:
+    """What to do about a repository that may be gated."""
+    found = _OWNER.search(urlsplit(address).path + "/")
+    page = f"accept its terms at {hub_endpoint()}/datasets/{found[1]} if it is gated; " if found else ""
+    return page + _TOKEN_HINT
+
+
+def _bounded(blocks: Iterable[bytes], what: str) -> bytes:
+    data = bytearray()
+    for block in blocks:
+        data += block
+        if len(data) > _PAGE_BYTES:
+            raise FormatError(f"the hub's answer about {what} has more than {_PAGE_BYTES:,} bytes")
+    return bytes(data)
+
+
+def _parsed(body: bytes, what: str) -> Any:
+    try:
+        return parse_json(body, f"the hub's answer about {what}")
+    except RecursionError as error:
+        raise FormatError(f"the hub's answer about {what} is nested too deeply") from error
+
+
+def _commit(document: Any) -> str | None:
+    """The commit in what the hub says of a repository."""
+    sha = document.get("sha") if isinstance(document, dict) else None
+    return sha if isinstance(sha, str) and re.fullmatch(r"[0-9a-f]{40}", sha) else None
+
+
+def _file(entry: Mapping[str, Any], prefix: str, what: str) -> HubFile:
+    """Read one entry of a tree; a large file is kept by git LFS under its SHA-256, a small one is a git blob."""
+    lfs = entry.get("lfs")
+    kind, digits, oid = ("sha256", 64, lfs.get("oid")) if isinstance(lfs, dict) else ("git-sha1", 40, entry.get("oid"))
+    path, size = entry.get("path"), entry.get("size")
+    if not isinstance(path, str) or not path.startswith(prefix) or not is_inside(path) or "\\" in path:
+        raise FormatError(f"{what} holds {path!r}, a path below it is expected")
+    if not isinstance(size, int) or size < 0 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", str(oid)):
+        raise FormatError(f"{what} holds {path!r} with size {size!r} and checksum {oid!r}")
+    return HubFile(path, size, f"{kind}:{oid}")

@@ -1,0 +1,126 @@
+"""From what a user types to the id of a dataset: exact, the latest version, or the same words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import DatasetNotFoundError, UsageError
+
+__all__ = ["Resolution", "is_complete", "not_found", "resolve"]
+
+_VERSION = re.compile(r"-v(\d+)$")
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Which dataset the words `asked` mean, and how that was found.
+
+    `latest`: only the version was filled in. `words`: the name is another one, with the same words in it.
+    """
+
+    asked: str
+    id: str
+    how: Literal["exact", "latest", "words"]
+
+
+def _has_version(name: str) -> bool:
+    """Tell whether a name ends in a version, like `-v2`."""
+    return _VERSION.search(name) is not None
+
+
+def is_complete(name: str) -> bool:
+    """Tell whether a name has a namespace and a version: such a name is never taken for another."""
+    return "/" in name and _has_version(name)
+
+
+def _bare_name(name: str) -> str:
+    """Return a name without its version."""
+    return _VERSION.sub("", name)
+
+
+def resolve(asked: str, ids: Sequence[str], source: str) -> Resolution:
+    """Find the one dataset that `asked` means among the ids of a source's catalogue.
+
+    In this order: the very id; the latest version, if `asked` has none; the dataset that has the same words, such
+    as `D4RL/door/human-v2` for `door-human-v1`, in the version asked for if there is one, else in the latest.
+    Raises UsageError if several fit, and DatasetNotFoundError with the nearest names if none does.
+    """
+    if asked in ids:
+        return Resolution(asked, asked, "exact")
+    if not _has_version(asked):
+        versions = [name for name in ids if _bare_name(name) == asked]
+        if versions:
+            return Resolution(asked, _latest(versions), "latest")
+    if is_complete(asked):
+        raise not_found(asked, ids, source)
+    families = _same_words(asked, ids)
+    if not families:
+        raise not_found(asked, ids, source)
+    if len(families) > 1:
+        raise UsageError(
+            f"{asked!r} may mean any of {len(families)} datasets: {_listed(families)}", hint="name one of them in full"
+        )
+    versions = [name for name in ids if _bare_name(name) == families[0]]
+    same = [name for name in versions if _version(name) == _version(asked) and _has_version(asked)]
+    return Resolution(asked, same[0] if same else _latest(versions), "words")
+
+
+def _nearest(asked: str, ids: Sequence[str]) -> list[str]:
+    """Return the names that `asked` may have been meant to be: its other versions, else similar ones."""
+    versions = [name for name in ids if _bare_name(name) == _bare_name(asked)]
+    if versions:
+        return sorted(versions, key=_version)
+    families = sorted({_bare_name(name) for name in ids})
+    near = difflib.get_close_matches(_bare_name(asked), families, n=3, cutoff=0.5)
+    ends = {name.rpartition("/")[2]: name for name in families}
+    near += [ends[name] for name in difflib.get_close_matches(_bare_name(asked), ends, n=3, cutoff=0.6)]
+    return [_latest([name for name in ids if _bare_name(name) == family]) for family in dict.fromkeys(near)]
+
+
+def not_found(asked: str, ids: Sequence[str], source: str) -> DatasetNotFoundError:
+    """Make the error that says there is no such dataset, with the nearest names."""
+    near = _nearest(asked, ids)
+    said = f"{source} has no dataset {asked!r}, among {len(ids):,}"
+    hint = f"nearest: {_listed(near)}" if near else f"see what there is: rbtool list --remote {source}"
+    return DatasetNotFoundError(said, hint=hint)
+
+
+def _same_words(asked: str, ids: Iterable[str]) -> list[str]:
+    """Return the families (names without version) whose words fit `asked` best; several only if they fit alike.
+
+    Best are the same words but for the first part of the namespace, which older names lack; then the same words
+    with it; last, names that have all words asked for and others beside.
+    """
+    wanted = Counter(_words(_bare_name(asked)))
+    ranked: dict[int, set[str]] = {}
+    for family in {_bare_name(name) for name in ids}:
+        everything, below = Counter(_words(family)), Counter(_words(family.partition("/")[2]))
+        if wanted in (below, everything):
+            ranked.setdefault(0 if wanted == below else 1, set()).add(family)
+        elif wanted and wanted <= everything:
+            ranked.setdefault(2, set()).add(family)
+    return sorted(ranked[min(ranked)]) if ranked else []
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^0-9a-z]+", name.lower()) if word]
+
+
+def _version(name: str) -> int:
+    found = _VERSION.search(name)
+    return int(found[1]) if found else -1
+
+
+def _latest(names: Iterable[str]) -> str:
+    return max(names, key=_version)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

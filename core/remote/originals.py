@@ -1,0 +1,171 @@
+"""The originals: files as a remote had them, kept below the root until they are converted, or for good."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ..dataset import RemoteDataset, dump_json, fs, is_inside, load_json, lock_folder, remove_aside
+from ..errors import FormatError
+from .checksums import matches
+
+__all__ = ["FetchedFile", "Originals", "OriginalsRecord", "stored_originals"]
+
+_FOLDER = ".originals"
+_RECORD = "fetched.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFile:
+    """A file that was to be fetched: its path, its size in bytes and the remote's checksum."""
+
+    path: str
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalsRecord:
+    """What is being fetched, or was, into a folder of originals.
+
+    `files` are all files of the dataset, `asked` the paths of those that were wanted so far. `kept` says that
+    somebody asked to keep them.
+    """
+
+    id: str
+    address: str
+    revision: str | None
+    kept: bool
+    time: str
+    files: tuple[FetchedFile, ...]
+    asked: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> OriginalsRecord:
+        """Read a record, or raise FormatError that names it."""
+        document = load_json(path)
+        try:
+            files = tuple(FetchedFile(**file) for file in document["files"])
+            asked = tuple(map(str, document["asked"]))
+            entries = {key: document[key] for key in ("id", "address", "revision", "kept", "time")}
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{path} is no record of fetched files: {error!r}") from error
+        if not all(is_inside(file.path) for file in files):
+            raise FormatError(f"{path} lists files outside its folder")
+        return cls(**entries, files=files, asked=asked)
+
+    def to_bytes(self) -> bytes:
+        """The record as it is written to disk."""
+        document: dict[str, Any] = {"format_version": _VERSION, **asdict(self)}
+        return (dump_json(document, indent=1) + "\n").encode()
+
+
+class Originals:
+    """The folder of one dataset's originals, `<root>/<source>/.originals/<id>`; it need not be there.
+
+    `files` has the finished files, each verified before it got its name, and the parts of the others.
+    """
+
+    def __init__(self, root: Path, source: str, dataset_id: str) -> None:
+        self.source = source
+        self.id = dataset_id
+        self.folder = root / source / _FOLDER / quote(dataset_id, safe="")
+        self.files = self.folder / "files"
+
+    @contextlib.contextmanager
+    def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Have the folder, made if need be, for this process alone; `waiting` is called if another one has it.
+
+        A folder that is still empty in the end goes.
+        """
+        descriptor = -1
+        while descriptor < 0:
+            fs.make_folder(self.folder)
+            descriptor = lock_folder(self.folder)
+            if descriptor < 0 and self.folder.exists():
+                waiting()
+                descriptor = lock_folder(self.folder, wait=True)
+        try:
+            yield
+        finally:
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                fs.remove(self.folder)
+            os.close(descriptor)
+
+    def locked(self) -> bool:
+        """Tell whether a process is at work here."""
+        descriptor = lock_folder(self.folder)
+        if descriptor >= 0:
+            os.close(descriptor)
+        return descriptor < 0 and self.folder.exists()
+
+    def record(self) -> OriginalsRecord | None:
+        """Read what is being fetched here; None where nothing was begun. FormatError for a damaged record."""
+        path = self.folder / _RECORD
+        return OriginalsRecord.read(path) if path.is_file() else None
+
+    def begin(self, dataset: RemoteDataset, asked: Iterable[str], *, kept: bool) -> None:
+        """Record what is to be fetched: the files `asked` of a dataset. What was kept once stays kept."""
+        wanted = set(asked)
+        with contextlib.suppress(FormatError):
+            before = self.record()
+            if before is not None:
+                kept, wanted = kept or before.kept, wanted | set(before.asked)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        files = tuple(FetchedFile(file.path, file.size, file.checksum) for file in dataset.files)
+        there = tuple(file.path for file in files if file.path in wanted)
+        record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, now, files, there)
+        fs.replace_file(self.folder / _RECORD, record.to_bytes())
+
+    def present(self, dataset: RemoteDataset) -> int:
+        """Bytes of the dataset's files that are there, finished or in part; not verified."""
+        found = 0
+        for file in dataset.files:
+            done = self.files / file.path
+            for path in (done, done.with_name(f"{done.name}.part")):
+                with contextlib.suppress(OSError):
+                    found += min(path.stat().st_size, file.size)
+                    break
+        return found
+
+    def remove_unlisted(self, dataset: RemoteDataset) -> None:
+        """Remove files that an older state of the dataset had and this one has not."""
+        listed = {self.files / file.path for file in dataset.files}
+        for path in list(self.files.rglob("*")):
+            if not path.is_dir() and path not in listed:
+                fs.remove(path)
+
+    def bytes(self) -> int:
+        """Bytes of all that lies here."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each file that is not what the remote said it is, or is missing from what was kept."""
+        record = self.record()
+        if record is None:
+            return
+        for file in record.files:
+            path = self.files / file.path
+            if not path.is_file():
+                if record.kept and file.path in record.asked:
+                    yield f"{path} is missing"
+            elif not matches(path, file.size, file.checksum):
+                yield f"{path} does not match the checksum {file.checksum} of {record.address}"
+
+    def remove(self) -> None:
+        """Remove all that lies here, at one instant; the caller has the lock."""
+        remove_aside(self.folder, self.folder.parent.with_name(self.folder.name))
+
+
+def stored_originals(root: Path) -> Iterator[Originals]:
+    """Yield all originals below the root, whole or in part."""
+    for folder in sorted(root.glob(f"*/{_FOLDER}/*")):
+        if folder.is_dir():
+            yield Originals(root, folder.parent.parent.name, unquote(folder.name))

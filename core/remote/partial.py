@@ -1,0 +1,115 @@
+"""The first bytes of a file that is on its way, on disk as `<name>.part`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..dataset import Closing, RemoteFile, fs
+from .checksums import blocks_of, hasher
+
+__all__ = ["Partial"]
+
+_WRITTEN_AT_ONCE = 256 << 10
+
+
+class Partial(Closing):
+    """Gathers a file's bytes at the end of its part, and their checksum with them.
+
+    Opening hashes what an earlier run left. `progress` hears how many more bytes lie in the part: negative when
+    they turn out to be wrong. `check` is called between blocks and may raise to end the work.
+    """
+
+    def __init__(
+        self, file: RemoteFile, path: Path, progress: Callable[[int], None], check: Callable[[], None]
+    ) -> None:
+        self._file = file
+        self._path = path
+        self._progress = progress
+        self._buffer = bytearray()
+        self._written = 0
+        self._hasher = hasher(file.checksum, file.size)
+        if not path.parent.is_dir():
+            fs.make_folder(path.parent)
+        self._descriptor = fs.open_to_append(path)
+        try:
+            self._take_over(check)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_over(self, check: Callable[[], None]) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size > self._file.size:
+            fs.truncate(self._descriptor, 0, self._path)
+            return
+        for block in blocks_of(self._path) if size else ():
+            check()
+            self._hasher.update(block)
+            self._count(len(block))
+        if size and self.whole and not self.matches():
+            self.restart()
+
+    @property
+    def received(self) -> int:
+        """How many bytes of the file there are, written or about to be."""
+        return self._written + len(self._buffer)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are as many bytes as the file has."""
+        return self.received == self._file.size
+
+    @property
+    def found(self) -> str:
+        """The checksum of what was written."""
+        return self._hasher.found
+
+    def matches(self) -> bool:
+        """Tell whether what was written is the whole file."""
+        return self._hasher.matches()
+
+    def append(self, block: bytes | memoryview) -> None:
+        """Add the next bytes; they are written when there are enough of them."""
+        self._buffer += block
+        if len(self._buffer) >= _WRITTEN_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added and is not yet written."""
+        data, self._buffer = self._buffer, bytearray()  # first: after a failed write nothing may follow
+        if data:
+            fs.write(self._descriptor, memoryview(data), self._path)
+            self._hasher.update(data)
+            self._count(len(data))
+
+    def restart(self) -> None:
+        """Throw all bytes away."""
+        self._buffer.clear()
+        fs.truncate(self._descriptor, 0, self._path)
+        self._hasher = hasher(self._file.checksum, self._file.size)
+        self._count(-self._written)
+
+    def sync(self) -> None:
+        """Wait until all bytes are on the disk."""
+        fs.fsync(self._descriptor, self._path)
+
+    def publish(self, target: Path) -> None:
+        """Give the file its name."""
+        fs.rename(self._path, target)
+
+    def discard(self) -> None:
+        """Remove the part."""
+        fs.remove(self._path)
+        self._count(-self._written)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _count(self, more: int) -> None:
+        self._written += more
+        if more:
+            self._progress(more)

@@ -1,0 +1,126 @@
+"""Running a few jobs side by side, and ending all of them as soon as one fails or the caller is interrupted."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["Cancelled", "Watch", "ignore", "run_together"]
+
+_GRACE_SECONDS = 2.0
+
+
+class Cancelled(Exception):
+    """Ends a job because another failed or the caller was interrupted."""
+
+
+def ignore(*_: object) -> None:
+    """Hear, and do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a job talks to who waits for it.
+
+    `progress` and `told` reach the caller's own functions, in the caller's thread. `sleep` waits, and `check`
+    returns, unless the job is to end: both raise Cancelled then. `abandoned` tells that nobody waits for the job
+    any more, and that it must not change a file.
+    """
+
+    progress: Callable[[int], None] = ignore
+    told: Callable[[str], None] = ignore
+    sleep: Callable[[float], None] = time.sleep
+    check: Callable[[], None] = ignore
+    abandoned: Callable[[], bool] = bool
+
+
+Job: TypeAlias = Callable[[Watch], None]
+
+
+def run_together(jobs: Sequence[Job], watch: Watch, *, workers: int, interrupt: Callable[[], None]) -> None:
+    """Run all jobs, in the calling thread if there is one worker or one job, and raise what the first to fail raised.
+
+    When one fails, or the caller is interrupted, the others are cancelled: `interrupt` is called, as often as need
+    be, to break off what they wait for, and after two seconds they are left to themselves.
+    """
+    if min(workers, len(jobs)) <= 1:
+        for job in jobs:
+            job(watch)
+        return
+    _Crew(jobs, watch, interrupt).run(min(workers, len(jobs)))
+
+
+class _Crew:
+    """The threads of one call, the jobs they take from, and the messages they send to the caller."""
+
+    def __init__(self, jobs: Sequence[Job], watch: Watch, interrupt: Callable[[], None]) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            self._jobs.put(job)
+        self._left = len(jobs)
+        self._interrupt = interrupt
+        self._stopped = threading.Event()
+        self._abandoned = threading.Event()
+        # A call to make for a worker, the end of a job (None), or why a job failed.
+        self._messages: queue.SimpleQueue[Callable[[], None] | BaseException | None] = queue.SimpleQueue()
+        self._watch = Watch(
+            progress=lambda amount: self._messages.put(functools.partial(watch.progress, amount)),
+            told=lambda text: self._messages.put(functools.partial(watch.told, text)),
+            sleep=self._sleep,
+            check=lambda: self._sleep(0),
+            abandoned=self._abandoned.is_set,
+        )
+
+    def run(self, workers: int) -> None:
+        # Daemons: one that hangs in the network must not keep the process from ending.
+        threads = [threading.Thread(target=self._work, name="rbtool-fetch", daemon=True) for _ in range(workers)]
+        try:
+            for thread in threads:
+                thread.start()
+            while self._left:
+                self._hear(self._messages.get())
+        finally:
+            self._stopped.set()
+            self._end(threads)
+
+    def _hear(self, message: Callable[[], None] | BaseException | None) -> None:
+        if isinstance(message, BaseException):
+            raise message
+        if message is None:
+            self._left -= 1
+        else:
+            message()
+
+    def _end(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the workers, breaking off what they wait for."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        try:
+            for thread in threads:
+                while thread.is_alive() and time.monotonic() < deadline:
+                    if self._left:
+                        self._interrupt()
+                    thread.join(0.05)
+        finally:
+            self._abandoned.set()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                job(self._watch)
+            except BaseException as error:
+                self._messages.put(error)
+                return
+            self._messages.put(None)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopped.wait(seconds) if seconds else self._stopped.is_set():
+            raise Cancelled

@@ -1,0 +1,298 @@
+"""`cache ls`, `rm`, `prune` and `verify`: what is stored below the root, what may go, and whether it is sound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, TypeAlias, TypeVar
+
+from ..dataset import (
+    MANIFEST,
+    Manifest,
+    changed,
+    fs,
+    is_canonical,
+    remove_at_once,
+    remove_dataset,
+    remove_leftover,
+    require_removable,
+    verify_records,
+)
+from ..errors import RbtoolError, UsageError
+from ..progress import Progress, Silent
+from ..remote import stored_originals
+from .cache_entries import CacheEntry, cache_entries, chosen_entries, existing_root
+from .results import Result, seconds_since
+
+__all__ = [
+    "CacheEntry",
+    "CacheLsResult",
+    "CacheProblem",
+    "CachePruneResult",
+    "CacheRemoval",
+    "CacheRmResult",
+    "CacheVerifyResult",
+    "ls",
+    "prune",
+    "rm",
+    "verify",
+]
+
+PathLike: TypeAlias = str | os.PathLike[str]
+_DATASETS = frozenset({"dataset", "checkpoint"})
+_ORIGINALS = frozenset({"original", "partial"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLsResult(Result):
+    """All that lies below the root in the order of its names.
+
+    `bytes` sums up each kind that there is, `prunable_bytes` what `prune` would free; `free_bytes` are left on the
+    disk.
+    """
+
+    kind: ClassVar[str] = "cache ls"
+    root: Path
+    entries: tuple[CacheEntry, ...]
+    bytes: Mapping[str, int]
+    prunable_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRemoval(Result):
+    """What was removed and how many bytes that freed; with `dry_run` nothing was, and this is what would be."""
+
+    kind: ClassVar[str] = "cache removal"
+    root: Path
+    removed: tuple[CacheEntry, ...]
+    bytes: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRmResult(CacheRemoval):
+    """Datasets, checkpoints and originals that were removed."""
+
+    kind: ClassVar[str] = "cache rm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePruneResult(CacheRemoval):
+    """Leftovers, partial downloads and old listings that were removed."""
+
+    kind: ClassVar[str] = "cache prune"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheProblem:
+    """A file that is not what was written, or a dataset that cannot be read: `message` says so in one sentence."""
+
+    name: str
+    path: Path
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheVerifyResult(Result):
+    """How much was read and compared, and what differs."""
+
+    kind: ClassVar[str] = "cache verify"
+    root: Path
+    datasets: int
+    originals: int
+    bytes: int
+    problems: tuple[CacheProblem, ...]
+    seconds: float
+
+
+_Removal = TypeVar("_Removal", bound=CacheRemoval)
+
+
+def ls(*, root: PathLike | None = None) -> CacheLsResult:
+    """List all that lies below the root: datasets, originals, partial downloads, leftovers, listings of remotes.
+
+    Follows no links. Raises UsageError where the root is no folder; one that is not there holds nothing.
+    """
+    folder = existing_root(root)
+    entries = cache_entries(folder)
+    kinds = dict.fromkeys(sorted(entry.what for entry in entries))
+    return CacheLsResult(
+        root=folder,
+        entries=tuple(entries),
+        bytes={what: _bytes(entry for entry in entries if entry.what == what) for what in kinds},
+        prunable_bytes=_bytes(entry for entry in entries if entry.prunable),
+        free_bytes=fs.free_space(folder),
+    )
+
+
+def rm(
+    *names: PathLike,
+    root: PathLike | None = None,
+    dry_run: bool = False,
+    confirm: Callable[[CacheRmResult], bool] | None = None,
+) -> CacheRmResult:
+    """Remove datasets and checkpoints below the root, and the originals that they were made from.
+
+    Each name is `source:id`, a path below the root, or a shell pattern of names (`minari:D4RL/door/*`). An original
+    goes with the dataset of its name, and with the last of those that were made from it. `confirm` hears what will
+    be removed; if it returns False, nothing is. Cut short, each dataset is whole, or a leftover for `prune`.
+
+    Raises, before anything is removed, DatasetNotFoundError for a name that fits nothing, and UsageError for a path
+    that is not below the root or not ours, for a dataset with files of others in it, and for one in use.
+    """
+    folder = existing_root(root)
+    if not names:
+        raise UsageError("no dataset is named", hint="name one: rbtool cache ls shows what is there")
+    entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS | _ORIGINALS]
+    chosen = _with_originals(entries, chosen_entries(entries, names, folder))
+    for entry in chosen:
+        if entry.in_use:
+            raise _under_way(entry)
+        if entry.what in _DATASETS:
+            require_removable(entry.path)
+    result = CacheRmResult(root=folder, removed=tuple(chosen), bytes=_bytes(chosen), dry_run=dry_run)
+    if dry_run or (confirm is not None and not confirm(result)):
+        return replace(result, dry_run=True)
+    for entry in chosen:
+        if entry.what in _DATASETS:
+            remove_dataset(entry.path)
+        elif not _remove_original(entry):
+            raise _under_way(entry)
+        _remove_empty_parents(entry.path, folder)
+    return result
+
+
+def prune(
+    *,
+    root: PathLike | None = None,
+    dry_run: bool = False,
+    confirm: Callable[[CachePruneResult], bool] | None = None,
+) -> CachePruneResult:
+    """Remove what no process works on and nobody asked to keep; never a dataset, a checkpoint or a kept original.
+
+    These are leftovers of processes that died, partial downloads, and listings of remotes older than 30 days.
+    `confirm` hears what will be removed; if it returns False, nothing is. Raises UsageError where the root is no
+    folder.
+    """
+    folder = existing_root(root)
+    chosen = [entry for entry in cache_entries(folder) if entry.prunable]
+    result = _pruned(folder, chosen, dry_run=dry_run)
+    if dry_run or not chosen:
+        return result
+    if confirm is not None and not confirm(result):
+        return replace(result, dry_run=True)
+    still = {entry.path for entry in cache_entries(folder) if entry.prunable}  # the answer may have taken its time
+    removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry)]
+    for entry in removed:
+        _remove_empty_parents(entry.path, folder)
+    return _pruned(folder, removed, dry_run=False)
+
+
+def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | None = None) -> CacheVerifyResult:
+    """Compare every file of the datasets with the digests in their manifests, and kept originals with the remote's.
+
+    Takes all below the root, or those named as for `rm`. Problems are in the result, not exceptions. Raises
+    DatasetNotFoundError for a name that fits nothing, UsageError for a path that is none of what is stored.
+    """
+    begun, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
+    entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
+    chosen = chosen_entries(entries, names, folder) if names else entries
+    originals = {original.folder: original for original in stored_originals(folder)}
+    problems: list[CacheProblem] = []
+    progress.start("verifying", _bytes(chosen), "bytes")
+    for entry in chosen:
+        found = (
+            _dataset_problems(entry, progress)
+            if entry.what in _DATASETS
+            else _told(originals[entry.path].problems(), entry, progress)
+        )
+        problems += [CacheProblem(name=entry.name, path=entry.path, message=message) for message in found]
+    progress.done()
+    return CacheVerifyResult(
+        root=folder,
+        datasets=sum(entry.what in _DATASETS for entry in chosen),
+        originals=sum(entry.what == "original" for entry in chosen),
+        bytes=_bytes(chosen),
+        problems=tuple(problems),
+        seconds=seconds_since(begun),
+    )
+
+
+# Removing --------------------------------------------------------------------------------------------
+
+
+def _with_originals(entries: Sequence[CacheEntry], chosen: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Add the originals that no dataset is left of."""
+    paths = {entry.path for entry in chosen}
+    left = {entry.original for entry in entries if entry.original and entry.path not in paths}
+    orphans = {entry.original for entry in chosen if entry.original} - left
+    return [entry for entry in entries if entry.path in paths or (entry.what in _ORIGINALS and entry.name in orphans)]
+
+
+def _remove_original(entry: CacheEntry) -> bool:
+    source = entry.path.parent.parent
+    return remove_at_once(entry.path, beside=source / entry.path.name) or not entry.path.exists()
+
+
+def _remove_prunable(entry: CacheEntry) -> bool:
+    if entry.what == "leftover":
+        return remove_leftover(entry.path)
+    if entry.what == "partial":
+        return _remove_original(entry)
+    fs.remove(entry.path)
+    return True
+
+
+def _remove_empty_parents(path: Path, root: Path) -> None:
+    """Remove the folders above that hold nothing any more, but for the root and those of the sources."""
+    with contextlib.suppress(OSError):  # one that is not empty ends it
+        for folder in path.relative_to(root).parents:
+            if len(folder.parts) > 1:
+                fs.remove_empty_folder(root / folder)
+
+
+def _pruned(root: Path, entries: Sequence[CacheEntry], *, dry_run: bool) -> CachePruneResult:
+    return CachePruneResult(root=root, removed=tuple(entries), bytes=_bytes(entries), dry_run=dry_run)
+
+
+def _under_way(entry: CacheEntry) -> UsageError:
+    return UsageError(f"another process is fetching {entry.name}; nothing is removed", hint="try again when it is done")
+
+
+def _bytes(entries: Sequence[CacheEntry] | Iterator[CacheEntry]) -> int:
+    return sum(entry.bytes for entry in entries)
+
+
+# Verifying -------------------------------------------------------------------------------------------
+
+
+def _dataset_problems(entry: CacheEntry, progress: Progress) -> Iterator[str]:
+    """Say of each file that is missing, cut or changed what it is."""
+    seen = 0
+    try:
+        manifest = Manifest.load(entry.path)
+        if not is_canonical((entry.path / MANIFEST).read_bytes()):
+            yield str(changed(entry.path / MANIFEST))
+        for file in manifest.files:
+            try:
+                verify_records(entry.path, (file,))
+            except (RbtoolError, OSError) as error:
+                yield str(error)
+            progress.advance(file.size)
+            seen += file.size
+    except (RbtoolError, OSError, ValueError) as error:
+        yield str(error)
+    progress.advance(max(0, entry.bytes - seen))  # the manifest, and what it does not list
+
+
+def _told(problems: Iterator[str], entry: CacheEntry, progress: Progress) -> Iterator[str]:
+    try:
+        yield from problems
+    except (RbtoolError, OSError) as error:
+        yield str(error)
+    progress.advance(entry.bytes)

@@ -1,0 +1,227 @@
+"""What lies below the root: datasets, originals, listings of remotes, and what interrupted work left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets
+from ..errors import DatasetNotFoundError, RbtoolError, UsageError
+from ..remote import Originals, stored_originals
+
+__all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries", "existing_root"]
+
+What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing"]
+
+_ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")
+_LISTING_DAYS = 30
+_PATTERN = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntry:
+    """Something below the root: a `dataset` or `checkpoint`; an `original` that was kept after its conversion; a
+    `partial` one, fetched in part or not converted; a `leftover` of a process that died, or that is still at work; a
+    cached `listing` of a remote.
+
+    `bytes` counts all its files. `last_used` is a UTC time: when a dataset was last opened by its name or path, when
+    anything else last changed. `original` names what a dataset was made from. `in_use` says that a process has it
+    locked, `prunable` that `prune` removes it, `problem` what is wrong with one that cannot be read.
+    """
+
+    name: str
+    what: What
+    path: Path
+    bytes: int
+    last_used: str | None
+    original: str | None = None
+    in_use: bool = False
+    prunable: bool = False
+    problem: str | None = None
+
+
+def existing_root(root: str | os.PathLike[str] | None) -> Path:
+    """Return the folder that holds everything, there or not; raise UsageError where it is no folder."""
+    folder = storage_root(root)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder, so nothing can be stored in it", hint="choose another --root")
+    return folder
+
+
+def cache_entries(root: Path) -> list[CacheEntry]:
+    """List all that lies below the root in the order of its names; links are not followed.
+
+    It counts as no use. What somebody removes meanwhile is left out.
+    """
+    left = list(_leftovers(root))  # first: it mends what a cut swap left, and a mended dataset is one to list
+    found = [*left, *_datasets(root), *_originals(root), *_listings(root)]
+    return sorted(found, key=lambda entry: (entry.name, _ORDER.index(entry.what), str(entry.path)))
+
+
+def chosen_entries(
+    entries: Sequence[CacheEntry], names: Sequence[str | os.PathLike[str]], root: Path
+) -> list[CacheEntry]:
+    """Choose entries by `source:id`, by shell pattern, or by a path below the root; in the order of their names.
+
+    Raises DatasetNotFoundError for a name that fits nothing, UsageError for a path that is none of theirs.
+    """
+    chosen: set[Path] = set()
+    for given in names:
+        name = os.fspath(given)
+        fitting = [entry.path for entry in entries if entry.name == name]
+        if not fitting and _PATTERN & set(name):
+            fitting = [entry.path for entry in entries if fnmatchcase(entry.name, name)]
+        if not fitting:
+            path = _place(name, root)
+            fitting = [entry.path for entry in entries if entry.path == path]
+        if not fitting:
+            raise _not_stored(name, root)
+        chosen.update(fitting)
+    return [entry for entry in entries if entry.path in chosen]
+
+
+def _place(name: str, root: Path) -> Path | None:
+    """The path as the entries have it, if it lies below the root; a link stays a link, and is none of theirs."""
+    path = Path(os.path.abspath(Path(name).expanduser()))
+    real, base = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(root))
+    return root / real.relative_to(base) if name and base in real.parents else None
+
+
+def _not_stored(name: str, root: Path) -> RbtoolError:
+    if not name:
+        return UsageError("a name is empty", hint="is a variable not set?")
+    hint = "see what is there: rbtool cache ls"
+    if not os.path.lexists(Path(name).expanduser()):
+        said = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
+        return DatasetNotFoundError(said, hint=hint)
+    if _place(name, root) is None:
+        return UsageError(
+            f"{name} does not lie below the root {root}, so it is none of what is stored there", hint=hint
+        )
+    return UsageError(f"{name} lies below the root {root}, but is not a dataset or an original", hint=hint)
+
+
+# Finding ---------------------------------------------------------------------------------------------
+
+
+def _leftovers(root: Path) -> Iterator[CacheEntry]:
+    for path, destination in leftovers(root):
+        count, changed = _measure(path)
+        in_use = _in_use(path)
+        yield CacheEntry(
+            name=_name(destination, root),
+            what="leftover",
+            path=path,
+            bytes=count,
+            last_used=_time(changed),
+            in_use=in_use,
+            prunable=not in_use,
+        )
+
+
+def _datasets(root: Path) -> Iterator[CacheEntry]:
+    for path, manifest in stored_datasets(root):
+        if path == root or not path.is_dir():
+            continue
+        name = _name(path, root)
+        entry = CacheEntry(
+            name=name,
+            what="dataset",
+            path=path,
+            bytes=_measure(path)[0],
+            last_used=_time(last_use(path)),
+            original=re.sub(r"@[0-9a-f]{8}$", "", name),
+        )
+        if isinstance(manifest, Manifest):
+            original = f"{manifest.request.source}:{manifest.request.id}"
+            yield replace(entry, what=manifest.kind, original=original)
+        else:
+            yield replace(entry, problem=str(manifest))
+
+
+def _originals(root: Path) -> Iterator[CacheEntry]:
+    for original in stored_originals(root):
+        if any(folder.is_symlink() for folder in (original.folder, *list(original.folder.parents)[:2])):
+            continue
+        count, changed = _measure(original.folder)
+        what, problem = _state(original)
+        in_use = _in_use(original.folder)
+        yield CacheEntry(
+            name=f"{original.source}:{original.id}",
+            what=what,
+            path=original.folder,
+            bytes=count,
+            last_used=_time(changed),
+            in_use=in_use,
+            prunable=what == "partial" and not in_use,
+            problem=problem,
+        )
+
+
+def _state(original: Originals) -> tuple[Literal["original", "partial"], str | None]:
+    """Tell whether somebody asked to keep it; where that cannot be read, somebody may have."""
+    try:
+        record = original.record()
+    except (RbtoolError, OSError) as error:
+        return "original", str(error)
+    return ("original" if record is not None and record.kept else "partial"), None
+
+
+def _listings(root: Path) -> Iterator[CacheEntry]:
+    oldest = time.time() - _LISTING_DAYS * 24 * 3600
+    for path in sorted((*root.glob("*/.catalogue/*"), *root.glob("*/.names.json"))):
+        folders = path.relative_to(root).parts[:-1]
+        if path.is_file() and not any((root / Path(*folders[: n + 1])).is_symlink() for n in range(len(folders))):
+            facts = path.lstat()
+            yield CacheEntry(
+                name=f"{folders[0]}:",
+                what="listing",
+                path=path,
+                bytes=facts.st_size,
+                last_used=_time(facts.st_mtime),
+                prunable=facts.st_mtime < oldest,
+            )
+
+
+def _name(path: Path, root: Path) -> str:
+    source, *rest = path.relative_to(root).parts
+    return f"{source}:{'/'.join(rest)}" if rest else str(path)
+
+
+def _measure(folder: Path) -> tuple[int, float | None]:
+    """Bytes of all files in a folder, and when any of them last changed; links count for themselves."""
+    count, newest, folders = 0, 0.0, [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
+            for item in found:
+                if item.is_dir(follow_symlinks=False):
+                    folders.append(item.path)
+                else:
+                    facts = item.stat(follow_symlinks=False)
+                    count, newest = count + facts.st_size, max(newest, facts.st_mtime)
+    return count, newest or None
+
+
+def _in_use(folder: Path) -> bool:
+    """Tell whether another process has a folder locked; where that cannot be found out, it may have."""
+    try:
+        descriptor = lock_folder(folder)
+    except OSError:
+        return True
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor < 0 and folder.exists()
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

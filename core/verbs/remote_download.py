@@ -1,0 +1,306 @@
+"""From an id to a dataset below the root, by way of the remote; and the finding that nothing need be fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..dataset import (
+    Manifest,
+    RemoteDataset,
+    Request,
+    Source,
+    Staging,
+    StaleListing,
+    dataset_folder,
+    fs,
+    mend,
+    parse_episodes,
+    reader_class,
+)
+from ..errors import CheckFailed, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..progress import Progress, readable_size
+from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve
+from .results import published_entries, seconds_since
+from .source_conversion import SourceConversion, facts_of, recorded_inputs
+from .standing import standing
+
+__all__ = ["Fetch", "RemoteDownload"]
+
+_COMMIT = re.compile(r"@([0-9a-f]{7})[0-9a-f]{33}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What there was to fetch: `files` of `bytes` in all, some of which were present, onto a disk with room."""
+
+    files: int
+    bytes: int
+    bytes_present: int
+    bytes_free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteDownload:
+    """One request to a remote; `run` fulfils it, and asks the network only for what is not known here."""
+
+    source: Source
+    asked: str
+    root: Path
+    episodes: str | None
+    revision: str | None
+    force: bool
+    dry_run: bool
+    keep_source: bool
+    exact_id: bool
+    frozen: bool
+    progress: Progress
+
+    def run(self) -> dict[str, Any]:
+        """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
+        begun = time.perf_counter()
+        if self.frozen and self.force:
+            raise UsageError("--frozen keeps what is there and --force replaces it", hint="leave one out")
+        known = None if self.force else self._known()
+        there = self._standing(known) if known is not None else None
+        found = known if known is not None and there is not None else self._find(known)
+        there = there or self._standing(found)
+        if self.frozen:
+            self._require_unchanged(there, found)
+        if there is None:
+            return self._fetch_and_convert(found, begun)
+        if self.keep_source and not self.dry_run and not self._kept(found):
+            return self._keep(found) | self._there(there, found, begun)
+        return self._there(there, found, begun)
+
+    # Names -----------------------------------------------------------------------------------------
+
+    def _known(self) -> Resolution | None:
+        """What the words mean, if that can be told without the network."""
+        if self.exact_id or is_complete(self.asked):
+            return Resolution(self.asked, self.asked, "exact")
+        found = KnownNames(self.root, self.source.name).get(self.asked)
+        self._say_meaning(found)
+        return found
+
+    def _find(self, known: Resolution | None) -> Resolution:
+        """What the words mean, by the catalogue where need be."""
+        if known is not None or self.exact_id or is_complete(self.asked):
+            return known or Resolution(self.asked, self.asked, "exact")
+        listed = self.source.ids()
+        for problem in listed.problems:
+            self.progress.note(f"passed over: {problem}")
+        found = resolve(self.asked, listed.ids, self.source.name)
+        self._say_meaning(found)
+        if found.how != "exact" and not self.dry_run:
+            KnownNames(self.root, self.source.name).put(found)
+        return found
+
+    def _say_meaning(self, found: Resolution | None) -> None:
+        if found is not None and found.how == "words":
+            instead = "use --exact-id to refuse such a substitution"
+            self.progress.note(f"{found.asked} is published today as {found.id} ({instead})")
+        elif found is not None and found.how == "latest":
+            self.progress.note(f"the latest version of {found.asked} is {found.id}")
+
+    # What is there ---------------------------------------------------------------------------------
+
+    def _request(self, found: Resolution) -> Request:
+        asked = f"{self.source.name}:{found.asked}"
+        return Request(self.source.name, asked, found.id, self.revision, self.episodes, origin="remote")
+
+    def _destination(self, found: Resolution) -> Path:
+        return dataset_folder(self._request(found), self.root)
+
+    def _standing(self, found: Resolution) -> Manifest | None:
+        if self.force:
+            return None
+        if not self.dry_run:
+            mend(self._destination(found))
+        return standing(self._destination(found), self._request(found))
+
+    def _there(self, manifest: Manifest, found: Resolution, begun: float) -> dict[str, Any]:
+        """Describe the dataset that is there already."""
+        first = manifest.provenance[0].arguments if manifest.provenance else {}
+        return {
+            **published_entries(manifest, self._destination(found), begun),
+            "already_there": True,
+            "dry_run": self.dry_run,
+            "id": found.id,
+            "resolved": found.how,
+            "fetched_from": str(first.get("from", "")),
+            "originals": self._originals(found).files if self._kept(found) else None,
+        }
+
+    def _require_unchanged(self, manifest: Manifest | None, found: Resolution) -> None:
+        """Raise CheckFailed unless the remote has the very files that the dataset was made from."""
+        if manifest is None:
+            raise DatasetNotFoundError(
+                f"--frozen compares the remote with what is stored, and {self._destination(found)} is not there",
+                hint="leave out --frozen to fetch it",
+            )
+        made_from = manifest.provenance[0].inputs if manifest.request.origin == "remote" else None
+        if made_from is None:
+            raise CheckFailed(
+                f"{self._destination(found)} was made from the local cache: it has no checksums of the remote",
+                hint="add --force instead of --frozen to fetch it anew",
+            )
+        remote = self._needed(self._describe(found))
+        if made_from != recorded_inputs(remote.checksums):
+            raise CheckFailed(
+                f"{remote.address} is not what {self._destination(found)} was made from any more",
+                hint="add --force instead of --frozen to take the new one, or --revision for the old one",
+            )
+
+    # Fetching --------------------------------------------------------------------------------------
+
+    def _originals(self, found: Resolution) -> Originals:
+        return Originals(self.root, self.source.name, found.id)
+
+    def _kept(self, found: Resolution) -> bool:
+        with contextlib.suppress(FormatError):
+            record = self._originals(found).record()
+            return record is not None and record.kept
+        return False
+
+    def _describe(self, found: Resolution) -> RemoteDataset:
+        try:
+            return self.source.describe(found.id, self.revision)
+        except DatasetNotFoundError as error:
+            if error.hint:
+                raise
+            try:
+                listed = self.source.ids()
+            except RbtoolError:
+                raise error from None
+            if found.id in listed.ids:
+                raise
+            raise not_found(found.id, listed.ids, self.source.name) from error
+
+    def _needed(self, remote: RemoteDataset) -> RemoteDataset:
+        """The remote dataset with those files alone that this request needs."""
+        chosen = parse_episodes(self.episodes) if self.episodes else None
+        return replace(remote, files=tuple(self.source.needed(remote, chosen)))
+
+    def _fetch_and_convert(self, found: Resolution, begun: float) -> dict[str, Any]:
+        Staging(self._destination(found), replace=self.force).refuse_if_taken()
+        if self.dry_run:
+            return self._estimate(found, begun)
+        originals = self._originals(found)
+        with originals.lock(lambda: self._say_waiting(found)):
+            there = self._standing(found)  # whoever had the lock may have made the very same
+            if there is not None:
+                return self._there(there, found, begun)
+            remote, fetch = self._fetch(found, originals)
+            entries = self._convert(found, remote, originals.files)
+            kept = self._kept(found)
+            if not kept:
+                originals.remove()
+        return entries | {
+            "id": found.id,
+            "resolved": found.how,
+            "fetched_from": remote.address,
+            "fetch": fetch,
+            "originals": originals.files if kept else None,
+            "seconds": seconds_since(begun),
+        }
+
+    def _keep(self, found: Resolution) -> dict[str, Any]:
+        """Fetch the originals of a dataset that is there, to keep them."""
+        originals = self._originals(found)
+        with originals.lock(lambda: self._say_waiting(found)):
+            return {"fetch": self._fetch(found, originals)[1]}
+
+    def _fetch(self, found: Resolution, originals: Originals) -> tuple[RemoteDataset, Fetch]:
+        """Bring all that is needed to the originals; once more if the remote changes under our hands."""
+        whole = self._describe(found)
+        try:
+            return self._fetch_listed(whole, originals)
+        except StaleListing:
+            self.progress.note(f"{whole.address} changed while it was fetched: looking again")
+            return self._fetch_listed(self._describe(found), originals)
+
+    def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
+        remote = self._needed(whole)
+        fetch = self._fetch_ahead(remote, originals)
+        fs.require_space(self.root, fetch.bytes - fetch.bytes_present)
+        originals.begin(whole, remote.checksums, kept=self.keep_source)
+        self.progress.note(_announcement(fetch, remote.address))
+        self.progress.start("fetching", remote.bytes, "bytes")
+        self.source.fetch(remote.files, originals.files, progress=self.progress.advance)
+        self.progress.done(f"verified {' and '.join(sorted({_kind(file.checksum) for file in remote.files}))}")
+        originals.remove_unlisted(whole)
+        return remote, fetch
+
+    def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
+        present = originals.present(remote)
+        return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
+
+    def _say_waiting(self, found: Resolution) -> None:
+        self.progress.note(f"another process is fetching {found.id}: waiting for it")
+
+    # Converting ------------------------------------------------------------------------------------
+
+    def _convert(self, found: Resolution, remote: RemoteDataset, folder: Path) -> dict[str, Any]:
+        arguments = {
+            "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
+            "from": remote.address, "episodes": self.episodes, "revision": self.revision,
+        }  # fmt: skip
+        with reader_class(self.source.name)(folder) as reader:
+            facts = facts_of(reader, self.episodes, self.progress)
+            if facts.id != found.id:
+                facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
+            return SourceConversion(
+                reader=reader,
+                facts=facts,
+                source=folder,
+                destination=self._destination(found),
+                request=self._request(found),
+                verb="download",
+                arguments=arguments,
+                force=self.force,
+                dry_run=False,
+                progress=self.progress,
+                inputs=remote.checksums,
+                revision=remote.revision,
+            ).run()
+
+    def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:
+        """Say what there would be to fetch; what it becomes is known only as far as the remote says it."""
+        remote = self._needed(self._describe(found))
+        fetch = self._fetch_ahead(remote, self._originals(found))
+        notes = ("the figures are those that the remote claims for all episodes",) if self.episodes else ()
+        return {
+            "path": self._destination(found),
+            "layout": "ted",
+            "steps": remote.steps or 0,
+            "episodes": remote.episodes or 0,
+            "bytes": 0,
+            "content_digest": None,
+            "boundary": {},
+            "renamed_keys": {},
+            "dropped_keys": (),
+            "notes": notes,
+            "request": asdict(self._request(found)),
+            "dry_run": True,
+            "id": found.id,
+            "resolved": found.how,
+            "fetched_from": remote.address,
+            "fetch": fetch,
+            "seconds": seconds_since(begun),
+        }
+
+
+def _announcement(fetch: Fetch, address: str) -> str:
+    files = f"{fetch.files:,} file{'s' if fetch.files != 1 else ''}"
+    there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
+    short = _COMMIT.sub(r"@\1", address)
+    return f"{files}, {readable_size(fetch.bytes)}, from {short}{there}; {readable_size(fetch.bytes_free)} free"
+
+
+def _kind(checksum: str) -> str:
+    return checksum.partition(":")[0]

@@ -1,0 +1,119 @@
+"""`list --remote`: which datasets a source has to offer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ..dataset import Catalogue, Source, has_manifest, source_class, storage_root
+from ..errors import NetworkError
+from ..progress import Progress, Silent
+from ..remote import CatalogueFile, catalogue_age
+from .listing import fits
+from .results import Result
+
+__all__ = ["RemoteEntry", "RemoteListResult", "list_remote"]
+
+_FRESH = 24 * 3600  # seconds: datasets are published by the month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteEntry:
+    """A dataset that can be fetched; None for what the remote does not say. `stored` says that it was fetched."""
+
+    name: str
+    bytes: int | None
+    steps: int | None
+    episodes: int | None
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteListResult(Result):
+    """The datasets of a remote in the order of their names.
+
+    `fetched` is when it was asked (UTC), `age` how many seconds ago, `cached` whether that was an earlier time.
+    `problems` has a sentence for each part of the remote that could not be read.
+    """
+
+    kind: ClassVar[str] = "list_remote"
+    source: str
+    remote: str
+    fetched: str
+    age: float
+    cached: bool
+    datasets: tuple[RemoteEntry, ...]
+    problems: tuple[str, ...]
+
+
+def list_remote(
+    source: str,
+    pattern: str | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
+    progress: Progress | None = None,
+) -> RemoteListResult:
+    """List the datasets that a source (`minari`) has to offer, with their sizes.
+
+    `pattern` keeps the names, `source:id`, that it fits, as `list` does. The listing is kept below the root and used
+    for a day; `refresh` asks again. Where the network is forbidden an older one does.
+
+    Raises UsageError for an unknown source, NetworkError and AuthorisationError.
+    """
+    folder = storage_root(root)
+    with source_class(source)() as origin:
+        kept = CatalogueFile(folder, origin.name, origin.key)
+        known = kept.load()
+        cached = known is not None and not refresh and catalogue_age(known) < _FRESH
+        catalogue = known if known is not None and cached else _asked(origin, known, progress or Silent())
+        if not cached and catalogue is not known:
+            kept.save(catalogue)
+    return RemoteListResult(
+        source=source,
+        remote=catalogue.remote,
+        fetched=catalogue.fetched,
+        age=round(catalogue_age(catalogue), 1),
+        cached=catalogue is known,
+        datasets=tuple(_entries(catalogue, source, folder, pattern)),
+        problems=catalogue.problems,
+    )
+
+
+def _asked(source: Source, known: Catalogue | None, progress: Progress) -> Catalogue:
+    """Ask the remote; where it cannot be reached, what is known has to do."""
+    done = 0
+
+    def heard(count: int, total: int) -> None:
+        nonlocal done
+        if done == 0:
+            progress.start("listing", total, "datasets")
+        progress.advance(count - done)
+        done = count
+
+    try:
+        catalogue = source.catalogue(known, progress=heard)
+    except NetworkError as error:
+        if known is None:
+            raise
+        progress.note(f"{error}: this is the listing of {known.fetched}")
+        return known
+    if done:
+        progress.done()
+    return catalogue
+
+
+def _entries(catalogue: Catalogue, source: str, root: Path, pattern: str | None) -> list[RemoteEntry]:
+    return [
+        RemoteEntry(
+            name=name,
+            bytes=entry.bytes,
+            steps=entry.steps,
+            episodes=entry.episodes,
+            stored=has_manifest(root / source / entry.id),
+        )
+        for entry in catalogue.entries
+        if fits(name := f"{source}:{entry.id}", pattern)
+    ]

@@ -1,0 +1,41 @@
+"""Whether what a verb would make stands at its destination already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..dataset import Manifest, Request, check_sizes, has_manifest
+from ..errors import CorruptDataError, RbtoolError, UsageError
+
+__all__ = ["standing", "taken"]
+
+
+def standing(destination: Path, request: Request) -> Manifest | None:
+    """Return the manifest of the dataset at `destination` if an equal request made it and all its files are there.
+
+    None if the place is free of datasets. Raises UsageError if another dataset is there, or a damaged one.
+    """
+    if not has_manifest(destination):
+        return None
+    try:
+        manifest = Manifest.load(destination)
+    except RbtoolError as error:
+        raise taken(destination, f"is damaged ({error})") from error
+    if manifest.kind != "dataset" or manifest.request.identity() != request.identity():
+        raise taken(destination, f"is {manifest.kind} {_shown(manifest.request)}, not {_shown(request)}")
+    try:
+        check_sizes(destination, manifest.files)
+    except CorruptDataError as error:
+        raise taken(destination, f"is damaged ({error})") from error
+    return manifest
+
+
+def taken(destination: Path, why: str) -> UsageError:
+    """Make the error that says why a destination is not written to."""
+    return UsageError(f"{destination} is there already and {why}", hint="add --force to replace it")
+
+
+def _shown(request: Request) -> str:
+    episodes = f", episodes {request.episodes}" if request.episodes else ""
+    revision = f", revision {request.revision}" if request.revision else ""
+    return f"{request.source}:{request.id}{revision}{episodes}"

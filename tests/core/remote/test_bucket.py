@@ -1,0 +1,163 @@
+"""A bucket on loopback, read by the real client in processes of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from asking import ask, ask_one, failed
+from gcs import Fault, Gcs
+
+SMALL = b'{"a": 1}'
+LARGE = random.Random(7).randbytes((8 << 20) + 1000)
+NAMES = ["a/data/large.bin", "a/data/sm#ll %.json", "b/x.json", "empty.bin"]
+LIST = ["objects"]
+
+
+@pytest.fixture
+def gcs(tmp_path: Path) -> Iterator[Gcs]:
+    for name, data in zip(NAMES, (LARGE, SMALL, SMALL, b""), strict=True):
+        path = tmp_path / "gcs" / "public" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with Gcs(tmp_path / "gcs", page_size=3) as served:
+        yield served
+
+
+def one(gcs: Gcs, *call: object) -> object:
+    return ask_one(gcs.environment(), "bucket", *call, arguments=("public",))
+
+
+def test_objects_from_all_pages(gcs: Gcs) -> None:
+    found = ask_one(gcs.environment(), "bucket", "objects", arguments=("public",))
+    assert [(entry["name"], entry["size"]) for entry in found] == [
+        (name, size) for name, size in zip(NAMES, (len(LARGE), len(SMALL), len(SMALL), 0), strict=True)
+    ]
+    assert found[0]["checksum"] == f"md5:{hashlib.md5(LARGE).hexdigest()}"
+    assert len(gcs.paths("/o[?]")) == 2
+
+
+def test_objects_below_a_prefix(gcs: Gcs) -> None:
+    found = ask_one(gcs.environment(), "bucket", "objects", "a/data/", arguments=("public",))
+    assert [entry["name"] for entry in found] == NAMES[:2]
+
+
+def test_names_that_are_no_paths_are_left_out(gcs: Gcs) -> None:
+    facts = {"size": "1", "generation": "1", "crc32c": "AAAAAA=="}
+    items = [{"name": name, **facts} for name in ("a/../../x", "/x", "a//x", "folder/", "good")]
+    gcs.faults = [Fault("/o[?]", "status:200", body=json.dumps({"items": items}))]
+    found = ask_one(gcs.environment(), "bucket", "objects", arguments=("public",))
+    assert [entry["name"] for entry in found] == ["good"]
+
+
+def test_composed_objects_have_a_crc32c_alone(gcs: Gcs) -> None:
+    gcs.without_md5 = True
+    found = ask_one(gcs.environment(), "bucket", "objects", "b/", arguments=("public",))
+    assert found[0]["checksum"] == f"crc32c:{google_crc32c.value(SMALL):08x}"
+
+
+def test_bytes_in_pieces_from_anywhere(gcs: Gcs) -> None:
+    calls = [["digest_of", 0, start] for start in (0, 1, len(LARGE) - 1, len(LARGE))]
+    found = ask(
+        gcs.environment(), "bucket", *calls, *([["digest_of", index, 0] for index in (1, 3)]), arguments=("public",)
+    )
+    parts = [LARGE, LARGE[1:], LARGE[-1:], b"", SMALL, b""]
+    assert found == [hashlib.sha256(part).hexdigest() for part in parts]
+    assert [asked.range for asked in gcs.requests if asked.range][:2] == ["bytes=0-8388607", "bytes=8388608-8389607"]
+
+
+def test_another_generation_makes_the_listing_stale(gcs: Gcs) -> None:
+    found = ask_one(gcs.environment(), "bucket", "objects", "b/", arguments=("public",))
+    (gcs.root / "public" / "b" / "x.json").write_bytes(b"changed!")
+    failed(one(gcs, "read", found[0]["address"]), "StaleListing")
+
+
+def test_a_bucket_that_is_not_there(gcs: Gcs) -> None:
+    found = ask_one(gcs.environment(), "bucket", *LIST, arguments=("nothing",))
+    assert "gs://nothing" in failed(found, "DatasetNotFoundError").message
+
+
+def test_a_bucket_that_is_not_public(gcs: Gcs) -> None:
+    gcs.denied = {"public"}
+    assert "public buckets" in failed(one(gcs, *LIST), "AuthorisationError").hint
+
+
+BUSY = '{"error": {"code": 503, "message": "busy"}}'
+PASSING = [
+    Fault("", "status:503", body=BUSY), Fault("", "status:502"), Fault("", "status:500", body="<html>"),
+    Fault("", "status:429", body=BUSY, headers={"Retry-After": "0"}), Fault("", "reset"), Fault("", "cut:5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.kind)
+def test_what_passes_is_tried_again(gcs: Gcs, fault: Fault) -> None:
+    gcs.faults = [replace(fault, match=match) for match in ("/b/public/o[?]", "alt=media")]
+    assert one(gcs, "digest_of", 2, 0, "retried") == hashlib.sha256(SMALL).hexdigest()
+    assert [len(gcs.paths("alt=media")), len(gcs.paths("/o[?]"))] == [2, 3]
+
+
+def test_the_server_says_how_long_to_wait(gcs: Gcs) -> None:
+    gcs.faults = [Fault("/o[?]", "status:429", body=BUSY, headers={"Retry-After": "4000"})]
+    assert "asks to wait for 4,000 s" in failed(one(gcs, *LIST), "NetworkError").message
+
+
+def test_what_does_not_pass_is_given_up(gcs: Gcs) -> None:
+    gcs.faults = [Fault("/o[?]", "status:503", times=99, body=BUSY)]
+    assert "answered 503" in failed(one(gcs, *LIST), "NetworkError").message
+    assert len(gcs.paths("/o[?]")) == 3
+
+
+@pytest.mark.parametrize("kind", ["stall:0", "stall:3"])
+def test_a_silent_server_is_not_waited_for(gcs: Gcs, kind: str) -> None:
+    gcs.faults = [Fault("/o[?]", kind, times=99)]
+    short = {**gcs.environment(), "RBTOOL_TIMEOUT": "0.2", "RBTOOL_RETRIES": "2:0.01"}
+    assert 0.4 <= ask_one(short, "bucket", "timed", *LIST, arguments=("public",)) < 3
+
+
+@pytest.mark.parametrize("proxy", ["http://ann:secret@127.0.0.1:9", "nonsense://ann:secret@127.0.0.1:9"])
+def test_a_proxy_is_used_and_not_named(gcs: Gcs, proxy: str) -> None:
+    through = {**gcs.environment(), "NO_PROXY": "", "no_proxy": "", "HTTP_PROXY": proxy, "http_proxy": proxy}
+    found = failed(ask_one(through, "bucket", *LIST, arguments=("public",)), "NetworkError")
+    assert "proxy" in found.message
+    assert "secret" not in found.message + found.hint
+    assert gcs.requests == []
+
+
+def test_where_the_network_is_forbidden(gcs: Gcs) -> None:
+    calls = [LIST, ["read", "gs://public/b/x.json#1/8"]]
+    for outcome in ask({**gcs.environment(), "RBTOOL_OFFLINE": "1"}, "bucket", *calls, arguments=("public",)):
+        failed(outcome, "NetworkError")
+    assert gcs.requests == []
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>", "[]", '{"items": [{"name": "x", "size": "1", "generation": "1"}]}', '{"items": 7}']
+)
+def test_answers_that_make_no_sense(gcs: Gcs, body: str) -> None:
+    gcs.faults = [Fault("/o[?]", "status:200", times=99, body=body)]
+    failed(one(gcs, *LIST), "RbtoolError")
+
+
+@pytest.mark.parametrize("address", ["gs://other/x#1/2", "gs://public/x", "gs://public/x#1/a", "https://public/x#1/2"])
+def test_addresses_that_are_not_its_own(gcs: Gcs, address: str) -> None:
+    failed(one(gcs, "read", address), "FormatError")
+
+
+def test_without_the_client() -> None:
+    code = (
+        "import sys; sys.modules['google.cloud'] = None\n"
+        "from rbtool.core.remote import Bucket\n"
+        "from rbtool.core.errors import UsageError\n"
+        "try: Bucket('x').objects()\n"
+        "except UsageError as error: print(error.hint)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "pip install 'rbtool[gcp]'"

@@ -1,0 +1,384 @@
+"""Fetching beside a real server: what is asked for, what lies on the disk, what is told."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from static_server import SOUND, Fault, StaticServer
+
+from rbtool.core.dataset import RemoteFile
+from rbtool.core.errors import (
+    AuthorisationError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    NetworkError,
+    OutOfSpaceError,
+    RbtoolError,
+)
+from rbtool.core.remote import HttpTransport, fetch_files
+
+SIZE = 600_000  # more than two blocks of what is written at once
+DATA = hashlib.shake_128(b"data").digest(SIZE)
+TENTHS = [SIZE * tenth // 10 for tenth in range(1, 10)]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "20")
+
+
+@pytest.fixture
+def server() -> Iterator[StaticServer]:
+    with StaticServer({"data.bin": DATA, "mirror.bin": DATA, "empty": b""}) as running:
+        yield running
+
+
+class Fetch:
+    """Fetches one file into a folder and gathers what it is told on the way."""
+
+    def __init__(self, server: StaticServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.target = folder / "deep" / "data.bin"
+        self.part = folder / "deep" / "data.bin.part"
+        self.progress: list[int] = []
+        self.told: list[str] = []
+
+    def __call__(self, *places: str, data: bytes = DATA) -> None:
+        self.progress.clear()
+        self.told.clear()
+        addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
+        file = RemoteFile("deep/data.bin", len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", addresses)
+        with HttpTransport() as transport:
+            fetch_files([file], self.folder, transport, progress=self.progress.append, told=self.told.append)
+
+    def left(self, content: bytes, *, partial: bool = True) -> None:
+        """Put there what an earlier run left."""
+        self.target.parent.mkdir(exist_ok=True)
+        (self.part if partial else self.target).write_bytes(content)
+
+    @property
+    def done(self) -> bool:
+        """Whether the file and nothing else is there, and all its bytes were counted once."""
+        names = [path.name for path in self.target.parent.iterdir()]
+        return names == ["data.bin"] and self.target.read_bytes() == DATA and sum(self.progress) == SIZE
+
+
+@pytest.fixture
+def fetch(server: StaticServer, tmp_path: Path) -> Fetch:
+    return Fetch(server, tmp_path)
+
+
+def test_a_file_comes_with_one_request(fetch: Fetch) -> None:
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None]
+    assert (min(fetch.progress) > 0, fetch.told) == (True, [])
+
+
+def test_a_file_that_is_there_is_not_fetched(fetch: Fetch) -> None:
+    fetch.left(DATA, partial=False)
+    fetch()
+    assert fetch.done
+    assert fetch.server.asked == []
+
+
+@pytest.mark.parametrize("content", [b"", DATA[:-1], DATA + b"x", b"x" + DATA[1:]])
+def test_a_file_that_is_there_with_other_bytes_is_replaced(content: bytes, fetch: Fetch) -> None:
+    fetch.left(content, partial=False)
+    fetch()
+    assert fetch.done
+    assert fetch.told == ["deep/data.bin was there, but not as its source has it; it is fetched again"]
+
+
+def test_a_link_in_the_files_place_is_replaced_and_not_followed(fetch: Fetch, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    fetch.left(b"")
+    fetch.target.symlink_to(mine)
+    fetch()
+    assert fetch.done
+    assert (mine.read_bytes(), fetch.target.is_symlink()) == (b"mine", False)
+
+
+def test_a_link_in_the_parts_place_is_refused(fetch: Fetch, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    fetch.target.parent.mkdir()
+    fetch.part.symlink_to(mine)
+    with pytest.raises(OSError):
+        fetch()
+    assert mine.read_bytes() == b"mine"
+
+
+def test_a_folder_in_the_files_place_is_left_alone(fetch: Fetch) -> None:
+    fetch.target.mkdir(parents=True)
+    with pytest.raises(FormatError, match="is a folder"):
+        fetch()
+    assert fetch.target.is_dir()
+
+
+def test_an_empty_file_needs_no_request(fetch: Fetch) -> None:
+    fetch("empty", data=b"")
+    assert fetch.target.read_bytes() == b""
+    assert (fetch.server.asked, fetch.part.exists()) == ([], False)
+
+
+@pytest.mark.parametrize("at", TENTHS)
+@pytest.mark.parametrize("how", ["cut", "short"])
+def test_a_cut_is_gone_on_from(how: str, at: int, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_RETRIES", "1")  # a cut that brought bytes is forgiven
+    cut = Fault(cut=at, unannounced=how == "short")
+    fetch.server.faults["data.bin"] = [cut, SOUND]
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None, at]
+    assert min(fetch.progress) > 0
+    assert fetch.told[0].endswith(f"; going on from byte {at:,}")
+
+
+def test_many_cuts_use_up_no_patience(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_RETRIES", "1")
+    fetch.server.faults["data.bin"] = [Fault(cut=SIZE // 10)]
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None, *TENTHS]
+
+
+@pytest.mark.parametrize("fault", [Fault(cut=0), Fault(reset=True), Fault(500), Fault(503), Fault(429)])
+def test_what_passes_is_tried_again(fault: Fault, fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [fault, fault, SOUND]
+    fetch()
+    assert fetch.done
+    assert len(fetch.server.asked) == 3
+    assert len(fetch.told) == 2
+
+
+@pytest.mark.parametrize("fault", [Fault(cut=0), Fault(reset=True), Fault(503), Fault(429)])
+def test_patience_ends(fault: Fault, fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [fault]
+    with pytest.raises(NetworkError, match=r"127\.0\.0\.1"):
+        fetch()
+    assert len(fetch.server.asked) == 3
+    assert list(fetch.target.parent.iterdir()) == []
+
+
+def test_a_server_that_asks_for_too_long_a_wait_is_asked_once(fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [Fault(429, {"Retry-After": "86400"})]
+    with pytest.raises(NetworkError, match="asks to wait for 86,400 s"):
+        fetch()
+    assert len(fetch.server.asked) == 1
+
+
+def test_a_stalled_server_is_left_and_asked_for_the_rest(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
+    fetch.server.faults["data.bin"] = [Fault(stall=1_000), SOUND]
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None, 1_000]
+
+
+@pytest.mark.parametrize("at", TENTHS)
+def test_the_next_run_goes_on_where_one_gave_up(at: int, fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [Fault(cut=at), Fault(503)]
+    with pytest.raises(NetworkError):
+        fetch()
+    assert fetch.part.read_bytes() == DATA[:at]
+    assert (fetch.target.exists(), sum(fetch.progress)) == (False, at)
+    fetch.server.faults.clear()
+    fetch.server.asked.clear()
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [at]
+
+
+@pytest.mark.parametrize("at", TENTHS)
+def test_without_ranges_what_is_there_is_passed_over(at: int, fetch: Fetch) -> None:
+    fetch.left(DATA[:at])
+    fetch.server.faults["data.bin"] = [Fault(no_range=True)]
+    fetch()
+    assert fetch.done
+    assert min(fetch.progress) > 0
+
+
+def test_a_server_without_ranges_that_always_cuts_uses_up_patience(fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [Fault(no_range=True, cut=SIZE // 2)]
+    with pytest.raises(NetworkError, match="broke off"):
+        fetch()
+    assert len(fetch.server.asked) == 4  # the first brought something, the three after it nothing
+    assert fetch.part.read_bytes() == DATA[: SIZE // 2]
+
+
+def test_a_file_that_is_shorter_than_announced_never_gets_its_name(fetch: Fetch) -> None:
+    fetch.server.files["data.bin"] = DATA[:1_000]
+    with pytest.raises(NetworkError, match="it ended after 1,000 of 600,000 bytes"):
+        fetch()
+    assert not fetch.target.exists()
+
+
+def test_a_part_that_is_whole_needs_no_request(fetch: Fetch) -> None:
+    fetch.left(DATA)
+    fetch()
+    assert fetch.done
+    assert fetch.server.asked == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * SIZE, DATA + b"x"])
+def test_a_part_that_cannot_be_right_is_fetched_from_the_start(content: bytes, fetch: Fetch) -> None:
+    fetch.left(content)
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None]
+
+
+def test_a_wrong_part_of_an_earlier_run_is_not_held_against_the_server(fetch: Fetch) -> None:
+    fetch.left(b"\0" * SIZE)
+    fetch.server.faults["data.bin"] = [Fault(corrupt=1), SOUND]
+    fetch()
+    assert fetch.done
+
+
+def test_a_part_with_a_wrong_byte_is_fetched_from_the_start(fetch: Fetch) -> None:
+    fetch.left(b"x" + DATA[1 : SIZE // 2])
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [SIZE // 2, None]
+    assert min(fetch.progress) == -SIZE
+
+
+@pytest.mark.parametrize("at", [0, SIZE // 2, SIZE - 1])
+def test_a_corrupt_byte_is_fetched_again(at: int, fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [Fault(corrupt=at), SOUND]
+    fetch()
+    assert fetch.done
+    assert fetch.server.starts("data.bin") == [None, None]
+    assert fetch.told[0].endswith("; it is fetched again from the start")
+
+
+@pytest.mark.parametrize("fault", [Fault(corrupt=7), Fault(extra=b"x"), Fault(extra=b"x", unannounced=True)])
+def test_bytes_that_never_match_are_not_kept(fault: Fault, fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [fault]
+    with pytest.raises(CorruptDataError, match="nothing of it was kept") as raised:
+        fetch()
+    assert f"deep/data.bin is not what was announced: sha256:{hashlib.sha256(DATA).hexdigest()}" in str(raised.value)
+    assert len(fetch.server.asked) == 2
+    assert list(fetch.target.parent.iterdir()) == []
+    assert sum(fetch.progress) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault(404), DatasetNotFoundError),
+        (Fault(403), AuthorisationError),
+        (Fault(503), NetworkError),
+        (Fault(corrupt=7), CorruptDataError),
+    ],
+)
+def test_mirrors_are_asked_in_order(fault: Fault, kind: type[RbtoolError], fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [fault]
+    fetch("data.bin", "mirror.bin")
+    assert fetch.done
+    fetch.target.unlink()
+    fetch.server.faults["mirror.bin"] = [Fault(500)]
+    with pytest.raises(kind, match="2 addresses were tried, and no other had it either"):
+        fetch("data.bin", "mirror.bin")
+
+
+def test_a_mirror_goes_on_with_what_the_first_brought(fetch: Fetch) -> None:
+    fetch.server.faults["data.bin"] = [Fault(cut=1_000), Fault(404)]
+    fetch("data.bin", "mirror.bin")
+    assert fetch.done
+    assert fetch.server.starts("mirror.bin") == [1_000]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_want_of_space_ends_it_and_keeps_the_part(fetch: Fetch) -> None:
+    with pytest.raises(OutOfSpaceError):
+        fetch("data.bin", "mirror.bin")
+    kept = fetch.part.read_bytes()
+    assert len(kept) > 0
+    assert kept == DATA[: len(kept)]
+    assert fetch.server.starts("mirror.bin") == []
+
+
+def test_progress_and_remarks_come_in_the_calling_thread(server: StaticServer, tmp_path: Path) -> None:
+    digest = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+    files = [RemoteFile(f"f{number}", SIZE, digest, (server.address("data.bin"),)) for number in range(6)]
+    server.faults["data.bin"] = [Fault(cut=5), Fault(cut=6), SOUND]
+    heard: list[tuple[int, object]] = []
+    with HttpTransport() as transport:
+        hear = lambda what: heard.append((threading.get_ident(), what))  # noqa: E731
+        fetch_files(files, tmp_path, transport, progress=hear, told=hear, workers=3)
+    assert {thread for thread, _ in heard} == {threading.get_ident()}
+    assert sum(what for _, what in heard if isinstance(what, int)) == 6 * SIZE
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.path for file in files]
+
+
+def test_a_file_named_like_a_part_is_not_taken_for_one(server: StaticServer, tmp_path: Path) -> None:
+    server.files = {"a.part": DATA[:1_000], "a": DATA}
+    files = [
+        RemoteFile(path, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", (server.address(path),))
+        for path, data in server.files.items()
+    ]
+    with HttpTransport() as transport:
+        for _ in range(2):
+            fetch_files(files, tmp_path, transport, workers=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == server.files
+    assert [asked.start for asked in server.asked] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("paths", "sentence"),
+    [
+        (["../x"], "leads out of the folder"),
+        (["/x"], "leads out of the folder"),
+        (["a/../../x"], "leads out of the folder"),
+        (["a\0b"], "leads out of the folder"),
+        ([""], "leads out of the folder"),
+        (["a", "a"], "lists a file twice"),
+        (["a", "a/b"], "in the way of 'a/b'"),
+    ],
+)
+def test_lists_that_make_no_sense_are_refused_before_anything_is_done(
+    paths: list[str], sentence: str, server: StaticServer, tmp_path: Path
+) -> None:
+    files = [RemoteFile(path, 1, "md5:" + "0" * 32, (server.address("data.bin"),)) for path in ("good", *paths)]
+    with HttpTransport() as transport, pytest.raises(FormatError, match=sentence):
+        fetch_files(files, tmp_path, transport)
+    assert (server.asked, list(tmp_path.iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        RemoteFile("a", 1, "md5:" + "0" * 32, ()),
+        RemoteFile("a", -1, "md5:" + "0" * 32, ("http://127.0.0.1/",)),
+        RemoteFile("a", 1, "sha512:0", ("http://127.0.0.1/",)),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(file: RemoteFile, tmp_path: Path) -> None:
+    with HttpTransport() as transport, pytest.raises(FormatError):
+        fetch_files([file], tmp_path, transport)
+
+
+def test_no_files_is_nothing_to_do(tmp_path: Path) -> None:
+    with HttpTransport() as transport:
+        fetch_files([], tmp_path / "absent", transport)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,321 @@
+"""The http transport beside a real server and the real client: ranges, headers, and what failures mean."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import httpx2
+import pytest
+from static_server import SOUND, Fault, StaticServer
+
+from rbtool.core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, RbtoolError, UsageError
+from rbtool.core.remote import HttpTransport, Transient, failure
+from rbtool.core.version import __version__
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "20")
+
+
+@pytest.fixture
+def server() -> Iterator[StaticServer]:
+    with StaticServer({"data/file.bin": DATA, "empty": b""}) as running:
+        yield running
+
+
+@pytest.fixture
+def transport() -> Iterator[HttpTransport]:
+    with HttpTransport(hint="log in") as made:
+        yield made
+
+
+def read(transport: HttpTransport, address: str, offset: int = 0) -> tuple[int, bytes]:
+    with transport.open(address, offset) as (start, blocks):
+        return start, b"".join(blocks)
+
+
+def failed(transport: HttpTransport, address: str, offset: int = 0) -> RbtoolError:
+    """The error that a read ends with, also if it might pass."""
+    with pytest.raises((RbtoolError, Transient)) as raised:
+        read(transport, address, offset)
+    return raised.value.error if isinstance(raised.value, Transient) else raised.value
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5_000, len(DATA) - 1])
+def test_reading_starts_where_it_is_told_to(offset: int, server: StaticServer, transport: HttpTransport) -> None:
+    assert read(transport, server.address("data/file.bin"), offset) == (offset, DATA[offset:])
+    assert server.starts("data/file.bin") == [offset or None]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(no_range=True),
+        Fault(content_range="bytes 77-10239/10240"),
+        Fault(content_range="nonsense"),
+    ],
+)
+def test_a_server_without_ranges_starts_at_the_beginning(
+    fault: Fault, server: StaticServer, transport: HttpTransport
+) -> None:
+    server.faults["data/file.bin"] = [fault]
+    assert read(transport, server.address("data/file.bin"), 50) == (0, DATA)
+
+
+def test_a_range_that_starts_early_is_taken(server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["data/file.bin"] = [Fault(content_range="bytes 0-10239/10240", no_range=False)]
+    with transport.open(server.address("data/file.bin"), 50) as (start, _):
+        assert start == 0
+
+
+def test_a_range_behind_the_end_starts_over(server: StaticServer, transport: HttpTransport) -> None:
+    assert read(transport, server.address("data/file.bin"), len(DATA)) == (0, DATA)
+    assert server.starts("data/file.bin") == [len(DATA), None]
+
+
+def test_the_client_says_who_it_is_and_wants_plain_bytes(server: StaticServer, transport: HttpTransport) -> None:
+    read(transport, server.address("empty"))
+    headers = server.asked[0].headers
+    assert headers["User-Agent"] == f"rbtool/{__version__}"
+    assert headers["Accept-Encoding"] == "identity"
+
+
+class WithToken(HttpTransport):
+    def headers(self, address: str) -> Mapping[str, str]:
+        return {"Authorization": "Bearer hf_secret12345"}
+
+
+def test_a_token_does_not_follow_to_another_host(server: StaticServer) -> None:
+    with StaticServer({"elsewhere": DATA}) as other, WithToken() as transport:
+        redirect = Fault(302, {"Location": other.address("elsewhere")})
+        server.faults["empty"] = [redirect]
+        assert read(transport, server.address("empty"), 9) == (9, DATA[9:])
+        assert server.asked[0].headers["Authorization"] == "Bearer hf_secret12345"
+        assert "Authorization" not in other.asked[0].headers
+
+
+def test_a_token_follows_on_the_same_host(server: StaticServer) -> None:
+    with WithToken() as transport:
+        server.faults["empty"] = [Fault(307, {"Location": "/data/file.bin"})]
+        assert read(transport, server.address("empty")) == (0, DATA)
+        assert server.asked[1].headers["Authorization"] == "Bearer hf_secret12345"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "sentence"),
+    [
+        (400, NetworkError, "127.0.0.1 did not give file.bin: it answered 400 Bad Request"),
+        (401, AuthorisationError, "127.0.0.1 gives file.bin only to those it knows (401 Unauthorized)"),
+        (403, AuthorisationError, "127.0.0.1 refuses access to file.bin (403 Forbidden)"),
+        (404, DatasetNotFoundError, "127.0.0.1 does not have file.bin (404 Not Found)"),
+        (410, DatasetNotFoundError, "127.0.0.1 does not have file.bin (410 Gone)"),
+        (416, NetworkError, "127.0.0.1 did not give file.bin: it answered 416 Requested Range Not Satisfiable"),
+        (304, NetworkError, "127.0.0.1 did not give file.bin: it answered 304 Not Modified"),
+        (204, NetworkError, "127.0.0.1 did not give file.bin: it answered 204 No Content"),
+    ],
+)
+def test_what_will_not_pass(
+    status: int, kind: type[RbtoolError], sentence: str, server: StaticServer, transport: HttpTransport
+) -> None:
+    server.faults["data/file.bin"] = [Fault(status)]
+    with pytest.raises(kind) as raised:
+        read(transport, server.address("data/file.bin?secret=1"))
+    assert str(raised.value) == sentence
+    assert raised.value.hint == ("log in" if kind is AuthorisationError else "")
+
+
+def test_a_proxy_that_wants_a_password(server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["data/file.bin"] = [Fault(407)]
+    error = failed(transport, server.address("data/file.bin"))
+    assert "the proxy on the way to it wants a user and a password" in str(error)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
+def test_what_may_pass(status: int, server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["data/file.bin"] = [Fault(status, {"Retry-After": "17"})]
+    with pytest.raises(Transient, match=r"127\.0\.0\.1 could not give file\.bin now") as raised:
+        read(transport, server.address("data/file.bin"))
+    assert raised.value.retry_after == 17
+    assert isinstance(raised.value.error, NetworkError)
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(reset=True), Fault(cut=100), Fault(cut=0)], ids=["reset", "cut", "cut at once"]
+)
+def test_a_connection_that_breaks_off(fault: Fault, server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["data/file.bin"] = [fault]
+    with pytest.raises(Transient, match=r"file.bin could not be fetched from 127.0.0.1: the connection broke off"):
+        read(transport, server.address("data/file.bin"))
+
+
+def test_a_server_that_falls_silent(
+    server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
+    server.faults["data/file.bin"] = [Fault(stall=100)]
+    with pytest.raises(Transient, match=r"the server did not answer within 0\.2 s"):
+        read(transport, server.address("data/file.bin"))
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("http://127.0.0.1:{port}/x", "x could not be fetched from 127.0.0.1: the connection was refused"),
+        ("http://no-such-host.invalid/x", "x could not be fetched from no-such-host.invalid: no machine of that name"),
+        ("ftp://127.0.0.1/x", "the address of x is not one of http or https"),
+        ("http://127.0.0.1:nothing/x", "the address of x is not one of http or https"),
+        ("x", "the address of x is not one of http or https"),
+    ],
+)
+def test_addresses_that_lead_nowhere(address: str, sentence: str, transport: HttpTransport) -> None:
+    error = failed(transport, address.format(port=free_port()))
+    assert isinstance(error, NetworkError)
+    assert str(error).startswith(sentence)
+
+
+def test_redirects_without_end(server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["empty"] = [Fault(302, {"Location": "/empty"})]
+    assert str(failed(transport, server.address("empty"))).endswith("it redirects without end")
+
+
+def test_a_token_with_a_line_break_is_not_shown(server: StaticServer) -> None:
+    class Broken(HttpTransport):
+        def headers(self, address: str) -> Mapping[str, str]:
+            return {"Authorization": "Bearer hf_secret\n12345"}
+
+    with Broken() as transport:
+        error = failed(transport, server.address("empty"))
+    assert "hf_secret" not in f"{error} {error.hint}"
+    assert error.hint == "a token must be one word, without a line break"
+
+
+@pytest.mark.parametrize(
+    "value", ["socks5://user:pw@secret.host:1", "what://user:pw@secret.host:1", "http://secret:notaport"]
+)
+def test_a_proxy_that_cannot_be_used_is_not_shown(
+    value: str, server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", value)
+    error = failed(transport, server.address("empty"))
+    assert isinstance(error, NetworkError)
+    assert "proxy" in str(error)
+    assert "secret" not in f"{error} {error.hint}"
+
+
+def test_a_proxy_is_used_and_not_shown(
+    server: StaticServer, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.address("").replace("//", "//user:pw@"))
+    server.faults["http://far.example/x"] = [Fault(503)]
+    server.files["http://far.example/x"] = DATA
+    error = failed(transport, "http://far.example/x")
+    assert str(error) == "far.example could not give x now (503 Service Unavailable)"
+    assert "127.0.0.1" not in f"{error} {error.hint}"
+
+
+def test_a_proxy_that_is_not_there_is_hinted_at(transport: HttpTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    error = failed(transport, "http://far.example/x")
+    assert str(error) == "x could not be fetched from far.example: the connection was refused"
+    assert error.hint.startswith("a proxy is set in the environment")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
+def test_a_timeout_that_makes_no_sense_is_refused(
+    text: str, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RBTOOL_TIMEOUT", text)
+    with pytest.raises(UsageError, match="RBTOOL_TIMEOUT"):
+        read(transport, "http://127.0.0.1/x")
+
+
+@pytest.mark.parametrize("silent", [Fault(stall=0), Fault(stall=5_000)], ids=["at once", "in the middle"])
+def test_a_read_that_waits_can_be_broken_off(silent: Fault, server: StaticServer, transport: HttpTransport) -> None:
+    server.faults["data/file.bin"] = [silent, SOUND]
+
+    def break_off() -> None:
+        server.stalled.wait()
+        transport.interrupt()
+
+    helper = threading.Thread(target=break_off)
+    helper.start()
+    began = time.monotonic()
+    with pytest.raises(Transient, match="broke off"):
+        read(transport, server.address("data/file.bin"))
+    assert time.monotonic() - began < 10
+    helper.join()
+    assert read(transport, server.address("data/file.bin")) == (0, DATA)
+
+
+def test_one_client_serves_many_threads(server: StaticServer, transport: HttpTransport) -> None:
+    found: list[tuple[int, bytes]] = []
+
+    def fetch() -> None:
+        found.extend(read(transport, server.address("data/file.bin")) for _ in range(5))
+
+    threads = [threading.Thread(target=fetch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(0, DATA)] * 20
+
+
+def test_closing_twice_does_no_harm(server: StaticServer) -> None:
+    transport = HttpTransport()
+    transport.close()
+    read(transport, server.address("empty"))
+    transport.close()
+    transport.close()
+
+
+def test_making_one_talks_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with HttpTransport():
+        pass
+    assert caplog.records == []
+
+
+def test_an_untrusted_certificate_does_not_pass() -> None:
+    error = httpx2.ConnectError("failed", request=httpx2.Request("GET", "https://hub.example/a"))
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed")
+    found = failure(error, "a")
+    assert isinstance(found, NetworkError)
+    assert str(found) == "a could not be fetched from hub.example: its certificate is not trusted"
+    assert "SSL_CERT_FILE" in found.hint
+
+
+def test_what_is_not_the_clients_stays_what_it_is() -> None:
+    error = KeyError("x")
+    assert failure(error, "x") is error
+
+
+def test_a_response_made_by_hand_is_understood() -> None:
+    error = failure(httpx2.Response(403), "the listing", hint="ask for access")
+    assert isinstance(error, AuthorisationError)
+    assert (str(error), error.hint) == ("the server refuses access to the listing (403 Forbidden)", "ask for access")
+
+
+def test_a_status_error_is_its_response() -> None:
+    response = httpx2.Response(404, request=httpx2.Request("GET", "https://user:pw@hub.example/a?token=1"))
+    with pytest.raises(httpx2.HTTPStatusError) as raised:
+        response.raise_for_status()
+    assert str(failure(raised.value, "the listing")) == "hub.example does not have the listing (404 Not Found)"

@@ -1,0 +1,252 @@
+"""A hub on loopback, asked through huggingface_hub in processes of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from asking import ask, ask_one, failed
+from hub import Fault, Hub, git_blob_sha1
+
+SMALL = b'{"a": 1}'
+LARGE = bytes(range(256)) * 80
+TOKEN = "hf_abcdefghijklmnop"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    for name in ("one", "two", "three"):
+        folder = tmp_path / "hub" / "acme" / name
+        (folder / "deep" / "er").mkdir(parents=True)
+        (folder / "index.json").write_bytes(SMALL)
+        (folder / "deep" / "er" / f"{name}.bin").write_bytes(LARGE)
+        (folder / "deep" / "note.txt").write_text(name, encoding="utf-8")
+    with Hub(tmp_path / "hub", page_size=2) as served:
+        yield served
+
+
+@pytest.fixture
+def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    return hub.environment(tmp_path / "home")
+
+
+def address(hub: Hub, path: str = "index.json", name: str = "one") -> str:
+    commit = hub.repositories[f"acme/{name}"].commit
+    return f"{hub.url}/datasets/acme/{name}/resolve/{commit}/{path}"
+
+
+@pytest.mark.parametrize("base", [None, "https://hub.invalid"])
+def test_repositories_from_all_pages(hub: Hub, environment: dict[str, str], base: str | None) -> None:
+    hub.link_base = base or hub.url
+    found = ask_one(environment, "hub", "repositories", "acme")
+    assert found == [
+        {"name": name, "commit": hub.repositories[name].commit} for name in ("acme/one", "acme/three", "acme/two")
+    ]
+    assert len(hub.requests) == 2
+
+
+def test_files_of_a_repository_and_of_a_folder(hub: Hub, environment: dict[str, str]) -> None:
+    commit = hub.repositories["acme/one"].commit
+    whole, folder = ask(environment, "hub", ["tree", "acme/one", commit], ["tree", "acme/one", commit, "deep/er"])
+    large = {"path": "deep/er/one.bin", "size": len(LARGE), "checksum": f"sha256:{hashlib.sha256(LARGE).hexdigest()}"}
+    small = {"path": "index.json", "size": len(SMALL), "checksum": f"git-sha1:{git_blob_sha1(SMALL)}"}
+    assert folder == [large]
+    assert [file["path"] for file in whole] == ["deep/er/one.bin", "deep/note.txt", "index.json"]
+    assert large in whole
+    assert small in whole
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1/a", "the commit"])
+def test_a_revision_is_pinned(hub: Hub, environment: dict[str, str], revision: str | None) -> None:
+    repository = hub.repositories["acme/one"]
+    repository.refs.add("v1/a")
+    asked = repository.commit if revision == "the commit" else revision
+    assert ask_one(environment, "hub", "commit", "acme/one", asked) == repository.commit
+
+
+def test_a_revision_that_is_not_there(environment: dict[str, str]) -> None:
+    found = failed(ask_one(environment, "hub", "commit", "acme/one", "v9"), "DatasetNotFoundError")
+    assert found.message == "the hub does not have the repository acme/one at revision v9: there is no such revision"
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_repository_that_is_not_there(hub: Hub, environment: dict[str, str], hidden: bool) -> None:
+    hub.hide_missing = hidden
+    found = failed(ask_one(environment, "hub", "commit", "acme/four"), "DatasetNotFoundError")
+    assert "acme/four" in found.message
+    assert ("private and wants HF_TOKEN" in found.message) == hidden
+
+
+def test_a_folder_that_is_not_there(hub: Hub, environment: dict[str, str]) -> None:
+    commit = hub.repositories["acme/one"].commit
+    failed(ask_one(environment, "hub", "tree", "acme/one", commit, "shallow"), "DatasetNotFoundError")
+
+
+CALLS = (["repositories", "acme"], ["commit", "acme/one"])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_without_its_token_a_hub_says_nothing(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
+    hub.token = TOKEN
+    found = failed(ask_one(environment, "hub", *call), "AuthorisationError")
+    assert "HF_TOKEN" in found.hint
+    failed(ask_one({**environment, "HF_TOKEN": "hf_another_token"}, "hub", *call), "AuthorisationError")
+
+
+def test_the_token_of_the_environment_or_the_stored_one(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    hub.token = TOKEN
+    calls = [*CALLS, ["read", address(hub)]]
+    assert ask({**environment, "HF_TOKEN": TOKEN}, "hub", *calls)[2] == SMALL.decode()
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / "token").write_text(TOKEN, encoding="utf-8")
+    assert ask(environment, "hub", *calls)[2] == SMALL.decode()
+
+
+@pytest.mark.parametrize("token", ["hf_\u00e4bcdefgh", "hf_abc\x7fdefgh"])
+def test_a_token_that_can_be_none(hub: Hub, environment: dict[str, str], token: str) -> None:
+    found = failed(ask_one({**environment, "HF_TOKEN": token}, "hub", *CALLS[0]), "AuthorisationError")
+    assert "characters that no token has" in found.message
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("proxy", ["http://ann:secret@127.0.0.1:9", "nonsense://ann:secret@127.0.0.1:9"])
+def test_a_proxy_is_used_and_not_named(hub: Hub, environment: dict[str, str], proxy: str) -> None:
+    through = {**environment, "NO_PROXY": "", "no_proxy": "", "HTTP_PROXY": proxy, "http_proxy": proxy}
+    for outcome in ask(through, "hub", CALLS[0], ["read", address(hub)]):
+        found = failed(outcome, "NetworkError")
+        assert "proxy" in found.hint
+        assert not {"ann", "secret"} & set(re.split(r"\W+", found.message + found.hint))
+    assert hub.requests == []
+
+
+def test_the_token_stays_with_the_hub(hub: Hub, environment: dict[str, str]) -> None:
+    with Hub(hub.root) as elsewhere:
+        moved = address(hub).replace(hub.url, elsewhere.url)
+        hub.faults = [Fault("GET .*index.json", "status:302", headers={"Location": moved})]
+        calls = [["read", address(hub)], ["read", moved]]
+        assert ask({**environment, "HF_TOKEN": TOKEN}, "hub", *calls) == [SMALL.decode()] * 2
+    assert [asked.authorization for asked in elsewhere.requests] == [None, None]
+    assert [asked.authorization for asked in hub.requests] == [f"Bearer {TOKEN}"]
+
+
+def test_gated_repositories_name_the_page(hub: Hub, environment: dict[str, str]) -> None:
+    hub.gated = {"acme/one"}
+    for outcome in ask(environment, "hub", ["commit", "acme/one"], ["read", address(hub)]):
+        hint = failed(outcome, "AuthorisationError").hint
+        assert f"{hub.url}/datasets/acme/one" in hint
+        assert "HF_TOKEN" in hint
+
+
+PASSING = [
+    Fault("", "status:503"), Fault("", "status:500"), Fault("", "status:429", headers={"Retry-After": "0"}),
+    Fault("", "reset"), Fault("", "cut:5"), Fault("", "slow:0.05"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.kind)
+def test_what_passes_is_tried_again(hub: Hub, environment: dict[str, str], fault: Fault) -> None:
+    calls = {"/api/": CALLS[1], "/resolve/": ["read", address(hub)]}
+    hub.faults = [Fault(match, fault.kind, headers=fault.headers) for match in calls]
+    assert ask(environment, "hub", *calls.values()) == [hub.repositories["acme/one"].commit, SMALL.decode()]
+    assert len(hub.requests) == (2 if fault.kind.startswith("slow") else 4)
+
+
+@pytest.mark.parametrize(
+    "header", [("Retry-After", "4000"), ("RateLimit", '"api";r=0;t=4000')], ids=lambda pair: pair[0]
+)
+def test_the_server_says_how_long_to_wait(hub: Hub, environment: dict[str, str], header: tuple[str, str]) -> None:
+    hub.faults = [Fault("", "status:429", times=9, headers=dict([header]))]
+    found = failed(ask_one(environment, "hub", *CALLS[0]), "NetworkError")
+    assert "asks to wait for 4,000 s" in found.message
+    assert len(hub.requests) == 1
+
+
+def test_what_does_not_pass_is_given_up(hub: Hub, environment: dict[str, str]) -> None:
+    hub.faults = [Fault("", "status:503", times=99)]
+    found = failed(ask_one(environment, "hub", *CALLS[0]), "NetworkError")
+    assert found.message == "127.0.0.1 could not give the list of datasets of acme now (503 Service Unavailable)"
+    assert len(hub.requests) == 3
+
+
+@pytest.mark.parametrize("kind", ["stall:0", "stall:3", "slow:30"])
+def test_a_silent_server_is_not_waited_for(hub: Hub, environment: dict[str, str], kind: str) -> None:
+    hub.faults = [Fault("", kind, times=99)]
+    calls = [["timed", *call] for call in (*CALLS, ["read", address(hub)])]
+    short = {**environment, "RBTOOL_TIMEOUT": "0.2", "RBTOOL_RETRIES": "2:0.01"}
+    assert all(0.4 <= seconds < 3 for seconds in ask(short, "hub", *calls))
+
+
+def test_a_server_that_is_not_there(environment: dict[str, str]) -> None:
+    nowhere = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert "refused" in failed(ask_one(nowhere, "hub", *CALLS[0]), "NetworkError").message
+
+
+@pytest.mark.parametrize("variable", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_where_the_network_is_forbidden(hub: Hub, environment: dict[str, str], variable: str) -> None:
+    outcomes = ask({**environment, variable: "1"}, "hub", *CALLS)
+    assert all(failed(outcome, "NetworkError") for outcome in outcomes)
+    assert hub.requests == []
+
+
+ODD = ["<html>", "[[1]]", '"text"', '{"sha": 7}', "[" * 100_000, '[{"type": "file", "path": "../x", "size": 1}]']
+
+
+@pytest.mark.parametrize("call", [*CALLS, ["tree", "acme/one", "0" * 40]], ids=lambda call: call[0])
+def test_answers_that_make_no_sense(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
+    hub.faults = [Fault("", "status:200", body=body) for body in ODD]
+    for outcome in ask(environment, "hub", *[call] * len(ODD)):
+        failed(outcome, "FormatError")
+
+
+FILES: list[dict[str, object]] = [
+    {"path": "/etc/passwd"}, {"path": "a/../../b"}, {"path": "a\\b"}, {"path": 7}, {"size": -1}, {"size": "1"},
+    {"oid": "ff"}, {"lfs": {"oid": "0" * 40}},
+]  # fmt: skip
+
+
+def test_entries_that_make_no_sense(hub: Hub, environment: dict[str, str]) -> None:
+    sound = {"type": "file", "path": "a", "size": 1, "oid": "0" * 40}
+    hub.faults = [Fault("", "status:200", body=json.dumps([sound | odd])) for odd in ({}, *FILES)]
+    good, *bad = ask(environment, "hub", *[["tree", "acme/one", "0" * 40]] * (1 + len(FILES)))
+    assert good == [{"path": "a", "size": 1, "checksum": f"git-sha1:{'0' * 40}"}]
+    assert all(failed(outcome, "FormatError") for outcome in bad)
+
+
+def test_a_refusal_in_words_that_are_not_the_hubs(hub: Hub, environment: dict[str, str]) -> None:
+    bodies = ["[1]", '"no"', "<html>", "", '{"error": [1]}', '{"errors": ["a"]}']
+    warning = {"X-HF-Warning": "topic; this would be logged to stderr"}
+    hub.faults = [Fault("", "status:403", body=body, headers=warning) for body in bodies]
+    for outcome in ask(environment, "hub", *[CALLS[0]] * len(bodies)):
+        failed(outcome, "AuthorisationError")
+
+
+def test_a_listing_without_end(hub: Hub, environment: dict[str, str]) -> None:
+    link = f'<{hub.url}/api/datasets?author=acme>; rel="next"'
+    hub.faults = [Fault("", "status:200", times=99, body="[]", headers={"Link": link})]
+    assert "no end" in failed(ask_one(environment, "hub", *CALLS[0]), "FormatError").message
+    assert len(hub.requests) == 1
+
+
+def test_a_file_that_is_gone_makes_the_listing_stale(hub: Hub, environment: dict[str, str]) -> None:
+    gone = [address(hub, "index.jsonl"), address(hub).replace("/resolve/", "/resolve/0")[:-1]]
+    pinned, unpinned = ask(environment, "hub", *[["read", one] for one in gone])
+    failed(pinned, "StaleListing")
+    assert "StaleListing" not in failed(unpinned, "DatasetNotFoundError").types
+
+
+def test_a_file_that_is_too_long_for_memory(hub: Hub, environment: dict[str, str]) -> None:
+    found = ask_one(environment, "hub", "read", address(hub, "deep/er/one.bin"), 1000)
+    assert "more than the 1,000 bytes" in failed(found, "FormatError").message
+
+
+def test_importing_loads_no_client() -> None:
+    clients = ("huggingface_hub", "google.cloud", "httpx2")
+    code = f"import sys, rbtool.core.remote; print([name for name in {clients} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

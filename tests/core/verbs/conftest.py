@@ -1,0 +1,63 @@
+"""A root with datasets, and ways to put all else there that may lie below one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.dataset import RemoteDataset, RemoteFile, fs
+from rbtool.core.remote import Originals
+from rbtool.core.testing.walks import write_walks
+
+DAY = 24 * 3600
+
+
+class Store:
+    """A root below which two datasets are stored: `door`, deep down, and `cart`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.door = root / "minari" / "D4RL" / "door" / "human-v2"
+        self.cart = root / "minari" / "cart-v0"
+        write_walks(self.door, [(4, "open"), (3, "terminated")])
+        write_walks(self.cart, [(2, "open")])
+
+    def original(self, dataset_id: str, *, kept: bool, source: str = "minari") -> Originals:
+        """Put an original there: whole where it is to be kept, else fetched in part."""
+        originals = Originals(self.root, source, dataset_id)
+        fs.make_folder(originals.files / "data")
+        file = RemoteFile("data/main.bin", 3, f"sha256:{hashlib.sha256(b'abc').hexdigest()}", ())
+        originals.begin(RemoteDataset(dataset_id, "hf://there", None, (file,)), [file.path], kept=kept)
+        (originals.files / "data" / ("main.bin" if kept else "main.bin.part")).write_bytes(b"abc" if kept else b"ab")
+        return originals
+
+    def leftover(self, place: str = "minari/D4RL/door", name: str = ".human-v2.rbtool-new-01234567") -> Path:
+        """Put there what a killed process leaves."""
+        write_walks(self.root / place / name, [(2, "open")])
+        return self.root / place / name
+
+    def listing(self, *, days: float) -> Path:
+        """Put a listing of a remote there that is so many days old."""
+        path = self.root / "minari" / ".catalogue" / "0123456789abcdef.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        os.utime(path, (time.time() - days * DAY,) * 2)
+        return path
+
+    def shown(self) -> list[tuple[str, str]]:
+        """Names and kinds of all that is there."""
+        return [(entry.name, entry.what) for entry in rbtool.cache.ls(root=self.root).entries]
+
+    def state(self) -> dict[str, bytes]:
+        """Every file and its bytes."""
+        return {str(path): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "root")

@@ -1,0 +1,60 @@
+"""A user's machine that downloads from a stand-in hub: real commands in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hub import Hub
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """Runs `rbtool` with a store of its own, below `folder`, and the hub as its network."""
+
+    def __init__(self, hub: Hub, folder: Path) -> None:
+        self.hub = hub
+        self.folder = folder
+        self.store = folder / "store"
+        self.variables = {
+            **hub.environment(folder / "hf"),
+            "RBTOOL_HOME": str(self.store),
+            "MINARI_DATASETS_PATH": str(folder / "minari"),
+            "RBTOOL_RETRIES": "3:0.01",
+            "RBTOOL_TIMEOUT": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env={**self.variables, **variables},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *words: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        process = self.start(*words, **variables)
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def json(self, *words: str, **variables: str) -> dict[str, Any]:
+        """Run a command that must succeed, and read its document."""
+        done = self.run(*words, "--json", **variables)
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def fetched(self, pattern: str = "") -> list[str]:
+        """Names of the files that the hub was asked for, in order."""
+        return [Path(path).name for path in self.hub.paths("/resolve/") if pattern in path]
+
+    def leftovers(self) -> Sequence[Path]:
+        """Everything below the store that is neither a dataset nor remembers what words mean."""
+        hidden = [path for path in self.store.rglob(".*") if path.name not in {".rbtool", ".names.json"}]
+        return [path for path in hidden if path.is_file() or any(path.rglob("*"))]

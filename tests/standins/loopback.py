@@ -1,0 +1,190 @@
+"""A server on loopback that remembers what it was asked and goes wrong on demand: the ground of the other stand-ins."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, NamedTuple, Self
+
+__all__ = ["Asked", "Fault", "Handler", "Loopback"]
+
+
+class Asked(NamedTuple):
+    """A request and how it was answered: with a status, or with `reset`."""
+
+    method: str
+    path: str
+    status: int | str
+    range: str | None
+    authorization: str | None
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong with the first `times` requests whose `METHOD /path?query` matches.
+
+    `status:503`   answer with that status, `body` and `headers`
+    `reset`        close the connection without an answer
+    `cut:100`      promise the whole body, send its first 100 bytes, close the connection
+    `stall:100`    the same, but keep the connection open and silent
+    `slow:0.1`     wait so many seconds before the answer
+    `corrupt`      change the middle byte of the body
+    `norange`      ignore the Range header: 200 and the whole body
+    """
+
+    match: str
+    kind: str
+    times: int = 1
+    body: str = '{"error": "injected"}'
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def argument(self, name: str) -> str | None:
+        """What follows `name:` if the fault is of that kind."""
+        kind, _, argument = self.kind.partition(":")
+        return argument if kind == name else None
+
+
+class Loopback:
+    """Serves on a free port of 127.0.0.1 while it is entered; `faults` and `requests` may be touched at any time."""
+
+    handler: ClassVar[type[Handler]]
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.requests: list[Asked] = []
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        served = type("Served", (self.handler,), {"server_state": self})
+        self._server = _Server(("127.0.0.1", 0), served)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def remember(self, asked: Asked) -> None:
+        """Add to the list of requests."""
+        with self._lock:
+            self.requests.append(asked)
+
+    def take_fault(self, line: str) -> Fault:
+        """Use up one turn of the first fault that matches; one of no kind if none does."""
+        with self._lock:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.match, line):
+                    fault.times -= 1
+                    return fault
+        return Fault("", "")
+
+    def paths(self, pattern: str = "") -> list[str]:
+        """Paths of the requests so far that match, in order."""
+        with self._lock:
+            return [asked.path for asked in self.requests if re.search(pattern, asked.path)]
+
+    def forget(self) -> None:
+        """Start counting requests anew."""
+        with self._lock:
+            self.requests.clear()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *where: object) -> None:
+        """Clients that go away are part of the play."""
+
+
+class Handler(BaseHTTPRequestHandler, ABC):
+    """Answers GET and HEAD through `answer`, which a stand-in writes; the faults are dealt with here."""
+
+    protocol_version = "HTTP/1.1"
+    server_state: Any
+    fault: Fault
+
+    @abstractmethod
+    def answer(self) -> None:
+        """Answer the request with `send`, `send_json` or `send_file`."""
+
+    def do_GET(self) -> None:
+        self.fault = self.server_state.take_fault(f"{self.command} {self.path}")
+        if self.fault.kind == "reset":
+            self._reset()
+            return
+        self.server_state.stopping.wait(float(self.fault.argument("slow") or 0))
+        status = self.fault.argument("status")
+        if status is not None:
+            self.send(int(status), self.fault.body.encode(), self.fault.headers)
+            return
+        self.answer()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *said: object) -> None:
+        """Say nothing: `requests` has it all."""
+
+    def send_json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with a JSON document."""
+        self.send(status, json.dumps(document).encode(), headers)
+
+    def send_file(self, data: bytes, headers: Mapping[str, str]) -> None:
+        """Answer with the bytes of a file, or those that the Range header asks for."""
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if wanted is None or self.fault.kind == "norange":
+            self.send(200, data, headers, "application/octet-stream")
+            return
+        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+        if first >= len(data):
+            self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return
+        part = {**headers, "Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        self.send(206, data[first : last + 1], part, "application/octet-stream")
+
+    def send(
+        self, status: int, body: bytes, headers: Mapping[str, str] | None = None, kind: str = "application/json"
+    ) -> None:
+        """Answer, with what the fault does to the body."""
+        self._remember(status)
+        if self.fault.kind == "corrupt" and body:
+            middle = len(body) // 2
+            body = body[:middle] + bytes([body[middle] ^ 0x5A]) + body[middle + 1 :]
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send_body(body)
+
+    def _send_body(self, body: bytes) -> None:
+        cut, stall = self.fault.argument("cut"), self.fault.argument("stall")
+        if cut is None and stall is None:
+            self.wfile.write(body)
+            return
+        self.wfile.write(body[: int(cut or stall or 0)])
+        self.wfile.flush()
+        self.close_connection = True
+        if stall is not None:
+            self.server_state.stopping.wait(60)
+
+    def _reset(self) -> None:
+        self._remember("reset")
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def _remember(self, status: int | str) -> None:
+        headers = self.headers
+        self.server_state.remember(
+            Asked(self.command, self.path, status, headers.get("Range"), headers.get("Authorization"))
+        )
