@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from ..dataset import StaleListing, is_inside
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, UsageError
 from .fetch import Transport
-from .http import _read_seconds as read_seconds
+from .http import read_seconds
 from .offline import require_network
 from .retries import Transient, retry_after, retrying
 

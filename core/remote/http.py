@@ -24,7 +24,7 @@ from .retries import Transient, retry_after
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["HttpTransport", "failure"]
+__all__ = ["HttpTransport", "failure", "read_seconds"]
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 30.0
@@ -105,7 +105,7 @@ class HttpTransport(Transport):
 
         with self._lock:
             if self._client is None:
-                timeout = httpx2.Timeout(_read_seconds(), connect=_CONNECT_SECONDS)
+                timeout = httpx2.Timeout(read_seconds(), connect=_CONNECT_SECONDS)
                 agent = {"User-Agent": f"rbtool/{__version__}"}
                 try:
                     self._client = httpx2.Client(timeout=timeout, follow_redirects=True, headers=agent)
@@ -157,9 +157,15 @@ def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception
     if status == 407:
         return _refused_by_proxy(what, host)
     if status in _BUSY or status >= 500:
-        wait = retry_after(response.headers.get("Retry-After"))
-        return Transient(NetworkError(f"{host} could not give {what} now ({answer})"), wait)
+        return Transient(NetworkError(f"{host} could not give {what} now ({answer})"), _asked_wait(response))
     return NetworkError(f"{host} did not give {what}: it answered {answer}")
+
+
+def _asked_wait(response: httpx2.Response) -> float | None:
+    """Seconds the server asks to wait: by Retry-After, else by its limit of requests, as in `"api";r=0;t=55`."""
+    asked = retry_after(response.headers.get("Retry-After"))
+    window = re.search(r";\s*r=0\s*;\s*t=(\d+)", response.headers.get("RateLimit", ""))
+    return float(window[1]) if asked is None and window and response.status_code == 429 else asked
 
 
 def _failed_request(error: httpx2.RequestError, what: str) -> Exception:
@@ -192,7 +198,7 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
     if isinstance(error, httpx2.ConnectTimeout):
         return f"there was no connection within {_CONNECT_SECONDS:g} s"
     if isinstance(error, httpx2.TimeoutException):
-        return f"the server did not answer within {_read_seconds():g} s"
+        return f"the server did not answer within {read_seconds():g} s"
     if isinstance(error, httpx2.ProxyError):
         return "the proxy made no connection"
     if isinstance(error, httpx2.ConnectError):
@@ -265,7 +271,8 @@ def _has_proxy() -> bool:
     return any(urllib.request.getproxies().get(scheme) for scheme in ("http", "https", "all"))
 
 
-def _read_seconds() -> float:
+def read_seconds() -> float:
+    """Seconds of silence after which a server is given up: `RBTOOL_TIMEOUT`, else 30."""
     text = os.environ.get(_TIMEOUT, "").strip()
     try:
         seconds = float(text) if text else _READ_SECONDS

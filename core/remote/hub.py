@@ -24,7 +24,7 @@ from ..secrets import redact
 from ..version import __version__
 from .http import HttpTransport, failure
 from .offline import require_network
-from .retries import Transient, retrying
+from .retries import retrying
 
 if TYPE_CHECKING:
     import httpx2
@@ -216,10 +216,7 @@ class Hub(HttpTransport):
             said = f"the hub does not show {what}: it is private, or there is no such thing (401 Unauthorized)"
             return AuthorisationError(said, hint=_TOKEN_HINT)
         response: httpx2.Response | None = getattr(error, "response", None)
-        found = failure(error if response is None else response, what, hint=_TOKEN_HINT)
-        if response is not None and isinstance(found, Transient) and found.retry_after is None:
-            found.retry_after = _window(response)
-        return found
+        return failure(error if response is None else response, what, hint=_TOKEN_HINT)
 
 
 def _raise_for_status(response: httpx2.Response, what: str) -> None:
@@ -234,12 +231,6 @@ def _raise_for_status(response: httpx2.Response, what: str) -> None:
         raise
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
         raise failure(response, what, hint=_TOKEN_HINT) from error
-
-
-def _window(response: httpx2.Response) -> float | None:
-    """Seconds until the hub's window of requests begins anew, where that is why it refused: `"api";r=0;t=55`."""
-    found = re.search(r";\s*r=0\s*;\s*t=(\d+)", response.headers.get("RateLimit", ""))
-    return float(found[1]) if found and response.status_code == 429 else None
 
 
 def _conditions(address: str) -> str:

@@ -31,6 +31,7 @@ from .standing import standing
 
 __all__ = ["Fetch", "RemoteDownload"]
 
+_PARTLY = "fields and the widths of texts are those of the chosen episodes: the files of the others were not fetched"
 _COMMIT = re.compile(r"@([0-9a-f]{7})[0-9a-f]{33}\b")
 
 
@@ -196,7 +197,7 @@ class RemoteDownload:
             if there is not None:
                 return self._there(there, found, begun)
             remote, fetch = self._fetch(found, originals)
-            entries = self._convert(found, remote, originals.files)
+            entries = self._convert(found, remote, originals)
             kept = self._kept(found)
             if not kept:
                 originals.remove()
@@ -245,19 +246,22 @@ class RemoteDownload:
 
     # Converting ------------------------------------------------------------------------------------
 
-    def _convert(self, found: Resolution, remote: RemoteDataset, folder: Path) -> dict[str, Any]:
+    def _convert(self, found: Resolution, remote: RemoteDataset, originals: Originals) -> dict[str, Any]:
         arguments = {
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
             "from": remote.address, "episodes": self.episodes, "revision": self.revision,
         }  # fmt: skip
-        with reader_class(self.source.name)(folder) as reader:
+        record = originals.record()
+        partly = record is not None and len(record.files) > len(remote.files)
+        with reader_class(self.source.name)(originals.files) as reader:
             facts = facts_of(reader, self.episodes, self.progress)
-            if facts.id != found.id:
-                facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
+            notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
+            notes += [_PARTLY] if partly else []
+            facts = replace(facts, notes=(*facts.notes, *notes))
             return SourceConversion(
                 reader=reader,
                 facts=facts,
-                source=folder,
+                source=originals.files,
                 destination=self._destination(found),
                 request=self._request(found),
                 verb="download",
