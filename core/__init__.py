@@ -1,4 +1,7 @@
-"""The library under the verbs: what TED is, how a dataset lies on disk, and what is done with it."""
+"""The library under the verbs: what TED is, how a dataset lies on disk, and what is done with it.
+
+Naming a class loads the package it lies in, and no other.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,136 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .samplers import RandomSampler, Sampler
-    from .storages import Storage, TensorStorage
+    from .buffers import ReplayBuffer, TensorDictReplayBuffer
+    from .checkpointers import (
+        CompressedListStorageCheckpointer,
+        ListStorageCheckpointer,
+        StorageCheckpointerBase,
+        TensorStorageCheckpointer,
+    )
+    from .datasets import BaseDatasetExperienceReplay, MinariExperienceReplay, load_dataset
+    from .samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+    from .specs import (
+        Binary,
+        Bounded,
+        BoundedContinuous,
+        BoundedDiscrete,
+        Categorical,
+        Composite,
+        MultiCategorical,
+        NonTensor,
+        TensorSpec,
+        Unbounded,
+        UnboundedContinuous,
+        UnboundedDiscrete,
+    )
+    from .storages import (
+        CompressedListStorage,
+        LazyMemmapStorage,
+        LazyStackStorage,
+        LazyTensorStorage,
+        ListStorage,
+        Storage,
+        TensorStorage,
+    )
+    from .transforms import Compose, Transform
+    from .writers import (
+        ImmutableDatasetWriter,
+        RoundRobinWriter,
+        TensorDictMaxValueWriter,
+        TensorDictRoundRobinWriter,
+        Writer,
+    )
 
-_HOMES = {"RandomSampler": "samplers", "Sampler": "samplers", "Storage": "storages", "TensorStorage": "storages"}
+_HOMES = {
+    "buffers": ("ReplayBuffer", "TensorDictReplayBuffer"),
+    "checkpointers": (
+        "CompressedListStorageCheckpointer",
+        "ListStorageCheckpointer",
+        "StorageCheckpointerBase",
+        "TensorStorageCheckpointer",
+    ),
+    "datasets": ("BaseDatasetExperienceReplay", "MinariExperienceReplay", "load_dataset"),
+    "samplers": ("RandomSampler", "Sampler", "SamplerWithoutReplacement"),
+    "specs": (
+        "Binary",
+        "Bounded",
+        "BoundedContinuous",
+        "BoundedDiscrete",
+        "Categorical",
+        "Composite",
+        "MultiCategorical",
+        "NonTensor",
+        "TensorSpec",
+        "Unbounded",
+        "UnboundedContinuous",
+        "UnboundedDiscrete",
+    ),
+    "storages": (
+        "CompressedListStorage",
+        "LazyMemmapStorage",
+        "LazyStackStorage",
+        "LazyTensorStorage",
+        "ListStorage",
+        "Storage",
+        "TensorStorage",
+    ),
+    "transforms": ("Compose", "Transform"),
+    "writers": (
+        "ImmutableDatasetWriter",
+        "RoundRobinWriter",
+        "TensorDictMaxValueWriter",
+        "TensorDictRoundRobinWriter",
+        "Writer",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["RandomSampler", "Sampler", "Storage", "TensorStorage"]
+__all__ = [
+    "BaseDatasetExperienceReplay",
+    "Binary",
+    "Bounded",
+    "BoundedContinuous",
+    "BoundedDiscrete",
+    "Categorical",
+    "Compose",
+    "Composite",
+    "CompressedListStorage",
+    "CompressedListStorageCheckpointer",
+    "ImmutableDatasetWriter",
+    "LazyMemmapStorage",
+    "LazyStackStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "ListStorageCheckpointer",
+    "MinariExperienceReplay",
+    "MultiCategorical",
+    "NonTensor",
+    "RandomSampler",
+    "ReplayBuffer",
+    "RoundRobinWriter",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "Storage",
+    "StorageCheckpointerBase",
+    "TensorDictMaxValueWriter",
+    "TensorDictReplayBuffer",
+    "TensorDictRoundRobinWriter",
+    "TensorSpec",
+    "TensorStorage",
+    "TensorStorageCheckpointer",
+    "Transform",
+    "Unbounded",
+    "UnboundedContinuous",
+    "UnboundedDiscrete",
+    "Writer",
+    "load_dataset",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if _HOME_OF[name] == "storages":
+        importlib.import_module(".checkpointers", __name__)  # so that what is named here can be saved, too
+    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -14,11 +14,11 @@ import source_tree
 
 # Parts of core, top floor first. A part may import itself and the floors below its own, not its neighbours.
 FLOORS = (
-    {"verbs"},
     {"datasets"},
+    {"verbs"},
     {"preprocess"},
     {"buffers"},
-    {"transforms", "checkpoint", "samplers", "writers"},
+    {"transforms", "checkpoint", "checkpointers", "samplers", "writers"},
     {"storages", "specs"},
     {"kernels"},
     {"remote"},

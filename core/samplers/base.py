@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -20,12 +20,36 @@ Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """Chosen elements: int64 `[B]`, or one such tensor a dimension where the storage has several."""
 
 
-class Sampler(ABC):
+class _Samplers(ABCMeta):
+    """Lets every class of samplers be called with `replacement=False`, which makes its sibling that has none."""
+
+    _replacement: bool
+    _without_replacement: type[Sampler]
+
+    def __call__(cls, *arguments: Any, replacement: bool | None = None, **options: Any) -> Any:
+        if replacement is None or bool(replacement) is cls._replacement:
+            return super().__call__(*arguments, **options)
+        if replacement or "_without_replacement" not in cls.__dict__:  # a subclass need not be what its base is
+            raise TypeError(f"there is no {cls.__name__} with replacement={replacement}")
+        return cls._without_replacement(*arguments, **options)
+
+
+class Sampler(metaclass=_Samplers):
     """Chooses elements of a storage, with a generator of its own where a buffer gave it one.
 
     What is written here is the behaviour of a sampler without state: it never runs out, saves nothing, and takes
-    no priorities. Ideas and names are those of TorchRL's samplers.
+    no priorities. Every sampler takes `replacement=False`, which makes a sampler of the kind that draws no element
+    twice; TypeError where there is none. Ideas and names are those of TorchRL's samplers.
     """
+
+    by_number: ClassVar[bool] = False
+    """Whether the number of elements is all it looks at, so that it may choose while rows are being written."""
+
+    _replacement: ClassVar[bool] = True
+    """Whether an element may be drawn again before all others were; a class for which not says so."""
+
+    _without_replacement: ClassVar[type[Sampler]]
+    """The sibling that `replacement=False` makes; a class without one leaves it out."""
 
     _rng: torch.Generator | None = None
 

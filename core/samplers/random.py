@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
+from .without_replacement import SamplerWithoutReplacement
 
 __all__ = ["RandomSampler"]
 
@@ -18,7 +19,8 @@ class RandomSampler(Sampler):
 
     Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension, each
     coordinate uniform over `storage.shape`. Draws come from the generator a buffer set, else from torch's own.
-    An empty storage raises SchemaError (a RuntimeError), a batch of less than one element UsageError.
+    An empty storage raises SchemaError (a RuntimeError), a batch of less than one element UsageError (a ValueError).
+    `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement`, with its arguments.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -27,12 +29,15 @@ class RandomSampler(Sampler):
     (torch.Size([4]), {})
     """
 
+    by_number: ClassVar[bool] = True
+    _without_replacement: ClassVar[type[Sampler]] = SamplerWithoutReplacement
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw `batch_size` elements."""
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
         if not len(storage):
-            raise SchemaError("the storage is empty: there is nothing to sample")
+            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
         drawn = tuple(self._draw(size, batch_size) for size in storage.shape)
         return (drawn[0] if storage.ndim == 1 else drawn), {}
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import UsageError
 
-__all__ = ["Storage"]
+__all__ = ["Storage", "register_checkpointer"]
+
+_CHECKPOINTERS: dict[type[Storage], Callable[[], Any]] = {}
+
+
+def register_checkpointer(storage_class: type[Storage], factory: Callable[[], Any]) -> None:
+    """Say what makes the checkpointer of a storage, of this class or derived from it, that was given none.
+
+    Checkpointers know storages and not the other way round: they register when `core.checkpointers` is imported.
+    """
+    _CHECKPOINTERS[storage_class] = factory
 
 
 class Storage(ABC):
     """Keeps up to `max_size` elements under the numbers 0 to `len(storage) - 1`.
 
     `storage[i]` reads, `storage[i] = data` writes without moving the last cursor, iteration goes over the valid
-    rows. `checkpointer` is whatever shall save this storage; None leaves the choice to who saves it. `compilable`
+    rows. `checkpointer` saves and loads this storage; None takes the one that belongs to its class. `compilable`
     promises that `torch.compile` may trace the methods. A `max_size` below 1 raises UsageError.
 
     Ideas and names are those of TorchRL's storages.
@@ -30,8 +41,10 @@ class Storage(ABC):
         if max_size < 1:
             raise UsageError(f"a storage of {max_size} elements was asked for; at least 1 is needed")
         self.max_size = max_size
-        self.checkpointer = checkpointer
         self.compilable = compilable
+        self._checkpointer = checkpointer
+        self._attached: list[Any] = []
+        self._rng: torch.Generator | None = None
         self._last_cursor: Any = None
         self._revision = 0
 
@@ -68,6 +81,11 @@ class Storage(ABC):
         return torch.Size([len(self)])
 
     @property
+    def shared(self) -> bool:
+        """Whether other processes see the same rows and the same length."""
+        return False
+
+    @property
     def revision(self) -> int:
         """A number that grows with every change of the contents; who caches what it derived from them compares it."""
         return self._revision
@@ -90,6 +108,47 @@ class Storage(ABC):
         inside = (item >= 0) & (item < torch.tensor(self.shape if self.ndim > 1 else self.shape[0], device=item.device))
         return inside.all(-1) if self.ndim > 1 else inside
 
+    # Buffers ---------------------------------------------------------------------------------------
+
+    def attach(self, buffer: Any) -> None:
+        """Remember a buffer (anything with `mark_update(index)`) that is to hear of elements written by index."""
+        if not any(buffer is known for known in self._attached):
+            self._attached.append(buffer)
+
+    # Saving ----------------------------------------------------------------------------------------
+
+    @property
+    def checkpointer(self) -> Any:
+        """What saves and loads this storage. Setting None goes back to the one that belongs to its class."""
+        if self._checkpointer is None:
+            self._checkpointer = _checkpointer_for(type(self))
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint to the folder `path`, with the storage's checkpointer."""
+        self.checkpointer.dumps(self, path)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over what the checkpoint in the folder `path` holds."""
+        self.checkpointer.loads(self, path)
+
+    dump = save = dumps
+    load = loads
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the checkpointer pass what it is about to write through `hook(data, path=...)`."""
+        self.checkpointer.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the checkpointer pass what it has read through `hook(data, out=...)`."""
+        self.checkpointer.register_load_hook(hook)
+
+    # Python's own protocols ------------------------------------------------------------------------
+
     def __contains__(self, item: Any) -> bool:
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, torch.Tensor) else bool(found)
@@ -99,6 +158,22 @@ class Storage(ABC):
 
     def __setitem__(self, index: Any, data: Any) -> None:
         self.set(index, data, set_cursor=False)
+        for buffer in self._attached:
+            buffer.mark_update(index)
 
     def __iter__(self) -> Iterator[Any]:
         return (self.get(row) for row in range(self.shape[0]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy belongs to no buffer yet, and draws from no generator of this one.
+        return self.__dict__ | {"_attached": [], "_rng": None}
+
+
+def _checkpointer_for(storage_class: type[Storage]) -> Any:
+    for ancestor in storage_class.__mro__:
+        if ancestor in _CHECKPOINTERS:
+            return _CHECKPOINTERS[ancestor]()
+    raise UsageError(
+        f"no checkpointer is known for a {storage_class.__name__}",
+        hint="import rbtool.core.checkpointers first, or give the storage a checkpointer",
+    )

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import SchemaError
 
-__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "rows_of"]
+__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "last_row", "rows_of"]
 
 Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
 
@@ -51,15 +51,18 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
         row = index + valid if index < 0 else index
         _refuse_outside(row, row, valid, capacity)
         return slice(row, row + 1)
-    rows = index.nonzero() if index.dtype == torch.bool else index
-    rows = rows.reshape(-1).long()
-    rows = torch.where(rows < 0, rows + valid, rows)
-    if not len(rows):
+    rows = (index.nonzero() if index.dtype == torch.bool else index).reshape(-1).cpu().long()
+    numbers = rows.numpy()
+    if not len(numbers):
         return slice(0, 0)
-    first = int(rows[0])
-    _refuse_outside(int(rows.min()), int(rows.max()), valid, capacity)
-    follows = torch.arange(first, first + len(rows), device=rows.device)
-    return slice(first, first + len(rows)) if torch.equal(rows, follows) else rows
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0:
+        _refuse_outside(low + valid, low + valid, valid, capacity)
+        rows = torch.where(rows < 0, rows + valid, rows)
+        return rows_of(rows, valid, capacity)
+    _refuse_outside(low, high, valid, capacity)
+    follows = high - low == len(numbers) - 1 and bool((numbers[1:] - numbers[:-1] == 1).all())
+    return slice(low, high + 1) if follows else rows
 
 
 def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
@@ -99,3 +102,24 @@ def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
     last = torch.ones_like(ordered, dtype=torch.bool)
     last[:-1] = ordered[1:] != ordered[:-1]
     return None if bool(last.all()) else order[last]
+
+
+def last_row(cursor: Any) -> int | None:
+    """The row that a write at `cursor` filled last; None where it filled none, or the cursor does not say.
+
+    Negative numbers and open ends of slices do not say.
+    """
+    index = cursor[0] if isinstance(cursor, tuple) and cursor else cursor
+    if index is None or isinstance(index, bool | str):
+        return None
+    if isinstance(index, slice):
+        return index.stop - 1 if isinstance(index.stop, int) and index.stop > 0 and index.step in (None, 1) else None
+    if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
+        row = operator.index(index)
+    else:
+        rows = torch.as_tensor(list(index) if isinstance(index, range) else index)
+        rows = rows.nonzero() if rows.dtype == torch.bool else rows
+        if not rows.numel():
+            return None
+        row = int(rows.reshape(-1)[-1])
+    return row if row >= 0 else None

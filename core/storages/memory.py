@@ -1,4 +1,4 @@
-"""Tells which tensors may lie in the same memory as others."""
+"""The memory behind tensors: plain views of it, and which tensors may share it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Iterable
 
 import torch
 
-from .columns import plain_column
+__all__ = ["Memory", "plain_column"]
 
-__all__ = ["Memory"]
+# torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def plain_column(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a view of the same memory that torch indexes without detours: no subclass, no wide unsigned type."""
+    column = leaf.detach().as_subclass(torch.Tensor)
+    return column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column
 
 
 class Memory:
@@ -26,9 +33,17 @@ class Memory:
         for _, stop in ranges:
             self._stops.append(max(stop, self._stops[-1]) if self._stops else stop)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The lowest address, and the one behind the highest."""
+        return (self._starts[0], self._stops[-1]) if self._starts else (0, 0)
+
     def may_hold(self, tensor: torch.Tensor) -> bool:
         """Tell whether `tensor` may share an element with one of the tensors."""
-        start, stop = _addresses(tensor)
+        return self.touches(*_addresses(tensor))
+
+    def touches(self, start: int, stop: int) -> bool:
+        """Tell whether addresses from `start` to before `stop` lie in the memory of one of the tensors."""
         before = bisect_left(self._starts, stop)
         return before > 0 and self._stops[before - 1] > start
 

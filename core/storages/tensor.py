@@ -1,22 +1,27 @@
-"""A storage on tensors that are there already."""
+"""A storage on tensors that are there already, and the ground of those that make their tensors themselves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from tensordict import LazyStackedTensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from ..errors import SchemaError, UsageError
 from .base import Storage
-from .columns import plain_column, read_rows, write_rows
+from .columns import Columns
+from .counter import Counter
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
-from .memory import Memory
-from .structure import structure_of
+from .describe import describe
+from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors
+from .structure import Structure, structure_of
 
 __all__ = ["TensorStorage"]
+
+_WHOLE = frozenset({TensorDict, torch.Tensor, dict})
+"""What is surely no list of rows: to ask so is faster than to ask for those."""
 
 
 class TensorStorage(Storage):
@@ -42,46 +47,82 @@ class TensorStorage(Storage):
         device: torch.device | str = "cpu",
         ndim: int = 1,
         compilable: bool = False,
+        checkpointer: Any = None,
     ) -> None:
         if storage is None:
             raise UsageError("a TensorStorage needs tensors to wrap, found None")
-        self._storage = storage
-        self.ndim = ndim
-        self._look_over()
-        super().__init__(math.prod(self._lead), compilable=compilable)
-        if max_size not in (None, self._lead[0], self.max_size):
+        self._begin(ndim)
+        structure = structure_of(storage, ndim)
+        self._take(structure, structure.leaves(storage))
+        lead = self.columns.lead
+        super().__init__(math.prod(lead), checkpointer, compilable)
+        if max_size not in (None, lead[0], self.max_size):
             raise UsageError(f"max_size is {max_size}, but the tensors hold {self.max_size} elements")
-        found = self._columns[0].device
+        found = self.columns.leaves[0].device
         self.device = found if device == "auto" else torch.device(device)
-        if any(column.device.type != self.device.type for column in self._columns):
+        if any(leaf.device.type != self.device.type for leaf in self.columns.leaves):
             raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='say device="auto"')
-        self._rows = self._lead[0]
+        self._wrapped = storage
+        self._filled.value = lead[0]
 
-    def _look_over(self) -> None:
-        """Take the contents apart into columns, which must share their leading dimensions."""
-        self._structure = structure_of(self._storage)
-        self._leaf_names = [".".join(path) for path in self._structure.paths()]
-        self._leaves = list(self._structure.leaves(self._storage))
-        leads = {leaf.shape[: self.ndim] for leaf in self._leaves}
-        if self.ndim < 1 or len(leads) != 1 or len(min(leads)) != self.ndim:
-            shapes = ", ".join(str(list(leaf.shape)) for leaf in self._leaves) or "no tensor"
+    def _begin(self, ndim: int) -> None:
+        if ndim < 1:
+            raise UsageError(f"ndim is {ndim}; at least the first dimension counts elements")
+        self.ndim = ndim
+        self._filled = Counter()
+        self._structure: Structure | None = None
+        self._columns: Columns | None = None
+        self._wrapped = None
+
+    def _take(self, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
+        """Make these tensors the contents. They must share their leading dimensions."""
+        leads = {leaf.shape[: self.ndim] for leaf in leaves}
+        if len(leads) != 1 or len(min(leads)) != self.ndim:
+            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
             raise SchemaError(f"tensors that share their first {self.ndim} dimensions are expected, found {shapes}")
-        self._lead = leads.pop()
-        self._columns = [plain_column(leaf) for leaf in self._leaves]
-        self._narrowed = (self._lead[0], self._columns)
+        self._columns = Columns(leaves, [".".join(path) for path in structure.paths()], self.ndim)
+        self._structure = structure
+        self._wrapped = None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the tensors are there; a lazy storage makes them at its first write."""
+        return self._columns is not None
+
+    @property
+    def columns(self) -> Columns:
+        """The tensors, cut into rows; SchemaError before the first write to a lazy storage."""
+        if self._columns is None and not self.initialized:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        return cast("Columns", self._columns)
+
+    @property
+    def structure(self) -> Structure:
+        """How the data is made; SchemaError before the first write to a lazy storage."""
+        if self._structure is None:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        return self._structure
+
+    @property
+    def rows(self) -> int:
+        """The number of valid rows."""
+        return self._filled.value
+
+    @property
+    def _storage(self) -> Any:
+        """All tensors, valid rows or not, put together as the data is."""
+        if self._wrapped is None and self.initialized:
+            columns = self.columns
+            self._wrapped = self.structure.build(iter(columns.leaves), columns.lead)
+        return self._wrapped
 
     def __len__(self) -> int:
-        return self._rows * math.prod(self._lead[1:])
+        return self.rows * math.prod(self.columns.lead[1:]) if self.initialized else 0
 
     @property
     def shape(self) -> torch.Size:
-        """Valid rows, then the other dimensions that count elements."""
-        return torch.Size([self._rows, *self._lead[1:]])
-
-    def _valid_columns(self) -> list[torch.Tensor]:
-        if self._narrowed[0] != self._rows:
-            self._narrowed = (self._rows, [column[: self._rows] for column in self._columns])
-        return self._narrowed[1]
+        """Valid rows, then the other dimensions that count elements; `[0]` before the first write."""
+        return torch.Size([self.rows, *self.columns.lead[1:]]) if self.initialized else torch.Size([0])
 
     # Reading ---------------------------------------------------------------------------------------
 
@@ -89,22 +130,21 @@ class TensorStorage(Storage):
         """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
 
         Tensors of row numbers and masks give fresh tensors; ints and slices give views of the stored ones.
+        SchemaError (a RuntimeError) where nothing was ever written, IndexError for rows that are not there.
         """
-        found = read_rows(self._valid_columns(), as_index(index, self.ndim))
-        batch = found[0].shape[: found[0].dim() - self._columns[0].dim() + self.ndim]
-        typed = [
-            rows if rows.dtype is leaf.dtype else rows.view(leaf.dtype)
-            for rows, leaf in zip(found, self._leaves, strict=True)
-        ]
-        return self._structure.build(iter(typed), batch)
+        if type(index) is not torch.Tensor or index.dtype is torch.bool:
+            index = as_index(index, self.ndim)
+        columns = self.columns
+        found, batch = columns.read(index, self._filled.value)
+        return self.structure.build(iter(found), batch)
 
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
         if self.ndim == 1:
             return self
         size = torch.Size([len(self)])
-        flat = [leaf[: self._rows].flatten(0, self.ndim - 1) for leaf in self._leaves]
-        return TensorStorage(self._structure.build(iter(flat), size), device="auto", compilable=self.compilable)
+        flat = [leaf[: self.rows].flatten(0, self.ndim - 1) for leaf in self.columns.leaves]
+        return TensorStorage(self.structure.build(iter(flat), size), device="auto", compilable=self.compilable)
 
     # Writing ---------------------------------------------------------------------------------------
 
@@ -116,116 +156,178 @@ class TensorStorage(Storage):
         they are read whole before the first row is written. The length grows up to the highest row written. A write
         beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
         """
-        index = as_index(cursor, self.ndim)
-        if isinstance(index, tuple):
-            self._set_elements(index, data)
-        else:
-            self._set_rows(rows_of(index, self._rows, self._lead[0]), data, single=isinstance(index, int))
+        before = (self._structure, self._columns) if self.initialized else (None, None)
+        try:
+            if before[1] is None:
+                self._initialize(as_index(cursor, self.ndim), data)
+            self._set(cursor, data)
+        except BaseException:
+            if self._columns is not before[1]:
+                self._go_back(*before)
+            raise
         if set_cursor:
             self._last_cursor = cursor
         self.mark_changed()
 
-    def _set_rows(self, rows: slice | torch.Tensor, data: Any, *, single: bool) -> None:
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        grown = grown_rows(rows, self._rows)
-        if not single and isinstance(data, list | LazyStackedTensorDict):
-            self._set_one_by_one(rows, data, count)
+    def _set(self, cursor: Any, data: Any) -> None:
+        valid, lead = self._filled.value, self.columns.lead
+        rows: slice | torch.Tensor
+        if type(cursor) is range and cursor.step == 1 and 0 <= cursor.start <= cursor.stop <= lead[0]:
+            rows, single = slice(cursor.start, cursor.stop), False
         else:
-            lead = self._lead[1:] if single else (count, *self._lead[1:])
-            values = self._apart(self._checked(data, lead))
-            if not isinstance(rows, slice) and (kept := last_of_repeats(rows)) is not None:
-                rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
-            for column, value in zip(self._columns, values, strict=True):
-                write_rows(column, rows, value.unsqueeze(0) if single else value)
-        self._rows = grown
+            index = as_index(cursor, self.ndim)
+            if isinstance(index, tuple):
+                columns = self.columns
+                columns.write_elements(index, valid, self._values(data, columns.shape_of(index, valid)))
+                return
+            rows, single = rows_of(index, valid, lead[0]), isinstance(index, int)
+        grown = grown_rows(rows, valid)
+        self._write(rows, data, single)
+        if grown != valid:
+            self._filled.value = grown
 
-    def _set_one_by_one(self, rows: slice | torch.Tensor, data: Any, count: int) -> None:
-        items = data if isinstance(data, list) else data.unbind(0)
-        if len(items) != count:
-            raise SchemaError(f"{len(items)} rows given for {count} places")
-        checked = [self._checked(item, self._lead[1:]) for item in items]
-        width = len(self._columns)
-        flat = self._apart([value for values in checked for value in values])
-        places = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        for number, row in enumerate(places):
-            for column, value in zip(self._columns, flat[number * width : (number + 1) * width], strict=True):
-                column[row].copy_(plain_column(value))
+    def _write(self, rows: slice | torch.Tensor, data: Any, single: bool) -> None:
+        lead = self.columns.lead[1:]
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if not single and type(data) not in _WHOLE and isinstance(data, list | LazyStackedTensorDict):
+            items = data if isinstance(data, list) else data.unbind(0)
+            if len(items) != count:
+                raise SchemaError(f"{len(items)} rows given for {count} places")
+            checked = [self._values(item, lead) for item in items]
+            self._make_room(rows)
+            if (kept := _kept(rows)) is not None:
+                rows, checked = rows[kept], [checked[number] for number in kept.tolist()]  # type: ignore[index]
+            if checked:
+                self.columns.write_stacked(rows, checked)
+            return
+        values = self._values(data, lead if single else (count, *lead))
+        self._make_room(rows)
+        if isinstance(rows, slice):
+            self.columns.write_run(rows.start, count, values)
+            return
+        if (kept := _kept(rows)) is not None:
+            rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
+        self.columns.write_rows(rows, values)
 
-    def _set_elements(self, index: tuple[Any, ...], data: Any) -> None:
-        columns = self._valid_columns()
-        chosen = columns[0][index].shape
-        lead = chosen[: len(chosen) - columns[0].dim() + self.ndim]
-        memory, values = Memory(self._columns), self._apart(self._checked(data, lead))
-        index = tuple(memory.apart(part) if isinstance(part, torch.Tensor) else part for part in index)
-        for column, value in zip(columns, values, strict=True):
-            column[index] = plain_column(value).to(column.device)
-
-    def _apart(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy those values that a write into the columns, any of them, might change before they are read."""
-        memory = Memory(self._columns)
-        return [memory.apart(value) for value in values]
-
-    def _checked(self, data: Any, lead: Sequence[int]) -> list[torch.Tensor]:
+    def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
         """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
-        values = list(self._structure.leaves(data))
-        for name, value, leaf in zip(self._leaf_names, values, self._leaves, strict=True):
-            expected = torch.Size([*lead, *leaf.shape[self.ndim :]])
-            if value.dtype != leaf.dtype or value.shape != expected:
-                raise SchemaError(
-                    f"{name or 'the tensor'} is {value.dtype} {list(value.shape)}, "
-                    f"expected {leaf.dtype} {list(expected)}"
-                )
+        values = self.structure.leaves(data)
+        self.columns.check(values, lead)
         return values
+
+    # What lazy storages do otherwise ---------------------------------------------------------------
+
+    def _initialize(self, index: Any, data: Any) -> None:
+        """Make the tensors after the first data."""
+
+    def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
+        """Return to the tensors of before, because the write that new ones were made for failed."""
+        self._structure, self._columns, self._wrapped = structure, columns, None
+
+    def _make_room(self, rows: slice | torch.Tensor) -> None:
+        """Make sure that writing these rows cannot fail for want of space."""
 
     # State -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference."""
-        if self._leaf_names == [""]:
-            return {"_storage": self._leaves[0], "_len": len(self), "initialized": True}
-        if len(set(self._leaf_names)) < len(self._leaf_names):
-            raise SchemaError(f"two of the keys {', '.join(self._leaf_names)} are written alike with dots")
+        """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
+
+        `_structure` says how they belong together, for storages that hold nothing yet.
+        """
+        if not self.initialized:
+            return {"_storage": {}, "_len": 0, "initialized": False}
         return {
-            "_storage": dict(zip(self._leaf_names, self._leaves, strict=True)),
+            "_storage": named_tensors(self.columns.names, self.columns.leaves),
             "_len": len(self),
             "initialized": True,
+            "_structure": describe(self.structure),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy what `state_dict` returned into the wrapped tensors; they must be alike in names, types and shapes."""
-        saved, length = state_dict["_storage"], int(state_dict["_len"])
-        tensors = {"": saved} if isinstance(saved, torch.Tensor) else dict(saved)
-        names = [name for name in tensors if not name.startswith("__")]
-        if sorted(names) != sorted(self._leaf_names):
-            raise SchemaError(f"the state holds {', '.join(names)}; this storage holds {', '.join(self._leaf_names)}")
-        rows, rest = divmod(length, math.prod(self._lead[1:]))
-        if rest or not 0 <= rows <= self._lead[0]:
-            raise SchemaError(f"the state counts {length} elements; this storage has room for {self.max_size}")
-        values = [tensors[name] for name in self._leaf_names]
-        for name, value, leaf in zip(self._leaf_names, values, self._leaves, strict=True):
-            if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):
-                found = f"{value.dtype} {list(value.shape)}"
-                raise SchemaError(f"{name or 'the tensor'} is {found}, expected {leaf.dtype} {list(leaf.shape)}")
-        others = [
-            (column, value)
-            for column, value, leaf in zip(self._columns, values, self._leaves, strict=True)
-            if value is not leaf
-        ]
-        fresh = self._apart([value for _, value in others])
-        for (column, _), value in zip(others, fresh, strict=True):
-            column.copy_(plain_column(value))
-        self._rows = rows
-        self.mark_changed()
+        """Copy the valid rows of what `state_dict` returned; they must be alike in names, types and shapes.
 
-    def _empty(self) -> None:
-        self._rows = 0
+        The capacities may differ as long as the rows fit. A lazy storage that holds nothing yet makes its tensors
+        after the saved ones.
+        """
+        if not state_dict.get("initialized", True):
+            self._empty()
+            return
+        structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"))
+        self.fill(structure, tensors, int(state_dict["_len"]))
+
+    def fill(self, structure: Structure, tensors: Sequence[torch.Tensor], length: int) -> None:
+        """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
+
+        They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
+        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this.
+        """
+        fresh = not self.initialized
+        try:
+            if fresh:
+                self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
+            refuse_other_constants(self.structure, structure)
+            columns = self.columns
+            values = in_order(columns.names, structure, tensors)
+            rows = rows_to_fill(length, columns, self.max_size)
+            values = [value[:rows] for value in values]
+            columns.check(values, (rows, *columns.lead[1:]))
+            self._make_room(slice(0, rows))
+            columns.write_run(0, rows, values)
+        except BaseException:
+            if fresh:
+                self._go_back(None, None)
+            raise
+        self._filled.value = rows
         self._last_cursor = None
         self.mark_changed()
 
+    def set_length(self, length: int) -> None:
+        """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
+        self._filled.value = rows_to_fill(length, self.columns, self.max_size)
+        self._last_cursor = None
+        self.mark_changed()
+
+    def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
+        """Make tensors for rows of these types and shapes."""
+
+    def _empty(self) -> None:
+        self._filled.value = 0
+        self._last_cursor = None
+        self.mark_changed()
+
+    # Processes -------------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same rows and the same length."""
+        return self._filled.shared
+
+    def share(self) -> None:
+        """Move rows and length into memory that processes started from now on share; SchemaError if there are none."""
+        for leaf in self.columns.leaves:
+            if leaf.is_cpu and not leaf.is_shared():
+                leaf.share_memory_()
+        self._filled.share_()
+
     def __getstate__(self) -> dict[str, Any]:
-        derived = {"_structure", "_leaf_names", "_leaves", "_columns", "_narrowed"}
-        return {name: value for name, value in self.__dict__.items() if name not in derived}
+        state = super().__getstate__() | {"_columns": None, "_wrapped": None}
+        if self.initialized:
+            # torch pickles no wide unsigned integers: their bits go in the signed type of the same width.
+            columns = self.columns
+            wide = [leaf.dtype in {torch.uint16, torch.uint32, torch.uint64} for leaf in columns.leaves]
+            pairs = zip(wide, columns.leaves, columns.plain, strict=True)
+            state["_leaves"] = [plain if is_wide else leaf for is_wide, leaf, plain in pairs]
+            state["_dtypes"] = columns.dtypes
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        leaves, dtypes = state.pop("_leaves", None), state.pop("_dtypes", [])
         self.__dict__.update(state)
-        self._look_over()
+        if leaves is not None and self._structure is not None:
+            pairs = zip(leaves, dtypes, strict=True)
+            typed = [leaf if leaf.dtype is dtype else leaf.view(dtype) for leaf, dtype in pairs]
+            self._take(self._structure, typed)
+
+
+def _kept(rows: slice | torch.Tensor) -> torch.Tensor | None:
+    return None if isinstance(rows, slice) else last_of_repeats(rows)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from abc import ABC, abstractmethod
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -12,11 +14,14 @@ from ..samplers import Index, Sampler
 from ..storages import TensorStorage
 from .raising import error_of
 
-__all__ = ["SamplerTests"]
+__all__ = ["EpochSamplerTests", "SamplerTests"]
 
 
 class SamplerTests(ABC):
     """The contract of `Sampler`, on storages of one and of two dimensions."""
+
+    shuffles = True
+    """Whether chance has a part in it."""
 
     @abstractmethod
     def make(self) -> Sampler:
@@ -56,7 +61,7 @@ class SamplerTests(ABC):
     def test_the_same_seed_gives_the_same_batches(self) -> None:
         one, again, other = (torch.stack(self.drawn(seed, 3)) for seed in (5, 5, 6))  # type: ignore[arg-type]
         assert torch.equal(one, again)
-        assert not torch.equal(one, other)
+        assert torch.equal(one, other) is not self.shuffles
 
     def test_the_generator_alone_decides(self) -> None:
         torch.manual_seed(1)
@@ -64,10 +69,85 @@ class SamplerTests(ABC):
         torch.manual_seed(2)
         assert torch.equal(torch.stack(one), torch.stack(self.drawn(5)))  # type: ignore[arg-type]
 
+    def test_an_empty_batch_is_a_value_error(self) -> None:
+        assert isinstance(error_of(partial(self.make().sample, self.storage(), 0)), ValueError)
+
+    def test_indices_stay_as_they_were_drawn(self) -> None:
+        drawn = self.drawn(5, 3)
+        assert torch.equal(torch.stack(drawn), torch.stack(self.drawn(5, 3)))  # type: ignore[arg-type]
+        drawn[0].zero_()  # type: ignore[union-attr]
+        assert torch.equal(drawn[1], self.drawn(5, 3)[1])  # type: ignore[arg-type]
+
     def test_state_goes_round(self) -> None:
-        self.make().load_state_dict(self.make().state_dict())
+        storage = self.storage()
+        for drawn, way in product((0, 1, 4), ("state", "folder")):
+            sampler, other = self.make(), self.make()
+            sampler._rng, other._rng = torch.Generator().manual_seed(3), torch.Generator()
+            for _ in range(drawn):
+                sampler.sample(storage, 16)
+            with tempfile.TemporaryDirectory() as folder:
+                if way == "state":
+                    other.load_state_dict(sampler.state_dict())
+                else:
+                    sampler.dumps(folder)
+                    other.loads(folder)
+            other._rng.set_state(sampler._rng.get_state())
+            for _ in range(20):
+                assert torch.equal(other.sample(storage, 16)[0], sampler.sample(storage, 16)[0])  # type: ignore[arg-type]
+                assert other.ran_out == sampler.ran_out
+
+    def test_emptied_it_forgets(self) -> None:
+        sampler, storage = self.make(), self.storage()
+        sampler.sample(storage, 16)
+        storage._empty()
+        sampler._empty()
+        storage.set(range(40), torch.arange(40))
+        index, _ = sampler.sample(storage, 40)
+        assert index in storage
 
     def test_a_pickle_leaves_the_generator_behind(self) -> None:
         sampler = self.make()
         sampler._rng = torch.Generator()
         assert pickle.loads(pickle.dumps(sampler))._rng is None
+
+
+class EpochSamplerTests(SamplerTests):
+    """The contract of a sampler that goes through all elements before one comes again."""
+
+    drops_last = False
+    """Whether what is left at the end of an epoch, and is less than a batch, is left out."""
+
+    def test_an_epoch_holds_every_element_once(self) -> None:
+        for shape, size in product(((100,), (7, 3), (4, 3, 2)), (1, 4, 21)):
+            sampler, storage = self.make(), self.storage(shape)
+            for _ in range(3):
+                drawn = self.epoch(sampler, storage, size)
+                assert len(drawn) == len(set(drawn))
+                assert len(drawn) == (len(storage) // size * size if self.drops_last else len(storage))
+
+    def epoch(self, sampler: Sampler, storage: TensorStorage, size: int) -> list[tuple[int, ...]]:
+        """Draw until the sampler says that the epoch is over; return coordinates."""
+        drawn: list[tuple[int, ...]] = []
+        for _ in range(len(storage) + 1):
+            index, _ = sampler.sample(storage, size)
+            parts = index if isinstance(index, tuple) else (index,)
+            assert len(parts[0]) <= size
+            drawn += zip(*(part.tolist() for part in parts), strict=True)
+            if sampler.ran_out:
+                return drawn
+        raise AssertionError("the epoch does not end")
+
+    def test_the_batches_that_remain_are_told(self) -> None:
+        sampler, storage = self.make(), self.storage()
+        sampler.sample(storage, 16)
+        expected = 100 // 16 - self.drops_last
+        for remaining in range(expected, 0, -1):
+            assert (sampler._remaining_batches, sampler.ran_out) == (remaining, False)
+            sampler.sample(storage, 16)
+        assert sampler.ran_out is True
+
+    def test_the_end_of_an_epoch_can_be_reset(self) -> None:
+        sampler = self.make()
+        for value in (True, False):
+            sampler.ran_out = value
+            assert sampler.ran_out is value

@@ -1,19 +1,26 @@
-"""What every storage must do: subclass `StorageTests`, say how to make one, and pytest runs the rest."""
+"""What every storage must do: subclass `StorageTests`, say how to make one, and pytest runs the rest.
+
+`StorageFillTests` does the same for storages that begin empty, over kinds of data, dimensions and fill levels.
+"""
 
 from __future__ import annotations
 
+import itertools
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from ..storages import Storage
 from ..storages.structure import structure_of
 from .raising import error_of
 
-__all__ = ["StorageTests", "same", "writable"]
+__all__ = ["StorageFillTests", "StorageTests", "same", "sample_rows", "writable"]
 
 ROWS = 10
 
@@ -128,3 +135,125 @@ class StorageTests(ABC):
         assert isinstance(error_of(partial(storage.get, 0)), IndexError)
         storage.set(range(ROWS), rows)
         assert same(storage[:], rows)
+
+
+# From empty to wrapped ---------------------------------------------------------------------------------
+
+CAPACITY, LANES = 8, 3
+FILLS = {"empty": [], "partly filled": [3, 2], "exactly full": [5, 3], "wrapped": [5, 3, 4]}
+"""How many rows each write brings."""
+
+
+def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
+    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree"), which their numbers show."""
+    shape = (len(rows), LANES)[:ndim]
+    numbers = torch.tensor(rows, dtype=torch.int64).reshape(-1, *[1] * (ndim - 1)).expand(shape) * 4
+    wide = torch.stack([numbers, numbers + 1], -1).double() + 0.5
+    flag = (numbers % 8 == 0).unsqueeze(-1)
+    if kind == "tensor":
+        return wide
+    if kind == "pytree":
+        return {"a.b": wide, "c": [numbers.to(torch.uint16), (flag, numbers.bfloat16())]}
+    inner = {"next": TensorDict({"observation": -wide.float(), "done": flag}, shape)} if "nested" in kind else {}
+    return TensorDict({"observation": wide, "action": numbers.to(torch.int16), **inner}, shape)
+
+
+class StorageFillTests(ABC):
+    """The contract of a storage that begins empty, for every kind of data, `ndim` and fill level."""
+
+    kinds: tuple[str, ...] = ("tensor", "tensordict", "nested tensordict", "pytree")
+    ndims: tuple[int, ...] = (1, 2)
+    saves = True
+    """Whether the storage has a checkpointer."""
+
+    @abstractmethod
+    def make_empty(self, max_size: int, ndim: int) -> Storage:
+        """Make an empty storage with room for `max_size` elements."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Have pytest run the tests that take a case for every one."""
+        if "case" in metafunc.fixturenames:
+            cases = list(itertools.product(self.kinds, self.ndims, FILLS))
+            metafunc.parametrize("case", cases, ids=[f"{kind}-{ndim}d-{fill}" for kind, ndim, fill in cases])
+
+    def filled(self, case: tuple[str, int, str]) -> tuple[Storage, list[int]]:
+        """Make the storage of a case; return it with the numbers of the rows that it holds, place by place."""
+        kind, ndim, fill = case
+        storage = self.make_empty(CAPACITY * LANES ** (ndim - 1), ndim)
+        held: dict[int, int] = {}
+        written = 0
+        for count in FILLS[fill]:
+            rows = list(range(written, written + count))
+            places = [row % CAPACITY for row in rows]
+            storage.set(torch.tensor(places), sample_rows(kind, rows, ndim))
+            held.update(zip(places, rows, strict=True))
+            written += count
+        return storage, [held[place] for place in range(len(held))]
+
+    def read(self, storage: Storage, rows: list[int] | None = None) -> Any:
+        """Read rows, all by default, as one nest of tensors."""
+        return storage[:] if rows is None else storage.get(torch.tensor(rows, dtype=torch.int64))
+
+    def holds(self, storage: Storage, case: tuple[str, int, str], rows: list[int]) -> bool:
+        """Tell whether a storage holds just these rows."""
+        if len(storage) != len(rows) * LANES ** (case[1] - 1) or storage.shape[0] != len(rows):
+            return False
+        return not rows or same(self.read(storage), sample_rows(case[0], rows, case[1]))
+
+    def test_what_was_written_is_there(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        assert self.holds(storage, case, rows)
+        assert storage.max_size == CAPACITY * LANES ** (case[1] - 1)
+        assert (len(rows) - 1 in storage, len(rows) in storage) == (bool(rows), False)
+
+    def test_rows_are_read_in_any_order(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        if not rows:
+            assert isinstance(error_of(partial(storage.get, 0)), RuntimeError | IndexError)
+            return
+        order = [4, 0, 4, 1]
+        expected = sample_rows(case[0], [rows[place] for place in order], case[1])
+        assert same(self.read(storage, order), expected)
+        assert isinstance(error_of(partial(self.read, storage, [len(rows)])), IndexError)
+
+    def test_what_does_not_fit_is_refused_and_changes_nothing(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        before = (storage.revision, storage._last_cursor, storage.max_size)
+        three, other = sample_rows(case[0], [50, 51, 52], case[1]), {"other": torch.zeros(3, LANES)}
+        refused = [([0, 1], three), ([0, CAPACITY, 1], three), ([0, 1, 2], "text"), ([0, 1, 2], other)]
+        for places, data in refused if rows else refused[:-1]:
+            cursor = torch.tensor(places)
+            assert isinstance(error_of(partial(storage.set, cursor, data)), RuntimeError)
+            assert (storage.revision, storage._last_cursor, storage.max_size) == before
+            assert self.holds(storage, case, rows)
+
+    def test_it_is_emptied_and_filled_again(self, case: tuple[str, int, str]) -> None:
+        storage, _ = self.filled(case)
+        storage._empty()
+        assert self.holds(storage, case, [])
+        storage.set(torch.tensor([0, 1]), sample_rows(case[0], [60, 61], case[1]))
+        assert self.holds(storage, case, [60, 61])
+
+    def test_its_state_fills_another(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        other = self.make_empty(storage.max_size, case[1])
+        other.load_state_dict(storage.state_dict())
+        assert self.holds(other, case, rows)
+
+    def test_a_pickle_is_a_copy(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        other = pickle.loads(pickle.dumps(storage))
+        storage.set(torch.tensor([0, 1]), sample_rows(case[0], [60, 61], case[1]))
+        assert self.holds(other, case, rows)
+        other.set(torch.tensor([0, 1]), sample_rows(case[0], [70, 71], case[1]))
+        assert self.holds(other, case, [70, 71, *rows[2:]])
+
+    def test_a_checkpoint_fills_others(self, case: tuple[str, int, str], tmp_path: Path) -> None:
+        if not self.saves:
+            return
+        storage, rows = self.filled(case)
+        storage.dumps(tmp_path / "saved")
+        for room in (storage.max_size, storage.max_size + LANES):
+            other = self.make_empty(room, case[1])
+            other.loads(tmp_path / "saved")
+            assert self.holds(other, case, rows)

@@ -8,7 +8,10 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from rbtool import TensorStorage
+from rbtool.core.checkpointers import TensorStorageCheckpointer
 from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.storages import register_checkpointer
+from rbtool.core.storages.cursors import last_row
 from rbtool.core.testing.storages import StorageTests, same
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -104,7 +107,7 @@ def test_the_device_is_that_of_the_data() -> None:
         ({"a": torch.zeros(3), "b": {"c": torch.zeros(4)}}, r"found \[3\], \[4\]"),
         ({"a": torch.zeros(3), "b": 1.0}, "the entry 'b' is a float"),
         (torch.tensor(1.0), r"found \[\]"),
-        (TensorDict({"a": NonTensorData("x")}, [3]), "the entry 'a' is a NonTensorData"),
+        (TensorDict({"a": NonTensorData("x")}, [3]), "no tensor"),
         (TensorDict({"a": NonTensorStack(*"xyz")}, [3]), "the entry 'a' is a NonTensorStack"),
         (LazyStackedTensorDict(steps(2), steps(2)), "rows need not lie together"),
     ],
@@ -241,8 +244,8 @@ def without(key: tuple[str, ...]) -> TensorDict:
     ("data", "message"),
     [
         (steps(3), r"action is torch.int16 \[3, 2\], expected torch.int16 \[2, 2\]"),
-        (without(("next", "reward")), "the entry 'next' has the entries observation, expected are observation, reward"),
-        (steps(2).set("extra", torch.zeros(2)), "the data has the entries action, next, extra"),
+        (without(("next", "reward")), "the entry 'next' lacks reward; the entries observation, reward are expected"),
+        (steps(2).set("extra", torch.zeros(2)), "the data brings the new extra; the entries action, next are expected"),
         (steps(2).set("action", numbers(2, 2)), "action is torch.float32"),
         (numbers(2), "the data is a Tensor"),
         ({"action": numbers(2, 2, dtype=torch.int16), "next": 1}, "the entry 'next' is a int"),
@@ -309,8 +312,9 @@ def test_state_names_leaves_with_dots() -> None:
 @pytest.mark.parametrize(
     ("other", "length", "message"),
     [
-        (steps(11), 10, r"action is torch.int16 \[11, 2\], expected torch.int16 \[10, 2\]"),
-        (steps(10).exclude("action"), 10, "the state holds next.observation, next.reward; this storage holds action"),
+        (steps(10).set("action", numbers(10, 2)), 10, "action is torch.float32"),
+        (steps(10).exclude("action"), 10, "what was saved holds next.observation, next.reward; this storage holds act"),
+        (steps(4), 5, r"action is torch.int16 \[4, 2\], expected torch.int16 \[5, 2\]"),
         (steps(10), 11, "counts 11 elements; this storage has room for 10"),
     ],
 )
@@ -344,3 +348,44 @@ def test_pickled_whole() -> None:
     other[2] = other[3]
     assert same(other[2], storage[3])
     assert same(storage[2], TensorStorage(storage._storage)[2])
+
+
+def test_attached_buffers_hear_of_elements_written_by_index() -> None:
+    class Buffer:
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def mark_update(self, index: object) -> None:
+            self.heard.append(index)
+
+    storage, buffer = TensorStorage(numbers(4)), Buffer()
+    storage.attach(buffer)
+    storage.attach(buffer)
+    storage[2] = torch.tensor(1.0)
+    storage.set(3, torch.tensor(1.0))
+    assert (buffer.heard, pickle.loads(pickle.dumps(storage))._attached) == ([2], [])
+
+
+def test_a_class_without_a_checkpointer_says_so() -> None:
+    class Other(TensorStorage):
+        pass
+
+    assert type(Other(numbers(3)).checkpointer) is TensorStorageCheckpointer
+    register_checkpointer(Other, list)
+    storage = Other(numbers(3))
+    assert storage.checkpointer == []
+    storage.checkpointer = given = TensorStorageCheckpointer()
+    assert storage.checkpointer is given
+    storage.checkpointer = None
+    assert storage.checkpointer == []
+
+
+@pytest.mark.parametrize(
+    ("cursor", "row"),
+    [
+        (3, 3), (range(2, 5), 4), (slice(1, 4), 3), (torch.tensor([8, 9, 0]), 0), ([4, 2], 2), ((1, 2), 1),
+        (None, None), (slice(None), None), (-1, None), (torch.tensor([False, True]), 1), ([], None),
+    ],
+)  # fmt: skip
+def test_the_row_written_last(cursor: object, row: int | None) -> None:
+    assert last_row(cursor) == row

@@ -1,0 +1,215 @@
+"""The folder of a saved buffer: what is in it, how it is replaced, and how it is read.
+
+    storage/  writer/  sampler/        what the parts write themselves; no sampler/ of a sampler without state,
+                                       no storage/ of a buffer that nothing was ever written to
+    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}
+    rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
+    transform.t                        the state of the transforms, of tensors only
+    prefetch.json                      what was drawn ahead and is not delivered yet
+
+TorchRL writes the same, but for `prefetch.json`; its `prefetch.pkl` is a pickle, and is never read.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..dataset import Staging, dump_json, fs, has_manifest, load_json, mend
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from .prefetch import Draw
+
+if TYPE_CHECKING:
+    from .parts import BufferParts
+
+__all__ = ["BufferFolder", "write_buffer"]
+
+_METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
+_KNOWN = frozenset({"storage", "writer", "sampler", "prefetch.pkl", _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
+
+
+class _BufferStaging(Staging):
+    """A staging folder for a buffer: only checkpoints of buffers, and empty folders, are replaced."""
+
+    def __init__(self, destination: Path) -> None:
+        super().__init__(destination, replace=True)
+
+    def refuse_if_taken(self) -> None:
+        path = self.destination
+        around = next((folder for folder in (path, *path.parents) if has_manifest(folder)), None)
+        if around is not None:
+            raise UsageError(f"{path} lies in the dataset {around}, which is left alone", hint="choose another folder")
+        if not path.exists():
+            return
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
+        if names and (_METADATA not in names or not names <= _KNOWN):
+            strange = min(names - _KNOWN, default=path.name)
+            raise UsageError(
+                f"{path} holds {strange}, and only the checkpoint of a buffer is replaced", hint="choose another folder"
+            )
+
+
+def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: int) -> None:
+    """Save a buffer to a folder, whole or not at all."""
+    _refuse_home_of(buffer.storage, path)
+    with _BufferStaging(path) as staging:
+        folder = staging.path
+        if getattr(buffer.storage, "initialized", True):
+            buffer.storage.dumps(folder / "storage")
+        buffer.writer.dumps(folder / "writer")
+        buffer.sampler.dumps(folder / "sampler")
+        metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None}
+        if buffer._rng is not None:
+            metadata["generator_device"] = str(buffer._rng.device)
+            _write_generator(folder / _GENERATOR, buffer._rng.get_state())
+        if state := buffer.transform.state_dict():
+            fs.write_file(folder / _TRANSFORMS, _transform_bytes(state))
+        if draws:
+            ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
+            fs.write_file(folder / _AHEAD, dump_json(ahead).encode())
+        fs.write_file(folder / _METADATA, dump_json(metadata).encode())
+        staging.publish()
+
+
+def _refuse_home_of(storage: Any, path: Path) -> None:
+    home = getattr(storage, "scratch_dir", None)
+    if home is None:
+        return
+    destination, living = Path(os.path.realpath(path)), Path(os.path.realpath(home))
+    if living == destination or destination in living.parents or living in destination.parents:
+        raise UsageError(
+            f"{path} was to be replaced by a checkpoint, but the storage lives in {home}", hint="choose another folder"
+        )
+
+
+def _transform_bytes(state: Any) -> bytes:
+    """Write a state of tensors in torch's form; UsageError for one that could not be read without unpickling."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    stream.seek(0)
+    try:
+        torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"the transforms keep a state that is not of tensors and numbers: {error}") from error
+    return stream.getvalue()
+
+
+def _write_generator(folder: Path, state: torch.Tensor) -> None:
+    leaf = {"device": "cpu", "shape": list(state.shape), "dtype": "torch.uint8", "is_nested": False}
+    document = {_GENERATOR: leaf, "shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+    fs.make_folder(folder)
+    fs.write_file(folder / f"{_GENERATOR}.memmap", state.cpu().numpy().tobytes())
+    fs.write_file(folder / "meta.json", dump_json(document).encode())
+
+
+class BufferFolder:
+    """Reads the folder of a saved buffer, opened as a context.
+
+    DatasetNotFoundError where there is none, FormatError where it is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> BufferFolder:
+        mend(self.path)
+        if not self.path.is_dir():
+            raise DatasetNotFoundError(f"{self.path} is not there: the folder of a saved buffer is expected")
+        if not (self.path / _METADATA).is_file():
+            raise FormatError(f"{self.path} has no {_METADATA}: it is not the folder of a saved buffer")
+        metadata = load_json(self.path / _METADATA)
+        size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise FormatError(f"{self.path / _METADATA} says that the batch size is {size!r}, a number is expected")
+        if isinstance(metadata, dict) and metadata.get("consume_after_n_samples") is not None:
+            raise SchemaError(f"{self.path} is of a buffer that consumes its elements, which this one does not")
+        if not (self.path / "writer").is_dir():
+            raise CorruptDataError(f"{self.path} has no writer/: it was cut")
+        self.batch_size: int | None = size
+        self._device = str(metadata.get("generator_device", "cpu"))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is held open."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything was ever written to the buffer."""
+        return (self.path / "storage").is_dir()
+
+    def transforms(self) -> dict[str, Any] | None:
+        """Return the state of the transforms; nothing but tensors and numbers is read from it."""
+        file = self.path / _TRANSFORMS
+        if not file.is_file():
+            return None
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise FormatError(f"{file} is not a state of tensors and numbers: {error}") from error
+        return dict(state)
+
+    def generator(self) -> tuple[torch.Tensor, str] | None:
+        """Return the state of the generator, uint8 `[bytes]`, and its device."""
+        folder = self.path / _GENERATOR
+        if not folder.is_dir():
+            return None
+        leaf = load_json(folder / "meta.json").get(_GENERATOR, {})
+        file = folder / f"{_GENERATOR}.memmap"
+        size = math.prod(leaf.get("shape", [0]))
+        if leaf.get("dtype") != "torch.uint8" or not file.is_file() or file.stat().st_size != size:
+            raise CorruptDataError(f"{folder} is damaged: {size:,} bytes of a generator's state are expected")
+        return torch.from_numpy(np.fromfile(file, np.uint8)), self._device
+
+    def drawn_ahead(self) -> tuple[list[Draw], int]:
+        """Return what was drawn ahead, and how many batches that buffer made ahead."""
+        file = self.path / _AHEAD
+        if not file.is_file():
+            return [], 0
+        document = load_json(file)
+        try:
+            return [_draw_from_json(item) for item in document["queue"]], int(document["capacity"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise FormatError(f"{file} is damaged: {error}") from error
+
+
+def _draw_to_json(draw: Draw) -> dict[str, Any]:
+    info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]
+    return {"index": _to_json(draw.index), "info": info, "last": draw.last}
+
+
+def _draw_from_json(item: Any) -> Draw:
+    info = {tuple(key) if isinstance(key, list) else key: _from_json(value) for key, value in item["info"]}
+    return Draw(_from_json(item["index"]), info, bool(item["last"]))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(part) for part in value]}
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().contiguous()
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        shape = list(plain.shape)
+        return {"dtype": str(plain.dtype), "shape": shape, "base64": base64.b64encode(data).decode()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise UsageError(f"a sampler told a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved")
+
+
+def _from_json(item: Any) -> Any:
+    if "tuple" in item:
+        return tuple(_from_json(part) for part in item["tuple"])
+    if "value" in item:
+        return item["value"]
+    dtype = getattr(torch, item["dtype"].removeprefix("torch."))
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{item['dtype']} is no element type")
+    data = np.frombuffer(base64.b64decode(item["base64"], validate=True), np.uint8).copy()
+    return torch.from_numpy(data).view(dtype).reshape(item["shape"])

@@ -1,0 +1,82 @@
+"""Makes one batch of the elements that a storage gives one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, is_tensor_collection
+
+from ..storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage
+
+__all__ = ["default_collate", "lazy_stack_elements", "stack_elements"]
+
+
+def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
+    """Say how batches are made of what `storage` gives; None where it gives batches already."""
+    if isinstance(storage, CompressedListStorage):
+        return lazy_stack_elements
+    one_by_one = isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage)
+    return stack_elements if one_by_one else None
+
+
+def stack_elements(items: Any) -> Any:
+    """Stack a list of elements along a new first dimension.
+
+    Tensors and tensordicts of one shape are stacked densely, tensordicts of different shapes lazily, nests leaf by
+    leaf. What cannot be stacked stays a list, and what is no list is returned as it is.
+    """
+    if not isinstance(items, list) or not items:
+        return items
+    first = items[0]
+    if is_tensor_collection(first):
+        return _stack_collections(items)
+    if isinstance(first, torch.Tensor):
+        alike = all(isinstance(item, torch.Tensor) and item.shape == first.shape for item in items)
+        return torch.stack(items) if alike else items
+    return _stack_nests(items)
+
+
+def lazy_stack_elements(items: Any) -> Any:
+    """Stack a list of tensordicts lazily, and a list of anything else as `stack_elements` does."""
+    if isinstance(items, list) and items and all(is_tensor_collection(item) for item in items):
+        return LazyStackedTensorDict.lazy_stack(items)
+    return stack_elements(items)
+
+
+def _stack_collections(items: list[Any]) -> Any:
+    if not all(is_tensor_collection(item) for item in items):
+        return items
+    if all(_alike(item, items[0]) for item in items):
+        return torch.stack(items)
+    return LazyStackedTensorDict.lazy_stack(items)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two tensordicts have the same entries of the same shapes."""
+    if one is other:
+        return True
+    if one.batch_size != other.batch_size or set(one.keys()) != set(other.keys()):
+        return False
+    for key, value in one.items():
+        match = other.get(key)
+        if is_tensor_collection(value) != is_tensor_collection(match):
+            return False
+        if is_tensor_collection(value) and not _alike(value, match):
+            return False
+        if value.shape != match.shape:
+            return False
+    return True
+
+
+def _stack_nests(items: list[Any]) -> Any:
+    first = items[0]
+    if not all(type(item) is type(first) for item in items):
+        return items
+    if isinstance(first, Mapping) and all(item.keys() == first.keys() for item in items):
+        return {key: stack_elements([item[key] for item in items]) for key in first}
+    if isinstance(first, list | tuple) and len({len(item) for item in items}) == 1:
+        children = [stack_elements([item[place] for item in items]) for place in range(len(first))]
+        return type(first)(*children) if hasattr(first, "_fields") else type(first)(children)
+    return items

@@ -1,0 +1,337 @@
+"""What a buffer is made of, how the parts get to know each other, and how they are exchanged."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import SchemaError, UsageError
+from ..samplers import RandomSampler, Sampler
+from ..storages import ListStorage, Storage
+from ..transforms import Compose, as_transform
+from ..writers import RoundRobinWriter, Writer
+from .collate import default_collate
+from .locks import Guard, SharedGuard, reset_after_fork
+from .prefetch import Prefetcher
+from .sharing import Sharing
+
+__all__ = ["BufferParts", "UnsupportedError", "WrongKindError"]
+
+_LATE = frozenset({"_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_dim_extend"})
+
+
+class WrongKindError(UsageError, TypeError):
+    """A part of a buffer was to be something that it cannot be."""
+
+
+class UnsupportedError(UsageError, NotImplementedError):
+    """A buffer was asked for something that only buffers of another kind do."""
+
+
+class BufferParts(Sharing):
+    """The parts of a buffer: storage, sampler, writer, transform, and what ties them together.
+
+    See `ReplayBuffer` for the arguments. With `delayed_init` the parts are made when one of them is first needed.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Any = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: Any = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+    ) -> None:
+        self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
+        self._batch_size = batch_size
+        self._pin_memory = pin_memory
+        self._rng = generator
+        self._compilable = bool(compilable)
+        self._prefetcher = Prefetcher(prefetch) if prefetch else None
+        self._guard: Guard = SharedGuard() if shared else Guard()
+        self._sampling = threading.RLock()
+        self._ended = False
+        self._unshared = False
+        self._cut_off = False
+        self._recipe: dict[str, Any] | None = {
+            "storage": storage,
+            "sampler": sampler,
+            "writer": writer,
+            "collate_fn": collate_fn,
+            "transform": transform,
+            "transform_factory": transform_factory,
+            "dim_extend": dim_extend,
+            "checkpointer": checkpointer,
+        }
+        reset_after_fork(self)
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._build()
+
+    @staticmethod
+    def _check_arguments(
+        prefetch: int | None,
+        batch_size: int | None,
+        dim_extend: int | None,
+        shared: bool,
+        transform: Any,
+        transform_factory: Any,
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size}, at least 1 is needed")
+        if prefetch is not None and prefetch < 0:
+            raise UsageError(f"prefetch is {prefetch}, a number of batches is expected")
+        if prefetch and batch_size is None:
+            raise UsageError("prefetch was given without batch_size: what to make ahead is not known")
+        if prefetch and shared:
+            raise UsageError("prefetch and shared=True were given: threads do not cross processes")
+        if dim_extend is not None and dim_extend < 0:
+            raise UsageError(f"dim_extend is {dim_extend}, a dimension from 0 is expected")
+        if transform is not None and transform_factory is not None:
+            raise WrongKindError("transform and transform_factory were given, one of them is expected")
+
+    # Making the parts ------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        with self._sampling:
+            recipe = self._recipe
+            if recipe is None:
+                return
+            storage: Storage = _made(recipe["storage"], Storage, "storage", lambda: ListStorage(1_000))
+            sampler: Sampler = _made(recipe["sampler"], Sampler, "sampler", RandomSampler)
+            writer: Writer = _made(recipe["writer"], Writer, "writer", self._default_writer)
+            factory = recipe["transform_factory"]
+            transform = _composed(factory() if factory is not None else recipe["transform"])
+            dim_extend = _checked_dim(recipe["dim_extend"], storage)
+            self._check_sampler(sampler)
+            writer.register_storage(storage)
+            if recipe["checkpointer"] is not None:
+                storage.checkpointer = recipe["checkpointer"]
+            self._recipe = None
+            self._storage, self._sampler, self._writer, self._transform = storage, sampler, writer, transform
+            self._collate_fn = recipe["collate_fn"] or default_collate(storage)
+            self._dim_extend = dim_extend
+            self._given_dim = recipe["dim_extend"] is not None
+            self._connect()
+            self._introduce()
+            if self.shared:
+                transform.share_memory_()
+                self._share_rows()
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is not there: a part that is yet to be made, or nothing at all.
+        if name in _LATE and self.__dict__.get("_recipe") is not None:
+            self._build()
+            return getattr(self, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _default_writer(self) -> Writer:
+        return RoundRobinWriter(compilable=self._compilable)
+
+    def _check_sampler(self, sampler: Sampler) -> None:
+        if getattr(sampler, "drop_last", False) and self._batch_size is None:
+            raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
+
+    def _connect(self) -> None:
+        """Have the storage tell this buffer what is written, and hand the generator on."""
+        kind = type(self._sampler)
+        self._ear = _Ear(self)
+        if kind.mark_update is not Sampler.mark_update:
+            self._storage.attach(self._ear)
+        self._tell_sampler = (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
+        self._by_number = kind.by_number
+        self._hand_on_generator()
+
+    def _introduce(self) -> None:
+        """Tell the sampler which elements are there already, where it wants to hear of elements."""
+        if type(self._sampler).extend is Sampler.extend or not len(self._storage):
+            return
+        coordinates = [torch.arange(size) for size in self._storage.shape]
+        self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
+
+    def _hand_on_generator(self) -> None:
+        for part in (self._storage, self._sampler, self._writer):
+            part._rng = self._rng
+        self._transform.set_rng(self._rng)
+
+    # The parts -------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made already."""
+        return self._recipe is None
+
+    @property
+    def storage(self) -> Storage:
+        """Where the elements live."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses elements."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Writer:
+        """What decides where new elements go."""
+        return self._writer
+
+    @property
+    def transform(self) -> Compose:
+        """What batches and data go through; an empty one changes nothing."""
+        return self._transform
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many elements `sample()` gives where it is not told."""
+        return self._batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """The dimension along which `extend` grows the storage; it can be set once, before anything is written."""
+        return self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        checked = _checked_dim(dim, self._storage)
+        if checked != self._dim_extend and (self._given_dim or len(self._storage)):
+            raise SchemaError(f"dim_extend is {self._dim_extend} already, and was to become {dim}")
+        self._dim_extend, self._given_dim = checked, True
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Put another storage in place of this one, and return this one; writing goes on behind what it holds."""
+        storage = _made(storage, Storage, "storage")
+        with self._guard, self._sampling:
+            dim = self._dim_extend if self._given_dim else None
+            dim_extend = _checked_dim(dim, storage)
+            self._writer.register_storage(storage)
+            previous, self._storage = self._storage, storage
+            previous._attached = [listener for listener in previous._attached if listener is not self._ear]
+            previous._rng = None
+            self._dim_extend = dim_extend
+            self._collate_fn = collate_fn or default_collate(storage)
+            self._sampler._empty()
+            self._forget_drawn()
+            self._connect()
+            self._introduce()
+            if self.shared:
+                self._share_rows()
+        return previous
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Put another sampler in place of this one, and return this one."""
+        sampler = _made(sampler, Sampler, "sampler")
+        self._check_sampler(sampler)
+        with self._guard.hold(), self._sampling:
+            previous, self._sampler = self._sampler, sampler
+            previous._rng = None
+            self._forget_drawn()
+            self._connect_again()
+            self._introduce()
+        return previous
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Put another writer in place of this one, and return this one; a writer that is new goes on where it was."""
+        writer = _made(writer, Writer, "writer")
+        with self._guard.hold(), self._sampling:
+            writer.register_storage(self._storage)
+            previous, self._writer = self._writer, writer
+            previous._rng = None
+            rings = isinstance(writer, RoundRobinWriter) and isinstance(previous, RoundRobinWriter)
+            if rings and not writer._write_count:
+                writer._cursor, writer._write_count = previous._cursor, previous._write_count
+            self._connect_again()
+        return previous
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from this generator from now on, everywhere."""
+        self._rng = generator
+        with self._sampling:
+            self._hand_on_generator()
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
+        """Add a transform at the end, with `invert` the other way round; returns this buffer."""
+        with self._sampling:
+            self._transform.append(as_transform(transform, invert=invert))
+            self._transform_changed()
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
+        """Add a transform in front of the one at `index`, with `invert` the other way round; returns this buffer."""
+        with self._sampling:
+            self._transform.insert(index, as_transform(transform, invert=invert))
+            self._transform_changed()
+        return self
+
+    def _transform_changed(self) -> None:
+        self._transform.set_rng(self._rng)
+        if self._prefetcher is not None:
+            self._prefetcher.restore(list(self._prefetcher))  # batches made with the old transform are made again
+
+    def _connect_again(self) -> None:
+        self._storage._attached = [listener for listener in self._storage._attached if listener is not self._ear]
+        self._connect()
+
+    def _forget_drawn(self) -> None:
+        self._ended = False
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
+
+    def mark_update(self, index: Any) -> None:
+        """Tell the sampler that elements have changed."""
+        with self._sampling:
+            self._sampler.mark_update(index, storage=self._storage)
+
+
+class _Ear:
+    """What a storage tells of its writes; it keeps no buffer alive."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: BufferParts) -> None:
+        self._buffer = weakref.ref(buffer)
+
+    def mark_update(self, index: Any) -> None:
+        buffer = self._buffer()
+        if buffer is not None:
+            buffer.mark_update(index)
+
+
+def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:
+    """Return a part, or make it; WrongKindError (a TypeError) for what is neither a part nor makes one."""
+    if given is None and default is not None:
+        return default()
+    part = given() if not isinstance(given, kind) and callable(given) else given
+    if not isinstance(part, kind):
+        raise WrongKindError(
+            f"{name} is a {type(part).__name__}, expected a {kind.__name__} or a callable that returns one"
+        )
+    return part
+
+
+def _composed(transform: Any) -> Compose:
+    if isinstance(transform, Compose):
+        return transform.eval()
+    return Compose() if transform is None else Compose(transform)
+
+
+def _checked_dim(dim: int | None, storage: Storage) -> int:
+    if dim is None:
+        return storage.ndim - 1
+    if not 0 <= dim < storage.ndim:
+        raise UsageError(f"dim_extend is {dim}, the storage has the dimensions 0 to {storage.ndim - 1}")
+    return dim

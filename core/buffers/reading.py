@@ -1,0 +1,227 @@
+"""What comes out of a buffer: batches that a sampler chose, and rows that were named."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import is_tensor_collection
+
+from ..errors import SchemaError
+from .layout import entry, is_key, map_tensors, swap, without_arrays
+from .parts import BufferParts
+from .prefetch import Draw
+
+__all__ = ["Reading", "quiet"]
+
+
+class Reading(BufferParts):
+    """Samples, iterates and looks up.
+
+    A sample takes three steps: the sampler draws an index, always in the caller's thread; the storage reads the rows,
+    without a lock that would keep writers out; collation, transform and pinning make the batch of them.
+    """
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    # Sampling --------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch; with `return_info`, return a pair of it and what is known of its elements.
+
+        `info["index"]` is the index, int64 `[batch_size]` or a tuple of one such tensor a dimension, on the storage's
+        device like the rest of `info`. A `batch_size` other than the buffer's goes first, with a warning, and is
+        drawn at once even where batches are made ahead. SchemaError (a RuntimeError) where there is neither, and for
+        an empty storage.
+        """
+        size = self._batch_size if batch_size is None else batch_size
+        if size is None:
+            raise SchemaError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
+        if batch_size is not None and self._batch_size not in (None, batch_size) and not quiet():
+            warnings.warn(
+                f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}", stacklevel=2
+            )
+        draw, batch = self._deliver(size)
+        return (batch, draw.info) if return_info else batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches until the sampler has come to the end of an epoch; for ever, if it knows none."""
+        size = self._known_batch_size()
+        while True:
+            draw, batch = self._deliver(size)
+            yield batch
+            if draw.last:
+                return
+
+    def next(self) -> Any:
+        """Return the next batch, without a device tag, or None once at the end of an epoch."""
+        if self._ended:
+            self._ended = False
+            return None
+        draw, batch = self._deliver(self._known_batch_size())
+        self._ended = draw.last
+        return batch.clear_device_() if is_tensor_collection(batch) else batch
+
+    def _known_batch_size(self) -> int:
+        if self._batch_size is None:
+            raise SchemaError("iteration needs a batch size, the buffer has none", hint="make it with batch_size=…")
+        return self._batch_size
+
+    def _deliver(self, size: int) -> tuple[Draw, Any]:
+        prefetcher = self._prefetcher
+        if prefetcher is None or size != self._batch_size:
+            draw = self._draw(size)
+            return draw, self._changed(self._rows_of(draw), draw)
+        with self._sampling:
+            late = self._transform.draws
+            newest = prefetcher.newest
+            # One more than the capacity: the oldest is taken out, but not before all the drawing went well.
+            while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
+                newest = self._draw(size)
+                prefetcher.push(newest, self._rows_of if late else self._batch_of)
+            draw, future = prefetcher.pop()
+        if future is None:
+            return draw, self._batch_of(draw)
+        rows = future.result()
+        return draw, self._changed(rows, draw) if late else rows
+
+    def _draw(self, size: int) -> Draw:
+        """Have the sampler choose; where it looks at the rows to do so, read them before they can change."""
+        storage, sampler = self._storage, self._sampler
+        if self._by_number:
+            with self._sampling:
+                sampler.ran_out = False
+                index, found = sampler.sample(storage, size)
+                last, rows = sampler.ran_out, None
+        else:
+            with self._guard.hold(), self._sampling:
+                sampler.ran_out = False
+                index, found = sampler.sample(storage, size)
+                last, rows = sampler.ran_out, storage.get(index)
+        info = dict(found)
+        info["index"] = index
+        if self._writer.tracks_generations:
+            info["index_generation"] = self._writer.generations_of(index)
+        device = getattr(storage, "device", None)
+        if device is not None and torch.device(device).type != "cpu":
+            info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
+        return Draw(index, info, bool(last), rows)
+
+    def _rows_of(self, draw: Draw) -> Any:
+        rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows
+        return rows if self._collate_fn is None else self._collate_fn(rows)
+
+    def _batch_of(self, draw: Draw) -> Any:
+        return self._changed(self._rows_of(draw), draw)
+
+    def _changed(self, rows: Any, draw: Draw) -> Any:
+        """Make the batch of collated rows."""
+        batch = self._completed(self._transformed(rows), draw)
+        return self._pinned(batch) if self._pin_memory else batch
+
+    def _completed(self, batch: Any, draw: Draw) -> Any:
+        """Add to a batch what else is known of its elements; here nothing."""
+        return batch
+
+    def _transformed(self, rows: Any) -> Any:
+        transform = self._transform
+        if transform.is_empty:
+            return rows
+        if is_tensor_collection(rows) and rows.is_locked:
+            with rows.unlock_():
+                return transform(rows)
+        return transform(rows)
+
+    def _pinned(self, batch: Any) -> Any:
+        if not torch.accelerator.is_available():
+            warnings.warn("pin_memory=True has no effect: there is no accelerator to copy to", stacklevel=3)
+            return batch
+        return map_tensors(_pin, batch)
+
+    # Looking up ------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return elements by number, or an entry of all of them by key.
+
+        An int gives one element, and it and slices give views; lists, tensors of numbers and masks give fresh
+        tensors, collated. All are transformed. Several indices in a tuple concern the dimensions of `rb[:]`. Of a
+        buffer whose `dim_extend` is above 0, dimension 0 is the one that the user's data begins with. IndexError for
+        what is not there, MissingKeyError (a KeyError) for an entry that is not.
+        """
+        if is_key(index):
+            return entry(self[:], index)
+        if isinstance(index, tuple) and len(index) != 1:
+            return map_tensors(lambda value: value[index], self[:])
+        found = self._looked_up(without_arrays(index))
+        if self._collate_fn is not None and not is_single(index):
+            found = self._collate_fn(found)
+        found = self._transformed(found)
+        return self._pinned(found) if self._pin_memory else found
+
+    def _looked_up(self, index: Any) -> Any:
+        if not self._dim_extend:
+            return self._guard.read(self._storage.get, index)
+        whole = slice(None)
+        rows = swap(self._storage.get(whole), self._dim_extend)
+        if index == whole if isinstance(index, slice) else index is Ellipsis:
+            return rows
+        index = index[0] if isinstance(index, tuple) else index
+        return self._guard.read(lambda chosen: map_tensors(lambda value: value[chosen], rows), index)
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Return all elements in the order of their numbers, or those before `end`."""
+        return self[:end]
+
+    # What is known ---------------------------------------------------------------------------------
+
+    @property
+    def write_count(self) -> int:
+        """How many elements were ever written with `add` and `extend`, counted along the dimension that grows."""
+        return self._writer._write_count
+
+    def stats(self) -> dict[str, Any]:
+        """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization."""
+        if not self.initialized:
+            return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
+        size, capacity = len(self), self._storage.max_size
+        return {
+            "size": size,
+            "write_count": self.write_count,
+            "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
+            "initialized": True,
+            "capacity": capacity,
+            "utilization": size / capacity,
+        }
+
+    def __repr__(self) -> str:
+        if not self.initialized:
+            return f"{type(self).__name__}(initialized=False)"
+        parts = {
+            "storage": f"{type(self._storage).__name__}(len={len(self)}, max_size={self._storage.max_size})",
+            "sampler": self._sampler,
+            "writer": self._writer,
+            "batch_size": self._batch_size,
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in parts.items())})"
+
+
+def quiet() -> bool:
+    """Tell whether the user asked for no warnings, as TorchRL lets them: `RL_WARNINGS=0`."""
+    return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}
+
+
+def is_single(index: Any) -> bool:
+    """Tell whether an index names one element rather than a batch."""
+    if isinstance(index, tuple):
+        index = index[0]
+    return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
+
+
+def _pin(value: Any) -> Any:
+    on_cpu = value.device is None or value.device.type == "cpu"
+    return value.pin_memory() if on_cpu else value

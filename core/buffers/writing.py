@@ -1,0 +1,255 @@
+"""What goes into a buffer, and what is changed there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+
+from ..errors import SchemaError
+from ..storages.cursors import as_index
+from ..writers.batches import batch_length
+from .layout import entry, is_key, swap, without_arrays
+from .parts import UnsupportedError
+from .reading import Reading, quiet
+
+__all__ = ["Writing"]
+
+Key = str | tuple[str, ...]
+
+
+class Writing(Reading):
+    """Adds, extends, replaces and empties. What fails changes nothing, and the caller's data is never changed."""
+
+    def add(self, data: Any) -> Any:
+        """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
+
+        A transform sees a tensordict with one more dimension at the end, of size one. If it returns None, nothing is
+        written and the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for what the storage cannot take.
+        """
+        storage = self._storage
+        if not self._transform.is_empty:
+            if is_tensor_collection(data):
+                return self._add_transformed(data.unsqueeze(-1))
+            data = self._transform.inv(data)
+            if data is None:
+                return _nothing(storage.ndim)
+        if storage.ndim == 1 and is_tensor_collection(data) and data.ndim and not quiet():
+            warnings.warn(
+                f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
+                "extend() writes its rows one by one",
+                stacklevel=2,
+            )
+        return self._add(data)
+
+    def _add(self, data: Any) -> Any:
+        with self._guard:
+            if self._unshared:
+                self._share_rows()
+            index = self._writer.add(data)
+            if self._unshared:
+                self._share_rows()
+            if self._tell_sampler and index is not None:  # a writer may keep an element out
+                with self._sampling:
+                    self._sampler.add(index)
+        return index
+
+    def _add_transformed(self, data: Any) -> Any:
+        changed = self._transform.inv(data)
+        if changed is None:
+            return _nothing(self._storage.ndim)
+        if changed.ndim == data.ndim and changed.shape[-1] == 1:
+            return self._add(changed.squeeze(-1))
+        return self._extend(changed)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Write a batch of elements; return their indices, int64 `[n]`, or `[n, ndim]` of several dimensions.
+
+        A tensor, a tensordict and a tensorclass are batches along their first dimension, or along `dim_extend` where
+        the storage has several; a list is a sequence of elements; a tuple or a dict is a nest whose leaves share
+        their first dimension. Of a batch longer than the capacity the last elements are kept. A transform that
+        returns None leaves nothing to write: the index is empty, `[0, ndim]`.
+
+        SchemaError (a RuntimeError) for what the storage cannot take, and for an empty batch, with nothing changed;
+        `update_priority` is a NotImplementedError here: it belongs to buffers of tensordicts.
+        """
+        if update_priority is not None:
+            raise UnsupportedError(
+                f"update_priority was given, a {type(self).__name__} does not know where priorities are",
+                hint="take a TensorDictReplayBuffer, or call update_priority()",
+            )
+        data = self._inward(data)
+        return _nothing(self._storage.ndim) if data is None else self._extend(data)
+
+    def _extend(self, data: Any) -> torch.Tensor:
+        if self._dim_extend:
+            data = swap(data, self._dim_extend)
+        with self._guard:
+            if self._unshared:
+                self._share_rows()
+            index = self._writer.extend(data)
+            if self._unshared:
+                self._share_rows()
+            if self._tell_sampler:
+                with self._sampling:
+                    self._sampler.extend(index)
+        return index
+
+    def _inward(self, data: Any) -> Any:
+        """Send data through the transforms, without showing them the caller's own containers."""
+        if self._transform.is_empty:
+            return data
+        return self._transform.inv(data.copy() if isinstance(data, TensorDictBase) else data)
+
+    # Replacing -------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace elements that are there, by number, or an entry of all of them, by key; nothing is added.
+
+        Data goes through the transforms, entries do not. IndexError for elements that are not there, SchemaError (a
+        RuntimeError) for data that is not like what is stored, MissingKeyError (a KeyError) for an unknown entry.
+        """
+        if is_key(index):
+            self.set_(index, data)
+            return
+        if (data := self._inward(data)) is None:
+            return
+        with self._guard:
+            self._storage[self._places(without_arrays(index))] = data
+
+    def _places(self, index: Any) -> Any:
+        """Bring an index of the user's layout into the storage's; IndexError for elements that are not there."""
+        storage = self._storage
+        if self._dim_extend or (isinstance(index, tuple) and len(index) > 1):
+            numbers = torch.arange(storage.shape.numel()).reshape(storage.shape)
+            chosen = numbers.transpose(0, self._dim_extend)[index]
+            return torch.unravel_index(chosen, storage.shape) if storage.ndim > 1 else chosen
+        rows, found = storage.shape[0], as_index(index, 1)
+        highest = -1
+        if isinstance(found, slice):
+            highest = rows if found.stop is not None and found.stop > rows else -1
+        elif isinstance(found, int):
+            highest = found
+        elif isinstance(found, torch.Tensor) and found.numel():
+            highest = len(found) - 1 if found.dtype == torch.bool else int(found.max())
+        if highest >= rows:
+            raise IndexError(f"element {highest} was to be replaced, there are {rows}; extend() adds elements")
+        return found
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """Replace the first elements, as many as `data` has or `end` says; neither length nor cursor changes."""
+        self[: batch_length(data) if end is None else end] = data
+
+    # Editing entries -------------------------------------------------------------------------------
+
+    def set_(self, key: Key, value: Any) -> Any:
+        """Replace an entry of all elements, in place and past the transforms; returns this buffer.
+
+        `value` has the shape and element type of `rb[:][key]`, else SchemaError (a RuntimeError) is raised.
+        MissingKeyError (a KeyError) for an entry that is not there.
+        """
+        return self._edit({key: value})
+
+    def set_at_(self, key: Key, value: Any, index: Any) -> Any:
+        """Replace an entry of the elements at `index`, as `set_` does of all; returns this buffer."""
+        with self._guard:
+            leaf = self._leaf(key)
+            value = _like(leaf, value, key)
+            if leaf[index].shape != value.shape:
+                raise SchemaError(
+                    f"{_name(key)} is {list(value.shape)}, expected {list(leaf[index].shape)} at this index"
+                )
+            leaf[index] = value
+            self._storage.mark_changed()
+        return self
+
+    def update_(
+        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Key] | None = None
+    ) -> Any:
+        """Replace several entries as `set_` does: all or none; returns this buffer.
+
+        With `keys_to_update`, only those among the given entries. `clone` is accepted for the sake of TorchRL's
+        signature: values are always copied.
+        """
+        values = dict(_flat(input_dict_or_td))
+        if keys_to_update is not None:
+            wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
+            values = {key: value for key, value in values.items() if any(key[: len(part)] == part for part in wanted)}
+        return self._edit(values)
+
+    def _edit(self, values: Mapping[Any, Any]) -> Any:
+        with self._guard:
+            checked = []
+            for key, value in values.items():
+                leaf = self._leaf(key)
+                fitting = _like(leaf, value, key)
+                if leaf.shape != fitting.shape:
+                    raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(leaf.shape)}")
+                checked.append((leaf, fitting))
+            for leaf, fitting in checked:
+                leaf.copy_(fitting)
+            self._storage.mark_changed()
+        return self
+
+    def _leaf(self, key: Key) -> torch.Tensor:
+        """Return the stored tensor behind an entry, of valid elements, in the user's layout."""
+        rows = self._storage.get(slice(None))
+        if isinstance(rows, list):
+            raise SchemaError(
+                f"a {type(self._storage).__name__} keeps elements one by one; replace them with rb[i] = …"
+            )
+        leaf = entry(rows, key)
+        if not isinstance(leaf, torch.Tensor):
+            raise SchemaError(f"{_name(key)} is a {type(leaf).__name__}, the key of a tensor is expected")
+        return leaf.transpose(0, self._dim_extend) if self._dim_extend else leaf
+
+    # Priorities and emptying -----------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Give elements another priority; `index` is int64 `[n]`, `[n, ndim]`, or a tuple of a tensor a dimension.
+
+        A sampler that looks at no priorities warns.
+        """
+        with self._sampling:
+            self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all elements, and where sampler and writer were; memory is kept.
+
+        SchemaError (a RuntimeError), with nothing changed, for a dataset that does not allow writing.
+        """
+        with self._guard, self._sampling:
+            self._writer._empty(empty_write_count=empty_write_count)
+            self._sampler._empty()
+            self._storage._empty()
+            self._forget_drawn()
+
+
+def _nothing(ndim: int) -> torch.Tensor:
+    return torch.empty((0, ndim), dtype=torch.int64)
+
+
+def _name(key: Key) -> str:
+    return repr(key if isinstance(key, str) else ".".join(key))
+
+
+def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:
+    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another one."""
+    if not isinstance(value, torch.Tensor):
+        return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
+    if value.dtype != leaf.dtype:
+        raise SchemaError(f"{_name(key)} is {value.dtype}, expected {leaf.dtype}")
+    return value
+
+
+def _flat(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """List the leaves of a tensordict or a nest of dicts with their keys."""
+    if not (is_tensor_collection(nest) or isinstance(nest, Mapping)):
+        return [(path, nest)]
+    found = []
+    for key, value in nest.items():
+        found += _flat(value, (*path, *((key,) if isinstance(key, str) else key)))
+    return found

@@ -1,0 +1,197 @@
+"""Saves a list of compressed tensors as they are, in TorchRL's layout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..dataset import fs
+from ..dataset.tree import require_own_files
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..storages import CompressedListStorage, Storage, register_checkpointer
+from ..storages.codec import to_bytestream
+from ..storages.compressed import Packed
+from ..storages.documents import parse
+from ..storages.items import Node, NonTensorNode, TensorNode, ValueNode
+from ..storages.items import Path as KeyPath
+from ..ted import file_stem, safe_part
+from .base import StorageCheckpointerBase
+from .folders import COMPRESSED_FILES, CheckpointStaging, open_folder
+from .list import load_document, portable_documents, put_together
+
+__all__ = ["CompressedListStorageCheckpointer"]
+
+_METADATA, _INDICES = COMPRESSED_FILES
+_DATA = "compressed_data"
+_BARE = "data"
+"""What the one tensor of an item that is a bare tensor is called."""
+
+_STACK = {"_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>", "stack_dim": 0}
+_NODE: dict[str, Any] = {"shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+
+
+class CompressedListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves a `CompressedListStorage` without decompressing it.
+
+    The layout is TorchRL's: `metadata.json` describes every item, `data_indices.json` numbers their data, and
+    `compressed_data` is a lazily stacked tensordict on disk. Ours adds to each tensor its codec, and to tensordicts
+    their batch size, nested ones included. TorchRL opens what was compressed with `codec="zlib"` (with "zstd" from
+    Python 3.14 on) as long as it holds tensors, flat tensordicts, numbers and texts.
+
+    Hooks are given the list of decompressed objects, and return the list to go on with.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant.
+
+        SchemaError (a RuntimeError) for an object that would take a pickle.
+        """
+        source = _compressed(storage)
+        nodes = list(source.nodes())
+        if self._save_hooks:
+            nodes = source.compressed(list(self._through_save_hooks(source, source[:], path)))
+        documents = list(portable_documents(iter(nodes), _describe))
+        for node in nodes:
+            require_own_files(_stem_path(key) for key, _ in node.leaves())
+        with CheckpointStaging(path) as staging:
+            fs.require_space(staging.path, sum(packed.nbytes for node in nodes for _, packed in node.leaves()))
+            _write_json(staging.path / _METADATA, documents)
+            _write_json(staging.path / _INDICES, list(range(len(nodes))))
+            fs.make_folder(staging.path / _DATA)
+            _write_json(staging.path / _DATA / "meta.json", _STACK)
+            for row, node in enumerate(nodes):
+                _write_item(staging.path / _DATA / str(row), node)
+            staging.publish()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps` wrote, here or in TorchRL.
+
+        TorchRL's codec is found from the bytes. DatasetNotFoundError (a FileNotFoundError) if the checkpoint is not
+        there, FormatError or CorruptDataError (ValueErrors) if it is damaged or another checkpointer's, SchemaError
+        if it holds more than the storage has room for; then nothing changes. Files of a wrong size show now, changed
+        bytes when they are read.
+        """
+        target = _compressed(storage)
+        folder = open_folder(path, "CompressedListStorageCheckpointer")
+        documents, places = load_document(folder / _METADATA), load_document(folder / _INDICES)
+        _check_lists(folder, documents, places)
+        if len(documents) > target.max_size:
+            raise SchemaError(f"{folder} holds {len(documents)} objects; this storage has room for {target.max_size}")
+        nodes = [_read_item(target, folder, place, document) for document, place in zip(documents, places, strict=True)]
+        if not self._load_hooks:
+            target.replace_nodes(nodes)
+            return
+        items: Any = [put_together(node, target.unpacked, f"row {row} of {folder}") for row, node in enumerate(nodes)]
+        for hook in self._load_hooks:
+            items = hook(items, out=target[:] or None)
+        target.replace_all(list(items))
+
+
+def _compressed(storage: Storage) -> CompressedListStorage:
+    if not isinstance(storage, CompressedListStorage):
+        found = type(storage).__name__
+        raise UsageError(f"a CompressedListStorageCheckpointer serves a CompressedListStorage, found a {found}")
+    return storage
+
+
+# Writing -------------------------------------------------------------------------------------------
+
+
+def _describe(packed: Packed) -> dict[str, Any]:
+    """Describe a compressed tensor with TorchRL's tags; the codec is our addition."""
+    return {
+        "shape": {"__type__": "torch.Size", "value": list(packed.shape)},
+        "dtype": {"__type__": "torch.dtype", "value": str(packed.dtype)},
+        "device": {"__type__": "torch.device", "value": "cpu"},
+        "codec": packed.codec,
+    }
+
+
+def _write_json(path: Path, document: Any) -> None:
+    fs.write_file(path, json.dumps(document, allow_nan=False).encode())
+
+
+def _write_item(folder: Path, node: Node) -> None:
+    """Write one tensordict of vectors of bytes; what has no tensors is in the metadata, and here for TorchRL."""
+    fs.make_folder(folder)
+    entries: dict[str, Any] = {}
+    for key, child in {_BARE: node}.items() if isinstance(node, TensorNode) else node.children.items():
+        name = safe_part(str(key))
+        if isinstance(child, TensorNode):
+            data = to_bytestream(child.payload.data)
+            entries[name] = {"device": "cpu", "shape": [len(data)], "dtype": "torch.uint8", "is_nested": False}
+            fs.write_file(folder / f"{file_stem(name)}.memmap", data)
+        elif isinstance(child, NonTensorNode):
+            entries[name] = {"type": "NonTensorData"}
+            _write_non_tensor(folder / file_stem(name), child)
+        elif not isinstance(child, ValueNode):
+            entries[name] = {"type": "TensorDict"}
+            _write_item(folder / file_stem(name), child)
+    _write_json(folder / "meta.json", entries | _NODE)
+
+
+def _write_non_tensor(folder: Path, node: NonTensorNode) -> None:
+    fs.make_folder(folder)
+    value = node.document(_describe, portable=True)["value"]["value"]
+    kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+    _write_json(folder / "meta.json", {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+
+
+def _stem_path(path: KeyPath) -> KeyPath:
+    return tuple(safe_part(part) for part in path or (_BARE,))
+
+
+# Reading -------------------------------------------------------------------------------------------
+
+
+def _check_lists(folder: Path, documents: Any, places: Any) -> None:
+    if not isinstance(documents, list) or not isinstance(places, list):
+        raise FormatError(f"{folder / _METADATA} and {folder / _INDICES} must hold lists, one entry an item")
+    if len(documents) != len(places):
+        raise CorruptDataError(f"{folder} describes {len(documents)} objects and numbers {len(places)}")
+    given = [place for place in places if place is not None]
+    strange = next((place for place in given if type(place) is not int or not 0 <= place < len(places)), None)
+    if strange is not None:
+        raise FormatError(f"{folder / _INDICES} names the data {strange!r} of at most {len(places)}")
+    if len(set(given)) < len(given):
+        raise FormatError(f"{folder / _INDICES} gives the same data to two objects")
+
+
+def _read_item(storage: CompressedListStorage, folder: Path, place: int | None, document: Any) -> Node:
+    def take(about: Mapping[str, Any], path: KeyPath) -> Packed:
+        if place is None:
+            raise CorruptDataError(f"{folder / _INDICES} names no data for an object that has tensors")
+        *inner, name = _stem_path(path)
+        place_of_leaf = folder.joinpath(_DATA, str(place), *map(file_stem, inner))
+        data = _read_leaf(place_of_leaf, name)
+        try:
+            return storage.packed(about, data)
+        except FormatError as error:
+            raise type(error)(f"{place_of_leaf / name}: {error}", hint=error.hint) from error
+
+    return parse(document, take)
+
+
+def _read_leaf(folder: Path, name: str) -> bytes:
+    if not (folder / "meta.json").is_file():
+        raise CorruptDataError(f"{folder / 'meta.json'} is missing")
+    entries = load_document(folder / "meta.json")
+    entry = entries.get(name) if isinstance(entries, dict) else None
+    shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "torch.uint8" else None
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
+        raise CorruptDataError(f"{folder / 'meta.json'} describes no vector of bytes {name!r}")
+    path, expected = folder / f"{file_stem(name)}.memmap", shape[0]
+    if not path.is_file():
+        if not expected:  # tensordict writes no file of no bytes
+            return b""
+        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+    found = path.stat().st_size
+    if found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+    return path.read_bytes()
+
+
+register_checkpointer(CompressedListStorage, CompressedListStorageCheckpointer)

@@ -1,0 +1,218 @@
+"""Saves the objects of a list: what they are in one JSON file, all their tensors in one file of bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..dataset import Hasher, fs, load_json
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..storages import ListStorage, Storage, register_checkpointer
+from ..storages.codec import byte_count, bytes_behind, tensor_bytes
+from ..storages.documents import parse, read_dtype, read_shape
+from ..storages.items import Node, take_apart
+from ..storages.items import Path as KeyPath
+from .base import StorageCheckpointerBase
+from .folders import LIST_FILE, CheckpointStaging, open_folder
+
+__all__ = ["ListStorageCheckpointer", "load_document", "portable_documents", "put_together"]
+
+_DATA_FILE = "items.memmap"
+_FORMAT = "rbtool list"
+_VERSION = 1
+
+
+class ListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves a `ListStorage` and those derived from it: tensors, arrays, tensordicts, numbers, texts, and dicts, lists
+    and tuples of them.
+
+    Anything else raises SchemaError (a RuntimeError) before a file is written: it would take a pickle, and nothing
+    is unpickled here. `items.json` holds each different description once and a number an item; `items.memmap` the
+    bytes of all tensors, one after the other. TorchRL, which cannot save such a storage, has no layout for it.
+
+    Hooks are given the list of objects, and return the list to go on with.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant."""
+        items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
+        document = _document(_apart(items))
+        with CheckpointStaging(path) as staging:
+            fs.require_space(staging.path, document["bytes"])
+            document["digest"] = _write_tensors(staging.path / _DATA_FILE, _apart(items))
+            fs.write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
+            staging.publish()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps` wrote.
+
+        DatasetNotFoundError if it is not there, FormatError or CorruptDataError (ValueErrors) if it is damaged or
+        another checkpointer's, SchemaError if it holds more than the storage has room for; then nothing changes.
+        """
+        target = _list_storage(storage)
+        folder = open_folder(path, "ListStorageCheckpointer")
+        kinds, numbers, digest = _read_document(folder / LIST_FILE)
+        if len(numbers) > target.max_size:
+            raise SchemaError(f"{folder} holds {len(numbers)} objects; this storage has room for {target.max_size}")
+        _check_size(folder / _DATA_FILE, kinds, numbers)
+        with _DataFile(folder / _DATA_FILE) as file:
+            items: Any = [
+                _read_item(kinds[number], file, f"row {row} of {folder}") for row, number in enumerate(numbers)
+            ]
+            file.require_digest(digest)
+        for hook in self._load_hooks:
+            items = hook(items, out=list(target) or None)
+        target.replace_all(list(items))
+
+
+def _list_storage(storage: Storage) -> ListStorage:
+    if not isinstance(storage, ListStorage):
+        raise UsageError(f"a ListStorageCheckpointer serves lists of objects, found a {type(storage).__name__}")
+    return storage
+
+
+def _apart(items: Any) -> Iterator[Node]:
+    return (take_apart(item, lambda tensor: tensor) for item in items)
+
+
+def _describe(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def portable_documents(nodes: Iterator[Node], describe: Any) -> Iterator[dict[str, Any]]:
+    """Describe items with plain JSON; SchemaError names the row of one that cannot be."""
+    row = 0
+    try:
+        for node in nodes:
+            yield node.document(describe, portable=True)
+            row += 1  # here, so that it is right where taking the next item apart fails
+    except SchemaError as error:
+        raise SchemaError(f"row {row}: {error}", hint=error.hint) from None
+    except RecursionError:
+        raise SchemaError(f"row {row} holds itself, or is nested too deeply for a checkpoint") from None
+
+
+def _document(nodes: Iterator[Node]) -> dict[str, Any]:
+    known: dict[str, int] = {}
+    kinds: list[Any] = []
+    sizes: list[int] = []
+    numbers = []
+    for document in portable_documents(nodes, _describe):
+        written = json.dumps(document)
+        if written not in known:
+            known[written] = len(kinds)
+            kinds.append(document)
+            sizes.append(_bytes_of(document))
+        numbers.append(known[written])
+    total = sum(sizes[number] for number in numbers)
+    return {"format": _FORMAT, "format_version": _VERSION, "bytes": total, "kinds": kinds, "items": numbers}
+
+
+def _bytes_of(document: Any) -> int:
+    """Count the bytes of the tensors that a document describes; FormatError if it describes nothing."""
+    total = 0
+
+    def add(about: Mapping[str, Any], _: KeyPath) -> None:
+        nonlocal total
+        total += byte_count(read_dtype(about.get("dtype")), read_shape(about.get("shape")))
+
+    parse(document, add)
+    return total
+
+
+def _write_tensors(path: Path, nodes: Iterator[Node]) -> str:
+    """Write the bytes of all tensors and return their digest."""
+    descriptor, hasher = fs.create(path), Hasher()
+    try:
+        for node in nodes:
+            for _, tensor in node.leaves():
+                data = tensor_bytes(tensor)
+                fs.write(descriptor, data, path)
+                hasher.update(data)
+        fs.fsync(descriptor, path)
+    finally:
+        os.close(descriptor)
+    return hasher.digest
+
+
+def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
+    """Return the descriptions, the number of that of each item, and the digest of the tensors."""
+    document = load_document(path)
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise FormatError(f"{path} does not describe a list of objects")
+    if document.get("format_version") != _VERSION:
+        raise FormatError(f"{path} has format_version {document.get('format_version')!r}, {_VERSION} is expected")
+    kinds, numbers = document.get("kinds"), document.get("items")
+    if not isinstance(kinds, list) or not isinstance(numbers, list):
+        raise FormatError(f"{path} has no list of kinds, or none of items")
+    strange = next((number for number in numbers if type(number) is not int or not 0 <= number < len(kinds)), None)
+    if strange is not None:
+        raise FormatError(f"{path} names the kind {strange!r}; there are {len(kinds)}")
+    return kinds, numbers, document.get("digest")
+
+
+def load_document(path: Path) -> Any:
+    """Read a JSON file, or raise FormatError that names it, also if it is nested without end."""
+    try:
+        return load_json(path)
+    except RecursionError:
+        raise FormatError(f"{path} is nested without end") from None
+
+
+def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:
+    sizes = [_bytes_of(kind) for kind in kinds]
+    expected = sum(sizes[number] for number in numbers)
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+    found = path.stat().st_size
+    if found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+
+
+class _DataFile:
+    """The file of all tensors, read from front to back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hasher = Hasher()
+
+    def __enter__(self) -> _DataFile:
+        self._file = open(self._path, "rb")
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+    def next_tensor(self, about: Mapping[str, Any], _: KeyPath) -> torch.Tensor:
+        """Read the tensor that comes next, of the shape and element type described."""
+        tensor = torch.empty(read_shape(about.get("shape")), dtype=read_dtype(about.get("dtype")))
+        room = bytes_behind(tensor)
+        if self._file.readinto(room) != len(room):
+            raise CorruptDataError(f"{self._path} ends in the middle of a tensor: it was cut")
+        self._hasher.update(room)
+        return tensor
+
+    def require_digest(self, digest: Any) -> None:
+        """Raise CorruptDataError if what was read is not what was written."""
+        if self._hasher.digest != digest:
+            raise CorruptDataError(f"{self._path} has other bytes than were written: its digest differs")
+
+
+def _read_item(kind: Any, file: _DataFile, what: str) -> Any:
+    return put_together(parse(kind, file.next_tensor), lambda tensor: tensor, what)
+
+
+def put_together(node: Node, unpack: Any, what: str) -> Any:
+    """Build an item, or raise FormatError if its parts contradict each other."""
+    try:
+        return node.build(unpack)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+        raise FormatError(f"{what} contradicts itself: {str(error).splitlines()[0]}") from error
+
+
+register_checkpointer(ListStorage, ListStorageCheckpointer)

@@ -1,0 +1,114 @@
+"""Saves storages of tensors in TorchRL's layout, and reads what TorchRL saved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import SchemaError, UsageError
+from ..storages import LazyMemmapStorage, Storage, TensorStorage, register_checkpointer
+from ..storages.cursors import last_row
+from ..storages.layout import is_tree
+from ..storages.structure import structure_of
+from .base import StorageCheckpointerBase
+from .folders import CheckpointStaging, open_folder
+from .tensor_reader import read_contents, read_length
+from .tensor_writer import Contents, describe_in_place
+
+__all__ = ["TensorStorageCheckpointer"]
+
+
+class TensorStorageCheckpointer(StorageCheckpointerBase):
+    """Saves any `TensorStorage` as TorchRL does: a memory-mapped tensordict, or one file for each leaf of a nest.
+
+    Files have the size of the whole capacity, as TorchRL expects, but only filled rows take room on the disk. A hidden
+    file records how the data is made, the row written last and a digest of every leaf, so that damage is found when
+    the checkpoint is read; of what TorchRL wrote, files that are missing or too short are found. A storage of any
+    capacity that holds the rows can take them, also one that is still empty. Nothing is unpickled.
+
+    Save hooks get the valid rows of a tensordict, and what they return is saved in its own shape.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write the storage to the folder `path`; parents are created, an older checkpoint is replaced at one instant.
+
+        Raises UsageError if something that is no checkpoint is there, SchemaError for data that only a pickle could
+        hold, OutOfSpaceError for want of room. A storage whose own files lie at `path` is synced and described there.
+        """
+        source = _tensor_storage(storage)
+        if _lives_at(source, path) and source.initialized:
+            describe_in_place(source, Path(path))
+            return
+        contents = self._contents(source, path)
+        with CheckpointStaging(path) as staging:
+            contents.write(staging.path)
+            staging.publish()
+
+    def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
+        length, last = len(source), last_row(source._last_cursor)
+        if not source.initialized:
+            if self._save_hooks:
+                raise SchemaError("save hooks need data; nothing was ever written to the storage")
+            return Contents(None, source.ndim, [], [], 0, None)
+        if not self._save_hooks:
+            whole = source.columns.leaves
+            return Contents(source.structure, source.ndim, whole, [leaf[: source.rows] for leaf in whole], length, last)
+        if not is_tree(source.structure):
+            raise SchemaError("the storage holds a nest of tensors; save hooks take tensordicts only")
+        data: Any = self._through_save_hooks(source, source[:], path)
+        structure = structure_of(data)
+        tensors = structure.leaves(data)
+        return Contents(structure, 0, tensors, tensors, length, last)
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Put the rows, the length and, where it was noted, the last cursor of the checkpoint into the storage.
+
+        Raises DatasetNotFoundError (a FileNotFoundError) where there is no checkpoint, FormatError for another
+        checkpointer's, CorruptDataError for files that are missing, cut or changed, SchemaError (a RuntimeError) for
+        data of other keys, types or shapes, and for more rows than there is room for. Then nothing has changed. Of a
+        checkpoint in which the storage itself lives only the length is read.
+        """
+        target = _tensor_storage(storage)
+        folder = open_folder(path, type(self).__name__)
+        if _lives_at(target, folder):
+            _refresh(target, folder)
+            return
+        saved = read_contents(folder, target, raw=bool(self._load_hooks))
+        if saved is None:
+            target._empty()
+            return
+        structure, tensors = saved.structure, saved.tensors
+        if self._load_hooks:
+            if not is_tree(structure):
+                raise SchemaError(f"{folder} holds a nest of tensors; load hooks take tensordicts only")
+            data = structure.build(iter(tensors), saved.lead)
+            for hook in self._load_hooks:
+                data = hook(data, out=target._storage)
+            structure = structure_of(data, target.ndim)
+            tensors = structure.leaves(data)
+        target.fill(structure, tensors, saved.length)
+        target._last_cursor = saved.last_row
+
+
+def _tensor_storage(storage: Storage) -> TensorStorage:
+    if not isinstance(storage, TensorStorage):
+        raise UsageError(f"a TensorStorageCheckpointer serves storages of tensors, found a {type(storage).__name__}")
+    return storage
+
+
+def _lives_at(storage: TensorStorage, path: str | os.PathLike[str]) -> bool:
+    folder = storage.scratch_dir if isinstance(storage, LazyMemmapStorage) else None
+    return folder is not None and os.path.realpath(folder) == os.path.realpath(path)
+
+
+def _refresh(storage: TensorStorage, folder: Path) -> None:
+    if not storage.initialized:
+        raise SchemaError(
+            f"the storage would put its own files in the place of those in {folder} that it is to load",
+            hint="choose another scratch_dir",
+        )
+    storage.set_length(read_length(folder))
+
+
+register_checkpointer(TensorStorage, TensorStorageCheckpointer)

@@ -1,0 +1,114 @@
+"""Writes the tensors of a storage in TorchRL's layout: files of full size, which take room for what is filled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..dataset import Hasher, fs
+from ..storages import TensorStorage
+from ..storages.codec import tensor_bytes
+from ..storages.describe import describe
+from ..storages.layout import is_tree, leaf_files, single_name, tree_documents
+from ..storages.structure import Structure
+from .manifest import SavedLeaf, StorageManifest
+
+__all__ = ["METADATA", "Contents", "describe_in_place"]
+
+METADATA = "storage_metadata.json"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is to be saved: how it is made (None: nothing was ever written), its tensors, and of each what is filled.
+
+    `ndim` dimensions count elements, of which there are `length`; `last_row` was written last.
+    """
+
+    structure: Structure | None
+    ndim: int
+    whole: Sequence[torch.Tensor]
+    filled: Sequence[torch.Tensor]
+    length: int
+    last_row: int | None
+
+    def write(self, folder: Path) -> None:
+        """Write all files into an empty folder and sync them."""
+        described = None if self.structure is None else describe(self.structure)
+        documents, leaves = self._documents(), self._leaves()
+        fs.require_space(folder, sum(leaf.filled_size for leaf in leaves))
+        noted = [_write_leaf(folder, leaf, tensor) for leaf, tensor in zip(leaves, self.filled, strict=True)]
+        for name, document in documents.items():
+            fs.make_folder((folder / name).parent)
+            fs.write_file(folder / name, document)
+        StorageManifest(described, self.ndim, self.length, self.last_row, tuple(noted)).save(folder)
+
+    def _leaves(self) -> list[SavedLeaf]:
+        if self.structure is None:
+            return []
+        listed = zip(self.structure.paths(), leaf_files(self.structure), self.whole, self.filled, strict=True)
+        return [
+            SavedLeaf(name, file, whole.dtype, tuple(whole.shape), tuple(filled.shape))
+            for name, file, whole, filled in listed
+        ]
+
+    def _documents(self) -> dict[str, bytes]:
+        metadata = {METADATA: metadata_bytes(self.structure, self.whole, self.length)}
+        if self.structure is None:
+            return metadata
+        lead = self.whole[0].shape[: self.ndim]
+        return tree_documents(self.structure, [(leaf.dtype, leaf.shape) for leaf in self.whole], lead) | metadata
+
+
+def metadata_bytes(structure: Structure | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
+    """Return `storage_metadata.json`, by which TorchRL knows what kind of data it is and how much."""
+    entries = {}
+    nest = structure is not None and not is_tree(structure)
+    if structure is not None and nest:
+        names = [".".join(path) or single_name() for path in structure.paths()]
+        entries = {
+            name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for name, leaf in zip(names, whole, strict=True)
+        }
+    return json.dumps({"metadata": entries, "is_pytree": nest, "len": length}, ensure_ascii=False).encode()
+
+
+def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLeaf:
+    """Write what is filled, lengthen the file to its whole size, sync it; return the leaf with its digest."""
+    path, hasher = folder / leaf.file, Hasher()
+    if not leaf.size:  # tensordict keeps no file of what has no elements
+        return replace(leaf, digest=hasher.digest)
+    fs.make_folder(path.parent)
+    descriptor, data = fs.create(path), tensor_bytes(tensor)
+    try:
+        for start in range(0, len(data), _CHUNK):  # what was just hashed is still in the processor's cache
+            chunk = data[start : start + _CHUNK]
+            hasher.update(chunk)
+            fs.write(descriptor, chunk, path)
+        fs.truncate(descriptor, leaf.size, path)
+        fs.fsync(descriptor, path)
+    finally:
+        os.close(descriptor)
+    return replace(leaf, digest=hasher.digest)
+
+
+def describe_in_place(storage: TensorStorage, folder: Path) -> None:
+    """Sync the files a storage lives in, and write what makes a checkpoint of them.
+
+    No digests are noted: they would not hold beyond the next write.
+    """
+    for file in leaf_files(storage.structure):
+        path = folder / file
+        if path.is_file():
+            descriptor = fs.open_to_fill(path)
+            try:
+                fs.fsync(descriptor, path)
+            finally:
+                os.close(descriptor)
+    StorageManifest.remove(folder)
+    fs.replace_file(folder / METADATA, metadata_bytes(storage.structure, storage.columns.leaves, len(storage)))

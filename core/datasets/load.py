@@ -1,0 +1,102 @@
+"""`load_dataset`: any dataset that is stored, as a buffer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import is_steps, open_steps
+from ..dataset import find_dataset, has_manifest, is_ours, reader_class, reader_names, storage_root
+from ..errors import DatasetNotFoundError, UsageError
+from ..remote import KnownNames
+from .buffer import DatasetReplayBuffer
+from .storage import DatasetStorage, Mode
+
+__all__ = ["load_dataset"]
+
+
+def load_dataset(
+    dataset: str | os.PathLike[str],
+    batch_size: int | None = None,
+    *,
+    sampler: Any = None,
+    transform: Any = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    pin_memory: bool = False,
+    prefetch: int | None = None,
+    split_trajs: bool = False,
+    seed: int | None = None,
+    mode: Mode = "c",
+    root: str | os.PathLike[str] | None = None,
+) -> DatasetReplayBuffer:
+    """Open a stored dataset (a path or `source:id`, like `minari:D4RL/door/human-v2`) as a `TensorDictReplayBuffer`.
+
+    The same `seed` gives the same batches, with any number of prefetched ones; without one a fresh seed is drawn. The
+    buffer always has a generator, so what it saves goes on with the very same batches. Edits of batches and of rows
+    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
+    `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
+    root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+
+    DatasetNotFoundError (a FileNotFoundError) says how to fetch what is not there. UsageError (a ValueError) for
+    checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
+    FormatError and CorruptDataError for what cannot be read.
+    """
+    if seed is not None and not 0 <= seed < 1 << 64:
+        raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
+    path = _found(dataset, root)
+    _require_dataset(path)
+    generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+    return DatasetReplayBuffer(
+        storage=DatasetStorage(path, mode=mode, split_trajs=split_trajs),
+        batch_size=batch_size,
+        sampler=sampler,
+        transform=transform,
+        collate_fn=collate_fn,
+        pin_memory=pin_memory,
+        prefetch=prefetch,
+        generator=generator,
+    )
+
+
+def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
+    """Find the dataset, also by words that a download has found to mean it."""
+    try:
+        return find_dataset(dataset, root)
+    except DatasetNotFoundError:
+        source, colon, asked = os.fspath(dataset).partition(":")
+        known = KnownNames(storage_root(root), source).get(asked) if colon else None
+        if known is None:
+            raise
+        return find_dataset(f"{source}:{known.id}", root)
+
+
+def _require_dataset(path: Path) -> None:
+    """Say what to do with anything that is no dataset of ours."""
+    quoted = shlex.quote(str(path))
+    if (path / "buffer_metadata.json").is_file():
+        raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
+    if not is_steps(path):
+        form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+        if form is not None:
+            raise UsageError(
+                f"{path} is a raw {form} dataset, one in TED is expected",
+                hint=f"convert it first: rbtool convert {quoted} DEST",
+            )
+    elif not is_ours(path) and not (path / ".rbtool").is_dir():
+        raise UsageError(
+            f"{path} is a tensordict folder, and no dataset that rbtool made",
+            hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
+        )
+    with open_steps(path) as reader:
+        kind, layout = reader.manifest.kind, reader.manifest.layout
+    if kind == "checkpoint" or not has_manifest(path):
+        raise UsageError(
+            f"{path} is a checkpoint in the layout {layout}, a dataset is expected",
+            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
+        )

@@ -1,0 +1,44 @@
+"""What a dataset says of the environment it was recorded in, with specs for spaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..dataset import ENV_METADATA, TedReader
+from ..specs import TensorSpec, spec_from_space
+
+__all__ = ["environment_metadata"]
+
+_SOURCE_DOCUMENT = "metadata.json"
+
+
+def environment_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of the dataset at `path`.
+
+    `observation_space` and `action_space` are specs, None where the source does not say them; `total_steps` and
+    `total_episodes` count what is stored. The rest is what the source wrote, in the words of `env_metadata.json` as
+    TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
+    spaces that have no spec.
+    """
+    with TedReader(path) as reader:
+        manifest, documents = reader.manifest, reader.documents()
+    document = _read(documents)
+    document.setdefault("dataset_id", manifest.request.id)
+    spaces: dict[str, TensorSpec | None] = {
+        f"{name}_space": spec_from_space(manifest.spaces[name]) if manifest.spaces.get(name) else None
+        for name in ("observation", "action")
+    }
+    return {**document, "total_episodes": manifest.episodes, "total_steps": manifest.steps, **spaces}
+
+
+def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Read the document that says most."""
+    if ENV_METADATA in documents:
+        return dict(json.loads(documents[ENV_METADATA]))
+    document = dict(json.loads(documents.get(_SOURCE_DOCUMENT, b"{}")))
+    if isinstance(document.get("env_spec"), str):
+        document["env_spec"] = json.loads(document["env_spec"])
+    return document

@@ -1,0 +1,117 @@
+"""The storage of a dataset on disk: its rows, mapped, under the promise that nothing reaches the disk unasked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from tensordict import TensorDict
+
+from ..dataset import Manifest, TedReader, leaf_path
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..storages import TensorStorage, dataset_tensors
+from ..storages.arrays import tensordict_of
+from ..storages.structure import structure_of
+from ..ted import NEXT_DONE, Field
+from .padding import padded, trajectory_lengths
+
+__all__ = ["DatasetStorage", "Mode"]
+
+Mode: TypeAlias = Literal["c", "r+"]
+"""How a dataset is opened: `c`, copy-on-write, keeps edits in this process; `r+` writes them to the disk."""
+
+
+class DatasetStorage(TensorStorage):
+    """The steps of the dataset at `path`, one a row, read from the disk when first touched.
+
+    In mode `c` an edit, of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the
+    files, at once and for all who have them open: the digests in the manifest hold no longer then, which `check` says.
+    With `split_trajs` each row is a trajectory, as `padded` makes it, in memory.
+
+    A pickle holds the path alone, and opens the dataset anew: edits in mode `c` do not travel. A process that was
+    forked has the rows as they were, and its own from then on.
+
+    UsageError (a ValueError) for another mode, a dataset without steps, and `r+` with `split_trajs`; FormatError,
+    and CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "c", split_trajs: bool = False) -> None:
+        if mode not in get_args(Mode):
+            raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
+        if split_trajs and mode == "r+":
+            raise UsageError("mode='r+' and split_trajs=True were given, but padded copies cannot be edited on disk")
+        self.path = Path(path).absolute()
+        self.mode = mode
+        self.split_trajs = split_trajs
+        self.content_digest, tensors = self._open()
+        super().__init__(tensors)
+
+    def _open(self) -> tuple[str, TensorDict]:
+        """Map the dataset; once more if it was replaced in the meantime."""
+        manifest = Manifest.load(self.path)
+        while True:
+            if not manifest.steps:
+                raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+            tensors = dataset_tensors(self.path) if self.mode == "c" else _editable_tensors(self.path)
+            if self.split_trajs:
+                tensors = _trajectories(self.path, tensors)
+            again = Manifest.load(self.path)
+            if again.content_digest == manifest.content_digest:
+                return manifest.content_digest, tensors
+            manifest = again
+
+    def share(self) -> None:
+        """Refuse, in mode `c`: its edits are seen by this process alone. In mode `r+` the files are what is shared."""
+        if self.mode == "c":
+            raise SchemaError(
+                f"{self.path} is open copy-on-write: no other process sees what is edited here",
+                hint="other processes read it without being told to share; mode='r+' edits the files",
+            )
+        self._filled.share_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in {"_leaves", "_dtypes"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        digest, tensors = self._open()
+        if digest != self.content_digest:
+            raise CorruptDataError(
+                f"{self.path} has the content {digest}, {self.content_digest} is expected: it was replaced since"
+            )
+        structure = structure_of(tensors, self.ndim)
+        self._take(structure, structure.leaves(tensors))
+        self._wrapped = tensors
+
+
+def _trajectories(path: Path, rows: TensorDict) -> TensorDict:
+    with TedReader(path) as reader:
+        steps = reader.manifest.steps
+        has_flag = any(field.key == NEXT_DONE for field in reader.fields)
+        done = rows[NEXT_DONE].reshape(steps, -1).any(1) if has_flag else torch.zeros(steps, dtype=torch.bool)
+        return padded(rows, trajectory_lengths(reader.episodes.length, done.numpy()))
+
+
+def _editable_tensors(path: Path) -> TensorDict:
+    """Map the leaves so that what is written to them is written to their files."""
+    with TedReader(path) as reader:
+        steps = reader.manifest.steps
+        tensors = {field.key: _editable(path / leaf_path(field.key), field, steps) for field in reader.fields}
+    return tensordict_of(tensors, (steps,))
+
+
+def _editable(path: Path, field: Field, steps: int) -> torch.Tensor:
+    dtype, shape = getattr(torch, field.dtype), (steps, *field.shape)
+    size = steps * field.row_bytes
+    if not size:  # there is no file
+        return torch.empty(shape, dtype=dtype)
+    found = path.stat().st_size if path.is_file() else 0
+    if found != size:  # torch would lengthen a file that is too short
+        raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut, removed or overwritten")
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
+    whole = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    return whole.view(dtype).view(shape)

@@ -1,0 +1,206 @@
+"""Sampling in epochs: every element once before any comes again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..storages import Storage
+from .base import Index, Sampler
+from .folder import read_state, write_state
+
+__all__ = ["SamplerWithoutReplacement"]
+
+_FEW = 1000
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Goes through all elements in epochs, in a random order or, without `shuffle`, in that of the storage.
+
+    The last batch of an epoch is what is left, which may be less than was asked for; with `drop_last` what is less
+    is left out. `ran_out` is True from the last batch of an epoch to the next batch. Elements that are added in the
+    middle of an epoch still come in it, among those left over; if elements were taken away, a new epoch begins.
+
+    Indices are int64, `[batch_size]` or less, and where the storage has several dimensions one such tensor a
+    dimension. SchemaError (a RuntimeError) for an empty storage; UsageError (a ValueError) for a batch of less than
+    one element, and with `drop_last` for one of more than there are.
+
+    The whole state, that is the order of what is left, goes into checkpoints: with the generator's own state, which
+    the buffer saves, all further draws are the same.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> sampler, storage = SamplerWithoutReplacement(shuffle=False), TensorStorage(torch.arange(5))
+    >>> [sampler.sample(storage, 2)[0].tolist() for _ in range(4)]
+    [[0, 1], [2, 3], [4], [0, 1]]
+    """
+
+    by_number: ClassVar[bool] = True
+    _replacement: ClassVar[bool] = False
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self._forget()
+
+    def _forget(self) -> None:
+        self.len_storage = 0
+        self._order: torch.Tensor | None = None  # never edited in place: states and batches of old refer to it
+        self._drawn = 0
+        self._batch_size = 0
+        self._ran_out = False
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw the next `batch_size` elements of the epoch, or those that are left."""
+        length = len(storage)
+        self._check(batch_size, length)
+        order = self._order_of(length)
+        if self.drop_last and len(order) - self._drawn < batch_size:
+            order = self._begin(length)
+        index = order[self._drawn : self._drawn + batch_size].clone()
+        self._drawn += len(index)
+        self._batch_size = batch_size
+        self._ran_out = len(order) - self._drawn < (batch_size if self.drop_last else 1)
+        if self._ran_out:
+            self._begin(length)
+        return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}
+
+    def _check(self, batch_size: int, length: int) -> None:
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+        if not length:
+            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
+        if self.drop_last and batch_size > length:
+            raise UsageError(
+                f"a batch of {batch_size} elements was asked for, the storage has {length} and incomplete batches "
+                "are left out",
+                hint="ask for fewer, or take drop_last=False",
+            )
+
+    def _order_of(self, length: int) -> torch.Tensor:
+        """Return the order of the epoch, brought up to date with a storage of this length."""
+        if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
+            return self._begin(length)
+        if length > self.len_storage:
+            self._order = self._with_late_ones(self._order[self._drawn :], torch.arange(self.len_storage, length))
+            self._drawn, self.len_storage = 0, length
+        return self._order
+
+    def _begin(self, length: int) -> torch.Tensor:
+        """Start an epoch."""
+        self._order = self._permutation(length) if self.shuffle else torch.arange(length)
+        self._drawn, self.len_storage = 0, length
+        return self._order
+
+    def _permutation(self, length: int) -> torch.Tensor:
+        device = self._rng.device if self._rng is not None else None
+        return torch.randperm(length, generator=self._rng, device=device).cpu()
+
+    def _with_late_ones(self, left: torch.Tensor, late: torch.Tensor) -> torch.Tensor:
+        """Mix elements into those left over, so that all orders are equally likely."""
+        order = torch.cat([left, late])
+        if not self.shuffle:
+            return order
+        if len(late) > _FEW:
+            return order[self._permutation(len(order))]
+        # One swap an element keeps a random order random: a step of the shuffle by Durstenfeld, run inside out.
+        device = self._rng.device if self._rng is not None else None
+        chances = torch.rand(len(late), generator=self._rng, device=device, dtype=torch.float64).tolist()
+        places = order.numpy()
+        for place, chance in enumerate(chances, start=len(left)):
+            other = int(chance * (place + 1))
+            places[place], places[other] = places[other], places[place]
+        return order
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the batch drawn last was the last of its epoch."""
+        return self._ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._ran_out = bool(value)
+
+    @property
+    def _sample_list(self) -> torch.Tensor | None:
+        """What is left of the epoch, in order; None before the first draw."""
+        return None if self._order is None else self._order[self._drawn :]
+
+    @property
+    def _remaining_batches(self) -> int:
+        """How many batches of the size drawn last are left of the epoch."""
+        left = self._sample_list
+        if left is None or not self._batch_size:
+            return sys.maxsize
+        return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
+
+    def _empty(self) -> None:
+        self._forget()
+
+    # State -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is left of the epoch, `_sample_list` (int64, or None before the first draw), and how to go on.
+
+        The tensor is not copied; later draws do not change it.
+        """
+        return {
+            "len_storage": self.len_storage,
+            "_sample_list": self._sample_list,
+            "drop_last": self.drop_last,
+            "_ran_out": self._ran_out,
+            "shuffle": self.shuffle,
+            "_batch_size": self._batch_size,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, also one of TorchRL's, in which `shuffle` is not kept; SchemaError for another's."""
+        missing = [name for name in ("len_storage", "_sample_list", "drop_last", "_ran_out") if name not in state_dict]
+        if missing:
+            raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+        length, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
+        if left is not None:
+            left = _checked(left, length)
+        self._forget()
+        self.len_storage, self._order = length, left
+        self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
+        self.shuffle = bool(state_dict.get("shuffle", self.shuffle))
+        self._batch_size = int(state_dict.get("_batch_size", 0))
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into the folder `path`, as a memory-mapped tensordict."""
+        state = self.state_dict()
+        write_state(Path(path), {k: v if v is None else torch.as_tensor(v) for k, v in state.items()})
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps`, here or in TorchRL, wrote; CorruptDataError for a state that cannot be."""
+        state = read_state(Path(path))
+        try:
+            self.load_state_dict(state)
+        except SchemaError as error:
+            raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = self._sample_list
+        return super().__getstate__() | {"_order": None if left is None else left.clone(), "_drawn": 0}
+
+    def __repr__(self) -> str:
+        left = self._sample_list
+        return (
+            f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle}, "
+            f"left={'all' if left is None else len(left)})"
+        )
+
+
+def _checked(left: Any, length: int) -> torch.Tensor:
+    if not isinstance(left, torch.Tensor) or left.dtype != torch.int64 or left.dim() != 1:
+        raise SchemaError("_sample_list is not an int64 vector in the state")
+    if len(left) > length or (len(left) and not 0 <= int(left.min()) <= int(left.max()) < length):
+        raise SchemaError(f"_sample_list names elements outside of the {length} that the state counts")
+    return left

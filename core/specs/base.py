@@ -1,0 +1,278 @@
+"""The contract of a spec: which values something may have."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from .boxes import Box
+from .failures import NotInSpecError, SpecTypeError, UndefinedForSpecError
+from .functions import FUNCTIONS
+from .shaping import (
+    Change,
+    expansion,
+    flattening,
+    indexing,
+    normal_dim,
+    reshaping,
+    squeezing,
+    unflattening,
+    unsqueezing,
+)
+from .values import DeviceLike, ShapeLike, as_shape
+
+__all__ = ["CHECK_SPEC_ENCODE", "TensorSpec", "batch_of", "concrete", "sizes_of"]
+
+CHECK_SPEC_ENCODE = "CHECK_SPEC_ENCODE"
+"""Environment variable: 1 makes `encode` and `to_numpy` hold every value against the spec."""
+
+_Spec = TypeVar("_Spec", bound="TensorSpec")
+
+
+def checks_encoding() -> bool:
+    """Tell whether the environment asks for every encoded value to be checked."""
+    return os.environ.get(CHECK_SPEC_ENCODE, "0").lower() in {"1", "true", "yes", "on"}
+
+
+def sizes_of(shape: Sequence[Any]) -> tuple[int, ...]:
+    """Read sizes given one by one or as one sequence."""
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        return tuple(int(size) for size in shape[0])
+    return tuple(int(size) for size in shape)
+
+
+def concrete(shape: Iterable[int]) -> torch.Size:
+    """Return a shape in which each unknown size is 1."""
+    return torch.Size([1 if size == -1 else size for size in shape])
+
+
+def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None:
+    """Return what precedes `trailing` in a shape, or None if it does not end so; -1 stands for any size."""
+    count = len(shape) - len(trailing)
+    if count < 0 or any(own not in (-1, size) for size, own in zip(shape[count:], trailing, strict=True)):
+        return None
+    return torch.Size(shape[:count])
+
+
+class TensorSpec(ABC):
+    """Says which shape, element type, device and values a tensor or a nest of tensors has.
+
+    A size of -1 in `shape` stands for any. Values may have further dimensions in front of `shape`: they are
+    batches. Draws come from torch's global generator, or from the `generator` given.
+
+    Names and behaviour are those of TorchRL's specs.
+    """
+
+    domain: str | None = None
+    """`continuous`, `discrete` or `composite`; None for what is not a tensor."""
+
+    # What there is ---------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """Sizes of one value; -1 for any."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device | None:
+        """Where values are; None for wherever."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype | None:
+        """Element type of values; None where there is no single one."""
+
+    @property
+    def space(self) -> Box | None:
+        """The set of values apart from shape, element type and device."""
+        return None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of one value."""
+        return len(self.shape)
+
+    def ndimension(self) -> int:
+        return self.ndim
+
+    # Values ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
+        """Draw a random member of shape `[*shape, *spec.shape]`."""
+
+    @abstractmethod
+    def _fill(self, shape: torch.Size, value: int) -> Any:
+        """Make a value of zeros or ones of shape `[*shape, *spec.shape]`."""
+
+    def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw a random member of shape `[*shape, *spec.shape]`; unknown sizes become 1."""
+        return self._draw(as_shape(shape), generator)
+
+    def sample(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw a random member; the same as `rand`."""
+        return self.rand(shape, generator=generator)
+
+    def zero(self, shape: ShapeLike = ()) -> Any:
+        """Make a value of zeros, which need not be a member."""
+        return self._fill(as_shape(shape), 0)
+
+    def zeros(self, shape: ShapeLike = ()) -> Any:
+        return self.zero(shape)
+
+    def one(self, shape: ShapeLike = ()) -> Any:
+        """Make a value of ones, which need not be a member."""
+        return self._fill(as_shape(shape), 1)
+
+    def ones(self, shape: ShapeLike = ()) -> Any:
+        return self.one(shape)
+
+    @abstractmethod
+    def is_in(self, value: Any) -> bool:
+        """Tell whether a value has the element type, the trailing shape and values of this spec."""
+
+    def contains(self, value: Any) -> bool:
+        """Tell whether a value is a member; the same as `is_in` and `in`."""
+        return self.is_in(value)
+
+    def __contains__(self, value: Any) -> bool:
+        return self.is_in(value)
+
+    def assert_is_in(self, value: Any) -> None:
+        """Raise NotInSpecError (an AssertionError) unless the value is a member."""
+        if not self.is_in(value):
+            spec = " ".join(repr(self).split())
+            raise NotInSpecError(f"{_brief(value)} is not in {spec}", hint="project(value) returns the nearest member")
+
+    @abstractmethod
+    def project(self, value: Any) -> Any:
+        """Return the value if it is a member, else a new one that is the nearest member."""
+
+    @abstractmethod
+    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
+        """Make a tensor as this spec has it of numbers, lists and arrays; what is a tensor passes as it is."""
+
+    @abstractmethod
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Return the value as numpy arrays.
+
+        `safe` holds it against the spec first; by default the environment variable CHECK_SPEC_ENCODE decides.
+        """
+
+    @abstractmethod
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Raise SpecTypeError (a TypeError) unless the value has the element type of this spec."""
+
+    def cardinality(self) -> float:
+        """Count the members of one event; infinity for real numbers."""
+        raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be counted")
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """List all members of one event along dimension 0."""
+        raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be listed")
+
+    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Pick from `tensor`, which has one entry for each value of the domain."""
+        raise UndefinedForSpecError(f"{type(self).__name__} has no numbered values to index with")
+
+    # Shape -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _changed(self: _Spec, change: Change) -> _Spec:
+        """Return this spec with another shape."""
+
+    @abstractmethod
+    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
+        """Make one spec of several of this class, shape, device and element type; SchemaError if none can say it."""
+
+    def expand(self: _Spec, *shape: Any) -> _Spec:
+        """Repeat along new leading dimensions and those of size 1; UsageError if the rest differs."""
+        return self._changed(expansion(self.shape, sizes_of(shape)))
+
+    def squeeze(self: _Spec, dim: int | None = None) -> _Spec:
+        """Take out a dimension of size 1, or all such."""
+        return self._changed(squeezing(self.shape, dim))
+
+    def unsqueeze(self: _Spec, dim: int) -> _Spec:
+        """Put in a dimension of size 1."""
+        return self._changed(unsqueezing(self.shape, dim))
+
+    def reshape(self: _Spec, *shape: Any) -> _Spec:
+        """Lay the elements out in another shape; one size may be -1."""
+        return self._changed(reshaping(self.shape, sizes_of(shape)))
+
+    def view(self: _Spec, *shape: Any) -> _Spec:
+        return self.reshape(*shape)
+
+    def flatten(self: _Spec, start_dim: int = 0, end_dim: int = -1) -> _Spec:
+        """Make one dimension of several."""
+        return self._changed(flattening(self.shape, start_dim, end_dim))
+
+    def unflatten(self: _Spec, dim: int, sizes: Sequence[int]) -> _Spec:
+        """Make several dimensions of one; one size may be -1."""
+        return self._changed(unflattening(self.shape, dim, sizes))
+
+    def unbind(self: _Spec, dim: int = 0) -> tuple[_Spec, ...]:
+        """Return the specs along one dimension."""
+        place = normal_dim(dim, self.ndim)
+        if self.shape[place] == -1:
+            raise UndefinedForSpecError(f"dimension {dim} of {list(self.shape)} has no known size to unbind")
+        lead = (slice(None),) * place
+        return tuple(self._changed(indexing(self.shape, (*lead, number))) for number in range(self.shape[place]))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of what the same index picks from a value."""
+        return self._changed(indexing(self.shape, index))
+
+    @abstractmethod
+    def make_neg_dim(self, dim: int) -> None:
+        """Let one dimension have any size, in place."""
+
+    # Device, element type, copies ------------------------------------------------------------------
+
+    @abstractmethod
+    def to(self: _Spec, dest: DeviceLike | torch.dtype) -> _Spec:
+        """Return this spec for another device or element type."""
+
+    def cpu(self: _Spec) -> _Spec:
+        return self.to("cpu")
+
+    def cuda(self: _Spec, device: int | None = None) -> _Spec:
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    @abstractmethod
+    def clone(self: _Spec) -> _Spec:
+        """Copy the spec and its tensors."""
+
+    def clear_device_(self: _Spec) -> _Spec:
+        """Forget the device where there is one to forget; the spec of a tensor keeps it."""
+        return self
+
+    @abstractmethod
+    def __eq__(self, other: object) -> bool: ...
+
+    __hash__: ClassVar[Callable[[Any], int]]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function not in FUNCTIONS:
+            name = getattr(function, "__name__", function)
+            known = ", ".join(sorted(known.__name__ for known in FUNCTIONS))
+            raise SpecTypeError(f"torch.{name} does not take a spec; those that do are {known}")
+        return FUNCTIONS[function](*args, **(kwargs or {}))
+
+
+def _brief(value: Any) -> str:
+    """Say a value in one line: small tensors by their numbers, large ones by their shape."""
+    if isinstance(value, torch.Tensor):
+        said = f"{value.tolist()}" if value.numel() <= 8 and value.device.type != "meta" else f"{list(value.shape)}"
+        return f"a tensor of {value.dtype} {said}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,237 @@
+"""Numbers between two bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from ..errors import SchemaError, UsageError
+from .base import concrete
+from .box_spec import BoxSpec, type_limits
+from .enumeration import combinations
+from .failures import SpecTypeError
+from .integers import nearest_integers, uniform_integers, whole
+from .values import DeviceLike, ShapeLike, as_dtype
+
+__all__ = ["Bounded", "BoundedContinuous", "BoundedDiscrete"]
+
+Bound: TypeAlias = float | list[Any] | np.ndarray[Any, Any] | torch.Tensor
+Domain: TypeAlias = Literal["continuous", "discrete"]
+
+
+class Bounded(BoxSpec):
+    """Numbers from `low` to `high`, both included; an instance is a BoundedContinuous or a BoundedDiscrete.
+
+    The bounds are numbers, or arrays that broadcast to `shape`; without a shape it is theirs. They may be infinite,
+    but not NaN, and `low` not above `high` (UsageError). Integer types take the whole numbers between the bounds;
+    `domain="discrete"` makes a float type do so, too. The element type is torch's default, float32.
+
+    Draws are even. Where a bound is infinite they fall off exponentially from the other one, and are normal if both
+    are. NaN is no member.
+
+    >>> import torch
+    >>> from rbtool.core.specs import Bounded
+    >>> Bounded(-1, 1, shape=(2,)).project(torch.tensor([3.0, 0.5]))
+    tensor([1.0000, 0.5000])
+    """
+
+    _PARAMETERS = ("_low", "_high")
+    _DEFAULT_DTYPE: torch.dtype | None = None
+
+    def __new__(
+        cls,
+        low: Bound | None = None,
+        high: Bound | None = None,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = None,
+        *,
+        domain: Domain | None = None,
+    ) -> Bounded:
+        return object.__new__(_kind(as_dtype(dtype, torch.get_default_dtype()), domain) if cls is Bounded else cls)
+
+    def __init__(
+        self,
+        low: Bound,
+        high: Bound,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = None,
+        *,
+        domain: Domain | None = None,
+    ) -> None:
+        least, largest = _as_tensor(low, "low"), _as_tensor(high, "high")
+        if shape is None:
+            if not least.dim() and not largest.dim():
+                raise SchemaError(f"Bounded({low}, {high}) has no shape", hint="give shape=, or bounds that have one")
+            shape = _broadcast(least, largest)
+        super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
+        if not isinstance(self, _kind(self._dtype, domain or _domain_of(self))):
+            raise UsageError(f"{type(self).__name__} was asked for with {self._dtype}, domain {domain}")
+        self._low, self._high = self._fitted(least, upper=False), self._fitted(largest, upper=True)
+        low, high = self._low, self._high
+        if not self._dtype.is_floating_point:
+            low, high = low.to(torch.int64), high.to(torch.int64)  # torch compares no uint16
+        if self._device.type != "meta" and not bool((low <= high).all()):
+            raise UsageError(f"the lower bound {low} is above the upper bound {high}, or there is no number between")
+
+    def _fitted(self, bound: torch.Tensor, *, upper: bool) -> torch.Tensor:
+        """Copy a bound into this spec's element type and shape."""
+        try:
+            wide = bound.detach().expand(concrete(self._shape))
+        except RuntimeError:
+            raise SchemaError(
+                f"a bound of shape {list(bound.shape)} does not go with a spec of shape {list(self._shape)}"
+            ) from None
+        if wide.device.type == "meta":
+            return torch.empty(wide.shape, dtype=self._dtype, device=self._device)
+        if wide.is_floating_point() and bool(wide.isnan().any() | (wide == (-math.inf if upper else math.inf)).any()):
+            raise UsageError(f"the {'upper' if upper else 'lower'} bound is {bound.tolist()}, expected are numbers")
+        if self.domain == "discrete" and wide.is_floating_point():
+            wide = wide.floor() if upper else wide.ceil()
+        if not self._dtype.is_floating_point:
+            wide = _saturated(wide, self._dtype)
+        return wide.to(self._device, self._dtype, copy=True, memory_format=torch.contiguous_format)
+
+    @property
+    def low(self) -> torch.Tensor:
+        return self._low
+
+    @property
+    def high(self) -> torch.Tensor:
+        return self._high
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        size = torch.Size([*shape, *concrete(self._shape)])
+        if self.domain == "discrete":
+            return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
+        wide = torch.float64 if self._dtype is torch.float64 else torch.float32
+        low, high = self._low.to(wide), self._high.to(wide)
+        part = torch.rand(size, dtype=wide, device=self._device, generator=generator)
+        drawn = low * (1 - part) + high * part  # not low + part * (high - low): the difference may overflow
+        open_low, open_high = low.isinf(), high.isinf()
+        if bool((open_low | open_high).any()):
+            step = torch.empty_like(part).exponential_(generator=generator)
+            normal = torch.randn(size, dtype=wide, device=self._device, generator=generator)
+            one_sided = torch.where(open_low, high - step, low + step)
+            drawn = torch.where(open_low & open_high, normal, torch.where(open_low | open_high, one_sided, drawn))
+        return drawn.to(self._dtype).clamp(self._low, self._high)  # rounding may have led outside
+
+    def _integer_bounds(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the bounds as int64; of a float type, as far out as it has all whole numbers."""
+        low, high = (bound.to(device or self._device) for bound in (self._low, self._high))
+        if self._dtype.is_floating_point:
+            most = 1 / torch.finfo(self._dtype).eps
+            low, high = (bound.double().clamp(-most, most) for bound in (low, high))
+        return low.to(torch.int64), high.to(torch.int64)
+
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        if not self._dtype.is_floating_point:
+            low, high = self._integer_bounds(value.device)
+            return (value.to(torch.int64) >= low) & (value.to(torch.int64) <= high)
+        inside = (value >= self._low.to(value.device)) & (value <= self._high.to(value.device))
+        return inside & whole(value) if self.domain == "discrete" else inside
+
+    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        if self.domain == "discrete":
+            return nearest_integers(value, *self._integer_bounds(value.device)).to(self._dtype)
+        low, high = self._low.to(value.device), self._high.to(value.device)
+        wide = value.double().nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
+        return wide.clamp(low.double(), high.double()).to(self._dtype).clamp(low, high)
+
+    def cardinality(self) -> float:
+        """Count the members: the product over all elements; infinity for real numbers."""
+        return math.prod(self._counts()) if self.domain == "discrete" else math.inf
+
+    def _counts(self) -> list[int]:
+        low, high = self._integer_bounds()
+        return [last - first + 1 for first, last in zip(low.flatten().tolist(), high.flatten().tolist(), strict=True)]
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """List all members of a discrete domain along dimension 0; UndefinedForSpecError for real numbers."""
+        if self.domain != "discrete":
+            return super().enumerate(use_mask)  # type: ignore[no-any-return]  # which raises
+        low, _ = self._integer_bounds()
+        rows = combinations(self._counts(), self._device)
+        return (rows.reshape(-1, *low.shape) + low).to(self._dtype)
+
+    def _to_dtype(self, dtype: torch.dtype) -> Any:
+        domain = self.domain if dtype.is_floating_point and self._dtype.is_floating_point else None
+        return Bounded(self._low, self._high, self._shape, self._device, dtype, domain=domain)  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._dtype not in (torch.uint16, torch.uint32):
+            return self.__dict__
+        # torch 2.13 cannot pickle tensors of these types.
+        return {**self.__dict__, "_low": self._low.to(torch.int64), "_high": self._high.to(torch.int64)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._low, self._high = self._low.to(self._dtype), self._high.to(self._dtype)
+
+
+class BoundedContinuous(Bounded):
+    """A Bounded of real numbers."""
+
+    domain = "continuous"
+
+
+class BoundedDiscrete(Bounded):
+    """A Bounded of whole numbers; int64 unless told otherwise."""
+
+    domain = "discrete"
+    _DEFAULT_DTYPE = torch.int64
+
+
+def _domain_of(spec: Bounded) -> Any:
+    """A class named by the caller decides for itself what a float type holds."""
+    return "discrete" if isinstance(spec, BoundedDiscrete) else None
+
+
+def _kind(dtype: torch.dtype, domain: Domain | None) -> type[Bounded]:
+    if domain not in (None, "continuous", "discrete"):
+        raise UsageError(f"domain is {domain!r}, expected is 'continuous' or 'discrete'")
+    if dtype.is_complex or dtype is torch.uint64:
+        raise SpecTypeError(f"Bounded was asked for with {dtype}, whose values cannot be compared with bounds")
+    if domain == "continuous" and not dtype.is_floating_point:
+        raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
+    return BoundedDiscrete if domain == "discrete" or not dtype.is_floating_point else BoundedContinuous
+
+
+def _as_tensor(bound: Any, name: str) -> torch.Tensor:
+    if isinstance(bound, torch.Tensor):
+        return bound
+    array = np.asarray(bound)
+    if array.dtype.kind not in "biuf":
+        raise SpecTypeError(f"{name} is {bound!r}, a number or an array of numbers is expected")
+    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _broadcast(low: torch.Tensor, high: torch.Tensor) -> torch.Size:
+    try:
+        return torch.Size(torch.broadcast_shapes(low.shape, high.shape))
+    except RuntimeError:
+        shapes = f"{list(low.shape)} and {list(high.shape)}"
+        raise SchemaError(f"the bounds have the shapes {shapes}, which do not go together") from None
+
+
+def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a bound as int64, infinite ones as the limit of the type; UsageError for other numbers beyond it."""
+    least, largest = (int(limit) for limit in type_limits(dtype))
+    if bound.is_floating_point():
+        wide = bound.double()
+        finite = wide.isfinite()
+        beyond = finite & ((wide < least) | (wide > largest))
+        inner = torch.where(finite & (wide < largest), wide, 0.0).to(torch.int64)
+        whole_bound = torch.where(wide >= largest, largest, torch.where(wide <= least, least, inner))
+    else:
+        whole_bound = bound.to(torch.int64)
+        beyond = (whole_bound < least) | (whole_bound > largest)
+    if bool(beyond.any()):
+        raise UsageError(f"a bound is beyond the {least} to {largest} of {dtype}")
+    return whole_bound

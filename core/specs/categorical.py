@@ -1,0 +1,174 @@
+"""Numbers of categories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import SchemaError, UsageError
+from .base import concrete
+from .box_spec import type_limits
+from .boxes import Box, CategoricalBox
+from .categories import are_categories, draw_categories, nearest_categories
+from .leaf import LeafSpec
+from .values import DeviceLike, ShapeLike
+
+__all__ = ["Categorical", "one_hot"]
+
+
+class Categorical(LeafSpec):
+    """Whole numbers from 0 to `n - 1`, each element for itself; int64 scalars unless told otherwise.
+
+    `n=-1` leaves the number of categories open until `set_provisional_n`: until then every number from 0 is a member,
+    and there is no `n` to ask for and nothing to draw (SchemaError, a RuntimeError). `mask`, a bool tensor that
+    broadcasts to `[*shape, n]`, says which categories are legal; at least one has to be for each element.
+
+    >>> import torch
+    >>> from rbtool.core.specs import Categorical
+    >>> Categorical(4, mask=torch.tensor([True, False, False, True])).enumerate(use_mask=True)
+    tensor([0, 3])
+    """
+
+    domain = "discrete"
+    _PARAMETERS = ("_mask",)
+    _FACTS = ("_n",)
+
+    def __init__(
+        self,
+        n: int,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = torch.int64,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(() if shape is None else shape, device, dtype, torch.int64)
+        self._mask: torch.Tensor | None = None
+        self._n = int(n)
+        if self._n != -1:
+            self._n = self._possible(self._n, self._dtype)
+        self.update_mask(mask)
+
+    @staticmethod
+    def _possible(n: int, dtype: torch.dtype) -> int:
+        if n < 1:
+            raise UsageError(f"{n} categories were asked for; expected is 1 or more, or -1 to leave it open")
+        if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
+            raise UsageError(f"{n} categories were asked for, more than {dtype} can number")
+        return n
+
+    @property
+    def n(self) -> int:
+        """Number of categories."""
+        if self._n == -1:
+            raise SchemaError("the number of categories is open", hint="set_provisional_n(n) sets it")
+        return self._n
+
+    def set_provisional_n(self, n: int) -> None:
+        """Set the number of categories, in place."""
+        if self._mask is not None and self._mask.shape[-1] != n:
+            raise UsageError(f"{n} categories do not go with a mask of {self._mask.shape[-1]}")
+        self._n = self._possible(int(n), self._dtype)
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which categories are legal, of shape `[*shape, n]`; None for all."""
+        return self._mask
+
+    def update_mask(self, mask: torch.Tensor | None) -> None:
+        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        if mask is None:
+            self._mask = None
+            return
+        found = torch.as_tensor(mask, dtype=torch.bool, device=self._device)
+        try:
+            wide = found.expand(*concrete(self._shape), self.n)
+        except RuntimeError:
+            expected = [*self._shape, self.n]
+            raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {expected}") from None
+        if not bool(found.any(-1).all()):
+            raise UsageError("the mask leaves an element without a legal category")
+        self._mask = wide.clone(memory_format=torch.contiguous_format)
+
+    @property
+    def space(self) -> Box:
+        return CategoricalBox(self._n)
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _counts(self, device: torch.device) -> torch.Tensor:
+        most = 2**63 - 1 if self._n == -1 else self._n
+        return torch.tensor(most, device=device).expand(concrete(self._shape))
+
+    def _allowed(self, device: torch.device) -> torch.Tensor | None:
+        return None if self._mask is None else self._mask.to(device)
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        size = torch.Size([*shape, *concrete(self._shape)])
+        counts = torch.tensor(self.n, device=self._device).expand(concrete(self._shape))
+        return draw_categories(counts, self._mask, size, generator).to(self._dtype)
+
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        return are_categories(value, self._counts(value.device), self._allowed(value.device))
+
+    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        return nearest_categories(value, self._counts(value.device), self._allowed(value.device)).to(self._dtype)
+
+    def cardinality(self) -> float:
+        """Count the categories, masked ones included."""
+        return self.n
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """List the categories along dimension 0, each filling the whole shape.
+
+        `use_mask` leaves out those that are not legal; UsageError if that differs from element to element.
+        """
+        values = torch.arange(self.n, device=self._device)
+        if use_mask and self._mask is not None:
+            rows = self._mask.reshape(-1, self.n)
+            if not bool((rows == rows[:1]).all()):
+                raise UsageError("the mask differs from element to element: there is no one list of legal categories")
+            values = values[rows[0]]
+        shape = concrete(self._shape)
+        return values.to(self._dtype).reshape(-1, *[1] * len(shape)).expand(-1, *shape).clone()
+
+    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Pick from the last dimension of `tensor`, which has one entry for each category.
+
+        `index` is one number, or numbers whose leading dimensions broadcast to those of `tensor`.
+        """
+        number = index.to(torch.int64)
+        if not number.dim():
+            return tensor[..., number]
+        return tensor.gather(-1, number.expand(*tensor.shape[:-1], number.shape[-1]))
+
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return `[*value.shape, n]` truth values, of which the category's own is True.
+
+        `safe=False` takes the caller's word that the value is a member; else NotInSpecError is raised if it is not.
+        """
+        if safe is not False:
+            self.assert_is_in(value)
+        return one_hot(value, self.n)
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, which is numbers of categories already; `safe` holds it against the spec."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def to_categorical_spec(self) -> Categorical:
+        return self
+
+    def _to_dtype(self, dtype: torch.dtype) -> Any:
+        if self._n != -1:
+            self._possible(self._n, dtype)
+        return self._twin(_dtype=dtype)
+
+    def _family(self) -> type[LeafSpec]:
+        return Categorical
+
+
+def one_hot(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Return truth values of which in each row the one numbered by `value` is True."""
+    return value.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=value.device)

@@ -1,0 +1,210 @@
+"""Changes of shape, said once and applied to a spec's shape, to its bounds, its masks and its children alike.
+
+A change acts on the leading dimensions of a tensor and leaves those after them as they are. It therefore does to a
+child of a Composite, whose shape begins with that of its parent, what it does to the parent.
+
+A dimension of unknown size is written -1. Where a shape has such, it is worked on as a view of a very large size,
+which costs nothing, and whatever comes out that large is unknown again.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+
+__all__ = [
+    "Change",
+    "Names",
+    "changed_parameter",
+    "changed_shape",
+    "expansion",
+    "flattening",
+    "indexing",
+    "normal_dim",
+    "reshaping",
+    "squeezing",
+    "unflattening",
+    "unsqueezing",
+]
+
+Names: TypeAlias = list[str | None]
+
+_UNKNOWN = 1_048_583  # a size no dimension has
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`apply` changes a tensor, `names` the names of the dimensions; None where they cannot be followed."""
+
+    apply: Callable[[torch.Tensor], torch.Tensor]
+    names: Callable[[Names], Names | None]
+    unknown: bool = False
+    """Whether the change brings in dimensions of unknown size."""
+
+
+def changed_shape(shape: torch.Size, change: Change) -> torch.Size:
+    """Return the shape that a change makes of another."""
+    probe = torch.zeros((), dtype=torch.bool, device="cpu").expand(_sized(shape))
+    unknown = change.unknown or -1 in shape
+    return torch.Size([-1 if unknown and size > _UNKNOWN // 2 else size for size in change.apply(probe).shape])
+
+
+def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: Change, new: torch.Size) -> torch.Tensor:
+    """Apply a change to a tensor that goes with a spec; it has size 1 where the spec's size is unknown."""
+    changed = change.apply(parameter.expand([*_sized(shape), *parameter.shape[len(shape) :]]))
+    for dim, size in enumerate(new):
+        if size == -1:
+            changed = changed.narrow(dim, 0, 1)
+    return changed
+
+
+def expansion(shape: torch.Size, sizes: Sequence[int]) -> Change:
+    """Repeat along new dimensions in front and along those of size 1.
+
+    -1 leaves a dimension as it is, or is a new one of unknown size.
+    """
+    added = len(sizes) - len(shape)
+    target = [*sizes[: max(added, 0)]]
+    for size, own in zip(sizes[max(added, 0) :], shape, strict=False):
+        target.append(own if size == -1 else size)
+    fits = all(size == own or own == 1 for size, own in zip(target[max(added, 0) :], shape, strict=False))
+    if added < 0 or not fits or any(size < -1 for size in target):
+        raise UsageError(f"a spec of shape {list(shape)} cannot be expanded to {list(sizes)}")
+    wide, count = _sized(target), len(shape)
+    return Change(
+        lambda tensor: tensor.expand([*wide, *tensor.shape[count:]]),
+        lambda names: [None] * added + names,
+        unknown=-1 in target,
+    )
+
+
+def squeezing(shape: torch.Size, dim: int | None = None) -> Change:
+    """Take out one dimension if its size is 1, or all such."""
+    dims = range(len(shape)) if dim is None else [normal_dim(dim, len(shape))]
+    gone = tuple(number for number in dims if shape[number] == 1)
+    return Change(
+        lambda tensor: tensor.squeeze(gone) if gone else tensor,
+        lambda names: [name for number, name in enumerate(names) if number not in gone],
+    )
+
+
+def unsqueezing(shape: torch.Size, dim: int) -> Change:
+    """Put in a dimension of size 1."""
+    place = normal_dim(dim, len(shape) + 1)
+    return Change(lambda tensor: tensor.unsqueeze(place), lambda names: [*names[:place], None, *names[place:]])
+
+
+def reshaping(shape: torch.Size, sizes: Sequence[int]) -> Change:
+    """Lay the same elements out in other sizes, of which one may be -1."""
+    _expect_known(shape, f"reshaped to {list(sizes)}")
+    new, count = _solved(sizes, math.prod(shape), f"a spec of shape {list(shape)}"), len(shape)
+    return Change(lambda tensor: tensor.reshape([*new, *tensor.shape[count:]]), lambda _: None)
+
+
+def flattening(shape: torch.Size, start: int, end: int) -> Change:
+    """Make one dimension of those from `start` to `end`, both included."""
+    if not shape:
+        return unsqueezing(shape, 0)
+    first, last = normal_dim(start, len(shape)), normal_dim(end, len(shape))
+    if last < first:
+        raise UsageError(f"dimensions {start} to {end} of a shape {list(shape)} are in the wrong order")
+    if last > first:
+        _expect_known(shape[first : last + 1], "flattened")
+    return Change(
+        lambda tensor: tensor.flatten(first, last),
+        lambda names: [*names[:first], names[first] if last == first else None, *names[last + 1 :]],
+    )
+
+
+def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> Change:
+    """Make several dimensions of one; one of the sizes may be -1."""
+    place = normal_dim(dim, len(shape))
+    _expect_known(shape[place : place + 1], f"unflattened to {list(sizes)}")
+    new = _solved(sizes, shape[place], f"dimension {dim} of a spec of shape {list(shape)}")
+    return Change(
+        lambda tensor: tensor.reshape([*tensor.shape[:place], *new, *tensor.shape[place + 1 :]]),
+        lambda names: [*names[:place], *([None] * len(new)), *names[place + 1 :]],
+    )
+
+
+def indexing(shape: torch.Size, index: Any) -> Change:
+    """Pick by ints, slices, None, Ellipsis, lists, masks and tensors, as tensors are indexed.
+
+    IndexError for more than there are dimensions, and for what is no index.
+    """
+    parts = [_index_part(part) for part in (index if isinstance(index, tuple) else (index,))]
+    used = sum(_dims_used(part) for part in parts)
+    dots = [number for number, part in enumerate(parts) if part is Ellipsis]
+    if used > len(shape) or len(dots) > 1:
+        raise IndexError(f"index {index!r} does not fit a spec of shape {list(shape)}")
+    place = dots[0] if dots else len(parts)
+    parts[place : place + 1] = [slice(None)] * (len(shape) - used)
+    whole = tuple(parts)
+
+    def names_of(names: Names) -> Names | None:
+        if any(isinstance(part, torch.Tensor) for part in whole):
+            return None
+        rest = iter(names)
+        kept: Names = []
+        for part in whole:
+            name = None if part is None else next(rest)
+            if not isinstance(part, int):
+                kept.append(name)
+        return kept
+
+    return Change(lambda tensor: tensor[whole], names_of)
+
+
+def normal_dim(dim: int, count: int) -> int:
+    """Return a dimension counted from the front, or raise IndexError."""
+    if not -count <= dim < count:
+        raise IndexError(f"dimension {dim} was asked for, of {count}")
+    return dim % count
+
+
+def _sized(shape: Sequence[int]) -> list[int]:
+    return [_UNKNOWN if size == -1 else size for size in shape]
+
+
+def _expect_known(shape: Sequence[int], what: str) -> None:
+    if -1 in shape:
+        raise UsageError(f"a spec of shape {list(shape)} cannot be {what} while a size is unknown (-1)")
+
+
+def _solved(sizes: Sequence[int], total: int, what: str) -> list[int]:
+    """Replace the -1 among sizes, whose product has to be `total`."""
+    known = math.prod(size for size in sizes if size != -1)
+    new = [total // known if size == -1 and known else size for size in sizes]
+    if list(sizes).count(-1) > 1 or any(size < 0 for size in new) or math.prod(new) != total:
+        raise UsageError(f"{what} has {total} elements, which do not fill {list(sizes)}")
+    return new
+
+
+def _index_part(part: Any) -> Any:
+    if part is None or part is Ellipsis or isinstance(part, slice):
+        return part
+    if isinstance(part, bool | np.bool_):
+        raise IndexError("a spec is not indexed by True or False; a mask is a list or a tensor of them")
+    if isinstance(part, list | range | np.ndarray | torch.Tensor):
+        tensor = torch.as_tensor(list(part) if isinstance(part, range) else part, device="cpu")
+        if not tensor.numel() and tensor.is_floating_point():  # an empty list
+            return tensor.long()
+        return tensor.long() if tensor.dtype is torch.uint8 else tensor
+    try:
+        return operator.index(part)
+    except TypeError:
+        raise IndexError(f"a spec is not indexed by a {type(part).__name__}") from None
+
+
+def _dims_used(part: Any) -> int:
+    if part is None or part is Ellipsis:
+        return 0
+    return part.dim() if isinstance(part, torch.Tensor) and part.dtype is torch.bool else 1

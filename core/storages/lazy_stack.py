@@ -1,0 +1,63 @@
+"""A list of tensordicts that is read as a lazy stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+
+from ..errors import SchemaError, UsageError
+from .list_storage import ListStorage
+
+__all__ = ["LazyStackStorage"]
+
+
+class LazyStackStorage(ListStorage):
+    """Keeps tensordicts one by one; several are read as a lazy stack along `stack_dim`, which may be negative.
+
+    Their shapes may differ, but not the number of their batch dimensions; that, anything but a tensordict or a
+    tensorclass, and tensordicts with too few batch dimensions for `stack_dim` raise SchemaError (a RuntimeError)
+    when written. An int reads one as it is.
+
+    >>> from tensordict import TensorDict
+    >>> storage = LazyStackStorage(10, stack_dim=-1)
+    >>> storage.set(range(2), [TensorDict({"a": torch.zeros(n, 3)}, [n]) for n in (4, 5)])
+    >>> storage[:].batch_size
+    torch.Size([-1, 2])
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        stack_dim: int = 0,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        if type(stack_dim) is not int:
+            raise UsageError(f"stack_dim is {stack_dim!r}, an int is expected")
+        self.stack_dim = stack_dim
+
+    def _gathered(self, items: list[Any]) -> Any:
+        if items:
+            return LazyStackedTensorDict.lazy_stack(items, self.stack_dim)
+        if not self._items:
+            return TensorDict({}, [0])
+        one: Any = torch.stack([self._items[0]], self.stack_dim)  # no rows, but keys and shapes
+        return one[(slice(None),) * (self.stack_dim % one.batch_dims) + (slice(0, 0),)]
+
+    def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
+        for item in items:
+            if not is_tensor_collection(item):
+                raise SchemaError(f"a {type(item).__name__} cannot be stacked lazily, a tensordict is expected")
+        self._refuse_other_dimensions({item.batch_dims for item in [*items, *([] if alone else self._items[:1])]})
+        return super()._prepared(items, alone=alone)
+
+    def _refuse_other_dimensions(self, dimensions: set[int]) -> None:
+        if len(dimensions) > 1:
+            found = " and ".join(map(str, sorted(dimensions)))
+            raise SchemaError(f"tensordicts of {found} batch dimensions cannot lie in one lazy stack")
+        if any(not -count - 1 <= self.stack_dim <= count for count in dimensions):
+            raise SchemaError(f"tensordicts of {dimensions.pop()} batch dimensions have no dimension {self.stack_dim}")

@@ -1,0 +1,277 @@
+"""A storage that makes its tensors when it sees the first data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict
+
+from ..errors import SchemaError, UsageError
+from .base import Storage
+from .columns import Columns
+from .layout import leaf_files
+from .memory_maps import MemoryMaps
+from .structure import Path as Place
+from .structure import Structure, TensorDictNode, structure_of
+from .tensor import TensorStorage
+
+__all__ = ["LazyTensorStorage", "Schema"]
+
+Schema: TypeAlias = Literal["fixed", "open"]
+
+_ALIGNMENT = 64
+
+
+class LazyTensorStorage(TensorStorage):
+    """Keeps up to `max_size` elements in tensors made, all zeros, after the first data that is written.
+
+    Memory is taken as rows are written. With `ndim` above 1 the tensors have as many rows as hold `max_size` elements;
+    `max_size` is then what these rows hold. `device="auto"` goes where the first data is. `consolidated` puts all
+    leaves of a tensordict into one buffer (else UsageError, a ValueError).
+
+    `shared_init` lets several processes, each with this storage, write first: who comes first makes the tensors, as
+    memory maps in a temporary folder, which disappears with the storage unless `cleanup_memmap` is off. Without it
+    a storage can be passed to other processes once something was written (else SchemaError).
+
+    With `schema="fixed"`, data whose keys differ from those of the first data is refused (SchemaError names the
+    keys). `schema="open"` writes zeros for a key that is missing, and gives a new one a column that is zero in older
+    rows. Here we depart from TorchRL, which leaves old bytes under missing keys, and adds or drops new ones depending
+    on the storage.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
+        schema: Schema = "fixed",
+        checkpointer: Any = None,
+    ) -> None:
+        if schema not in {"fixed", "open"}:
+            raise UsageError(f"schema is {schema!r}; it can be 'fixed' or 'open'")
+        if schema == "open" and shared_init:
+            raise UsageError("shared_init needs schema='fixed': processes could not agree on new columns")
+        if consolidated and shared_init:
+            raise UsageError("consolidated puts all leaves into one buffer, shared_init into one file each: choose one")
+        Storage.__init__(self, max_size, checkpointer, compilable)
+        self._begin(ndim)
+        self.device: Any = _device(device)
+        self.schema = schema
+        self._asked = max_size
+        self._consolidated = consolidated
+        self._shared_init = shared_init
+        self._maps: MemoryMaps | None = None
+        if shared_init:
+            self._begin_shared(MemoryMaps(None, remove=cleanup_memmap))
+
+    def _begin_shared(self, maps: MemoryMaps) -> None:
+        """Agree with the processes to come on where the memory will be."""
+        if self.device != torch.device("cpu"):
+            warnings.warn(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored", stacklevel=4)
+            self.device = torch.device("cpu")
+        self._maps = maps
+        self._filled.share_()
+        maps.make_folder()
+        self._own(maps)
+
+    def _own(self, maps: MemoryMaps) -> None:
+        """Have the files removed when this storage is no more, in this process only."""
+        if maps.removes:
+            weakref.finalize(self, maps.remove_if_owner)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the tensors are there; with `shared_init`, also if another process made them."""
+        if self._columns is None and self._shared_init and self._filled.value:
+            self._join()
+        return self._columns is not None
+
+    # Making tensors --------------------------------------------------------------------------------
+
+    def _initialize(self, index: Any, data: Any) -> None:
+        if isinstance(index, tuple):
+            raise SchemaError("single elements cannot be written yet: the storage is empty", hint="write rows first")
+        rows = not isinstance(index, int)
+        if rows and isinstance(data, list | LazyStackedTensorDict):
+            if not len(data):
+                raise SchemaError("no rows were given: the first write must show what a row is")
+            data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
+        if isinstance(data, LazyStackedTensorDict):
+            data = data.contiguous()
+        structure = structure_of(data, self.ndim if rows else self.ndim - 1)
+        leaves = structure.leaves(data)
+        if rows and not all(leaf.dim() for leaf in leaves):
+            raise SchemaError("a tensor without dimensions was given as rows; its first dimension must count them")
+        if self.device == "auto" and leaves:
+            self.device = leaves[0].device
+        self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
+
+    def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
+        lanes = {shape[: self.ndim - 1] for _, shape in rows}
+        if len(lanes) != 1 or len(min(lanes)) != self.ndim - 1 or not math.prod(min(lanes)):
+            shapes = ", ".join(str(list(shape)) for _, shape in rows) or "no tensor"
+            raise SchemaError(
+                f"rows whose tensors share their first {self.ndim - 1} dimensions are expected, found {shapes}"
+            )
+        if self._consolidated and not isinstance(structure, TensorDictNode):
+            raise UsageError(f"consolidated=True needs a tensordict, found a {structure}")
+        lane = lanes.pop()
+        capacity = -(-self._asked // math.prod(lane))
+        if self.device == "auto":
+            self.device = torch.device("cpu")
+        structure = structure.placed(self.device)
+        wanted = [(dtype, (capacity, *shape)) for dtype, shape in rows]
+        self._take(structure, self._make(structure, wanted, (capacity, *lane)))
+        self.max_size = capacity * math.prod(lane)
+
+    def _make(
+        self, structure: Structure, wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], lead: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        """Make tensors of these types and shapes, all zeros."""
+        if self._maps is not None:
+            leaves = self._maps.make(structure, wanted, lead, join=self._shared_init)
+            self._filled.share_()
+            return leaves
+        if self._consolidated:
+            return _in_one_buffer(wanted, self.device)
+        return [_zeros(dtype, shape, self.device) for dtype, shape in wanted]
+
+    def _join(self) -> None:
+        """Take over the tensors that another process made."""
+        maps = self._maps
+        if maps is None:
+            raise SchemaError("the storage has no files to share")
+        structure, leaves = maps.joined()
+        self._take(structure, leaves)
+        self.max_size = math.prod(self.columns.lead)
+
+    def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
+        super()._go_back(structure, columns)
+        if columns is None:
+            self.max_size = self._asked
+        if self._maps is not None and not self._shared_init:
+            self._maps.keep_only(leaf_files(structure) if structure else ())
+
+    def _make_room(self, rows: slice | torch.Tensor) -> None:
+        if self._maps is not None:
+            top = rows.stop if isinstance(rows, slice) else int(rows.max()) + 1
+            self._maps.reserve(top, self._filled.value)
+
+    # Data with other keys --------------------------------------------------------------------------
+
+    def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
+        try:
+            return super()._values(data, lead)
+        except SchemaError:
+            if self.schema == "fixed":
+                raise
+        brought = structure_of(data, len(lead))
+        values = dict(zip(brought.paths(), brought.leaves(data), strict=True))
+        self._grow(self.structure.joined(brought.placed(self.device)), values, len(lead))
+        columns = self.columns
+        found = [
+            values[path] if path in values else torch.zeros((*lead, *leaf.shape[self.ndim :]), dtype=leaf.dtype)
+            for path, leaf in zip(self.structure.paths(), columns.leaves, strict=True)
+        ]
+        columns.check(found, lead)
+        return found
+
+    def _grow(self, structure: Structure, values: Mapping[Place, torch.Tensor], lead: int) -> None:
+        """Make columns, all zeros, for the entries that only `structure` has; `lead` dimensions count elements."""
+        columns, known = self.columns, dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
+        paths = list(structure.paths())
+        if len(paths) == len(known):
+            return
+        wanted = [
+            (known[path].dtype, tuple(known[path].shape))
+            if path in known
+            else (values[path].dtype, (*columns.lead, *values[path].shape[lead:]))
+            for path in paths
+        ]
+        if self._maps is not None:
+            leaves = self._make(structure, wanted, tuple(columns.lead))
+        else:
+            leaves = [
+                known[path] if path in known else _zeros(dtype, shape, self.device)
+                for path, (dtype, shape) in zip(paths, wanted, strict=True)
+            ]
+        self._take(structure, leaves)
+
+    # Processes -------------------------------------------------------------------------------------
+
+    def share(self) -> None:
+        """Let processes started from now on see the same rows and length; SchemaError before the first write."""
+        if self._maps is None or not self._filled.shared:
+            super().share()
+
+    def cleanup(self) -> bool:
+        """Remove the files of a memory-mapped storage; tell whether there were any. Its tensors stay usable."""
+        there = self._maps is not None and self._maps.folder is not None and self._maps.folder.is_dir()
+        if there and self._maps is not None:
+            self._maps.remove()
+        return there
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None and not (self.initialized or self._shared_init):
+            raise SchemaError(
+                f"an empty {type(self).__name__} cannot be passed to another process: both would make their own memory",
+                hint="write to it first, or say shared_init=True",
+            )
+        state = super().__getstate__()
+        if self._maps is not None:
+            state.pop("_leaves", None)  # they are in the files
+            state.pop("_dtypes", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._maps is None:
+            return
+        self._own(self._maps)
+        if self._shared_init:
+            self._maps.make_folder()
+        if self._structure is not None:
+            self._filled.share_()
+            self._take(self._structure, self._maps.open())
+
+
+def _device(device: torch.device | str) -> torch.device | str:
+    if device == "auto":
+        return "auto"
+    found = torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device={str(device)!r} was asked for, but PyTorch finds no such device here")
+    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
+
+
+def _zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Make zeros; on the CPU, of memory that is only taken when it is first written."""
+    if device.type != "cpu" or not math.prod(shape):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    whole = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+    return whole.view(dtype).view(tuple(shape))
+
+
+def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
+    """Make zeros as views of one buffer, each at a place that suits its type."""
+    places, size = [], 0
+    for dtype, shape in wanted:
+        places.append(size)
+        size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    buffer = _zeros(torch.uint8, (size,), device)
+    return [
+        buffer[place : place + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for place, (dtype, shape) in zip(places, wanted, strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""The contract of a transform, and how several, or plain functions, become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import SchemaError
+
+__all__ = ["CallableTransform", "Compose", "InvertTransform", "Transform", "as_transform"]
+
+
+class Transform(nn.Module):
+    """Changes what leaves a buffer with `forward`, and what enters it with `inv`; here neither changes anything.
+
+    `forward` gets a batch (of whatever the storage gives) and returns what takes its place. `inv` gets the data of
+    `extend`, or of `add` with a leading dimension of one where it is a tensordict; if it returns None, nothing is
+    written. A transform has no business in the storage: it must not edit values in place unless it made them, since
+    an int or a slice between the brackets of a buffer gives views.
+
+    Ideas and names are those of TorchRL's transforms.
+    """
+
+    draws = False
+    """Whether `forward` draws from `_rng`, which the buffer then sets, and calls it in the caller's thread."""
+
+    counts_writes = False
+    """Whether `inv` changes the state: processes that share a buffer then have to share that state."""
+
+    _rng: torch.Generator | None = None
+
+    def forward(self, data: Any) -> Any:
+        """Return what leaves the buffer in place of `data`."""
+        return data
+
+    def inv(self, data: Any) -> Any:
+        """Return what enters the buffer in place of `data`, or None if nothing shall."""
+        return data
+
+    def share_memory_(self) -> Transform:
+        """Move the state to where other processes see it; SchemaError if `inv` changes a state that is no tensor."""
+        if self.counts_writes and not any(True for _ in self.buffers()):
+            raise SchemaError(
+                f"{type(self).__name__} changes its state with every write, where no other process sees it",
+                hint="keep the state in registered buffers, or define share_memory_()",
+            )
+        self.share_memory()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the generator behind: the buffer sets it anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+
+
+class CallableTransform(Transform):
+    """Calls a function, or a module that is no transform, on the way out; the way in is left alone."""
+
+    def __init__(self, func: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.func = func
+
+    def forward(self, data: Any) -> Any:
+        return self.func(data)
+
+    def extra_repr(self) -> str:
+        return "" if isinstance(self.func, nn.Module) else getattr(self.func, "__qualname__", repr(self.func))
+
+
+class InvertTransform(Transform):
+    """Swaps the two ways: `inv` of a transform on the way out, `forward` on the way in."""
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__()
+        self.transform = transform
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether the transform draws from the buffer's generator."""
+        return bool(getattr(self.transform, "draws", False))
+
+    def forward(self, data: Any) -> Any:
+        return self.transform.inv(data)
+
+    def inv(self, data: Any) -> Any:
+        return self.transform(data)
+
+
+class Compose(Transform):
+    """Applies transforms in order on the way out, and in the reverse order on the way in.
+
+    Each is a `Transform`, anything like one (a module with `inv`, as TorchRL's are), or a callable. `inv` stops at
+    the first that returns None. Transforms are put into evaluation mode.
+    """
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList([as_transform(transform) for transform in transforms])
+
+    def forward(self, data: Any) -> Any:
+        for transform in self.transforms:
+            data = transform(data)
+        return data
+
+    def inv(self, data: Any) -> Any:
+        for transform in reversed(self.transforms):
+            if data is None:
+                return None
+            data = transform.inv(data)  # type: ignore[operator]
+        return data
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether one of the transforms draws from the buffer's generator."""
+        return any(getattr(transform, "draws", False) for transform in self.transforms)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Have the transforms that draw use this generator."""
+        for module in self.modules():
+            if module is not self and getattr(module, "draws", False):
+                module._rng = generator  # type: ignore[assignment]
+
+    def append(self, transform: Any) -> Compose:
+        """Add a transform at the end; returns this object."""
+        self.transforms.append(as_transform(transform))
+        return self
+
+    def insert(self, index: int, transform: Any) -> Compose:
+        """Add a transform in front of the one at `index`; IndexError if there is no such place."""
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"place {index} was asked for, there are {len(self)} transforms")
+        self.transforms.insert(index, as_transform(transform))
+        return self
+
+    def share_memory_(self) -> Compose:
+        for transform in self.transforms:
+            share = getattr(transform, "share_memory_", None)
+            if share is not None:
+                share()
+            else:
+                transform.share_memory()
+        return self
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no transform; quicker than `len`, for it is asked with every batch."""
+        return not self._modules["transforms"]._modules  # type: ignore[union-attr]
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.transforms)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms[index]
+
+
+def as_transform(transform: Any, *, invert: bool = False) -> Any:
+    """Make a transform in evaluation mode of a transform, a module or a callable; `invert` swaps its two ways.
+
+    What has the two methods of a transform is taken as it is. SchemaError (a RuntimeError) for anything else.
+    """
+    if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
+        made = transform
+    elif callable(transform):
+        made = CallableTransform(transform)
+    else:
+        raise SchemaError(f"a transform or a callable is expected, found a {type(transform).__name__}")
+    return (InvertTransform(made) if invert else made).eval()

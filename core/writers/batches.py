@@ -1,0 +1,97 @@
+"""What counts as a batch, and how many elements it has.
+
+A tensor, a tensordict and a tensorclass are batches along dimension 0; a list is a sequence of elements, one by one,
+and so is an array, a range or a set; a tuple and a dict are nests whose leaves share dimension 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+
+from ..errors import SchemaError
+
+__all__ = ["EmptyBatchError", "NotABatchError", "batch_length", "capacity_rows"]
+
+
+class EmptyBatchError(SchemaError, IndexError):
+    """A batch without elements was to be written."""
+
+
+class NotABatchError(SchemaError, TypeError):
+    """Something was to be written as a batch that has no elements to count."""
+
+
+def batch_length(data: Any) -> int:
+    """Count the elements of a batch.
+
+    NotABatchError (a TypeError) for what has none to count, EmptyBatchError (an IndexError) for none at all, and
+    SchemaError, of which both are kinds, for leaves that disagree: it names them.
+    """
+    if isinstance(data, torch.Tensor) or is_tensor_collection(data):
+        count = _leading(data, "the data")
+    elif isinstance(data, tuple | Mapping):
+        count = _common_length(data)
+    elif hasattr(data, "__len__") and not isinstance(data, str | bytes):
+        count = len(data)
+    else:
+        raise NotABatchError(f"a batch of elements is expected, found a {type(data).__name__}")
+    if not count:
+        raise EmptyBatchError("a batch of at least one element is expected, found none")
+    return count
+
+
+def _leading(data: Any, name: str) -> int:
+    if not data.ndim:
+        raise NotABatchError(
+            f"{name} has no dimension to count elements along, expected a batch", hint="write one element with add()"
+        )
+    return int(data.shape[0])
+
+
+def _common_length(data: Any) -> int:
+    lengths = {".".join(path): _length_of_leaf(leaf, path) for path, leaf in _leaves(data, ())}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise SchemaError(f"leaves of one length are expected, {found}")
+    return next(iter(lengths.values()), 0)
+
+
+def _length_of_leaf(leaf: Any, path: tuple[str, ...]) -> int:
+    name = f"the entry {'.'.join(path)!r}"
+    if isinstance(leaf, torch.Tensor) or is_tensor_collection(leaf):
+        return _leading(leaf, name)
+    if hasattr(leaf, "__len__") and not isinstance(leaf, str | bytes):
+        return len(leaf)
+    raise NotABatchError(f"{name} is a {type(leaf).__name__}, expected something with elements to count")
+
+
+def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the leaves of a nest with their paths; below the root, a list is a node as a tuple is."""
+    if is_tensor_collection(data) or not isinstance(data, tuple | list | Mapping):
+        yield path, data
+        return
+    for key, child in data.items() if isinstance(data, Mapping) else enumerate(data):
+        yield from _leaves(child, (*path, str(key)))
+
+
+def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -> int:
+    """Count the rows of a storage of `max_size` elements in which each row is like the one that `data` is, rounding up.
+
+    With `batch`, `data` is a batch of such rows. SchemaError where it has fewer than `ndim` dimensions for elements.
+    """
+    if ndim == 1:
+        return max_size
+    if batch and isinstance(data, list):
+        data, batch = data[0], False
+    leaf = next(_leaves(data, ()))[1]
+    shape = tuple(getattr(leaf, "batch_size" if is_tensor_collection(leaf) else "shape", ()))
+    others = shape[batch : batch + ndim - 1]
+    if len(others) < ndim - 1:
+        raise SchemaError(f"data with at least {ndim - 1 + batch} dimensions is expected here, found {list(shape)}")
+    lanes: int = max(1, math.prod(others))
+    return -(-max_size // lanes)

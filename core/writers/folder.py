@@ -1,0 +1,68 @@
+"""The folder of a writer's state: `metadata.json`, and beside it one array where there is one.
+
+The layout is TorchRL's, so that either reads what the other wrote. Each file is replaced at once, the array before
+the metadata that describes it; a buffer that saves itself replaces the folder as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..dataset import dump_json, fs, load_json
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+
+__all__ = ["count_of", "read_array", "read_metadata", "write_folder"]
+
+METADATA = "metadata.json"
+
+
+def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
+    """Write the metadata and the array called `array_name`; where it is None, remove the one of an older state."""
+    fs.make_folder(folder)
+    if array is not None and array.numel():
+        fs.replace_file(folder / array_name, array.contiguous().numpy().tobytes())
+    fs.replace_file(folder / METADATA, json.dumps(json.loads(dump_json(metadata))).encode())
+    if array is None or not array.numel():
+        fs.remove(folder / array_name)
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Read the metadata; DatasetNotFoundError where there is none, FormatError where it is not what it should be."""
+    path = folder / METADATA
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{folder} holds no writer's state: it has no {METADATA}")
+    metadata = load_json(path)
+    if not isinstance(metadata, dict):
+        raise FormatError(f"{path} is a {type(metadata).__name__}, expected is an object")
+    return metadata
+
+
+def count_of(metadata: dict[str, Any], name: str, folder: Path) -> int:
+    """Read a count out of the metadata; FormatError for one that is missing, not a whole number, or negative."""
+    value = metadata.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected is a count")
+    return value
+
+
+def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
+    """Read an array whose element type and shape the metadata gives.
+
+    FormatError for a type or a shape that cannot be, CorruptDataError for a file that is missing or has another size.
+    """
+    kind = getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not isinstance(kind, torch.dtype) or not isinstance(shape, list):
+        raise FormatError(f"{path} is said to be {dtype!r} {shape!r}, expected an element type and a shape")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise FormatError(f"{path} is said to have the shape {shape!r}")
+    data = path.read_bytes() if path.is_file() else b""
+    expected = math.prod(shape) * kind.itemsize
+    if len(data) != expected:
+        raise CorruptDataError(f"{path} has {len(data):,} bytes, {expected:,} are expected: it was cut or removed")
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(kind).reshape(shape)

@@ -1,0 +1,91 @@
+"""A dump that is killed at any step leaves the older checkpoint or the new one, and the next one sweeps the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rbtool.core.buffers import TensorDictReplayBuffer
+from rbtool.core.samplers import SamplerWithoutReplacement
+from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+
+OLD, NEW = 3, 8
+
+
+def made(rows: int = 0) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=2, generator=torch.Generator()
+    )
+    if rows:
+        buffer.extend(TensorDict({"a": torch.arange(rows)}, [rows]))
+        buffer.sample()
+    return buffer
+
+
+def killed_at(step: int, buffer: TensorDictReplayBuffer, path: Path) -> bool:
+    """Dump in a child that dies at the given step; tell whether it got that far."""
+    child = os.fork()
+    if not child:
+        steps: Iterator[int] = iter(range(1, step + 1))
+        sys.addaudithook(lambda event, _: os._exit(9) if event == "rbtool.fs" and next(steps) == step else None)
+        try:
+            buffer.dumps(path)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True])
+def test_a_dump_killed_at_any_step(tmp_path: Path, there: bool) -> None:
+    path, old, new = tmp_path / "saved", made(OLD), made(NEW)
+    found = set()
+    for step in range(1, 1000):
+        if there and step % 7 == 1:
+            old.dumps(path)
+        if not killed_at(step, new, path):
+            break
+        if path.exists():
+            other = made()
+            other.loads(path)
+            assert other["a"].tolist() == list(range(len(other)))
+            assert len(other.sampler._sample_list) == len(other) - 2
+            found.add(len(other))
+    assert step > 30
+    assert found == ({OLD, NEW} if there else {NEW})
+    new.dumps(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_dump_in_the_middle_of_writing_is_of_one_instant(tmp_path: Path) -> None:
+    buffer, stop = TensorDictReplayBuffer(storage=LazyMemmapStorage(10)), threading.Event()
+
+    def write() -> None:
+        rows = torch.arange(4)
+        while not stop.is_set():
+            buffer.extend(TensorDict({"a": rows, "b": -rows}, [4]))
+            rows += 4
+
+    buffer.extend(TensorDict({"a": torch.arange(10) - 10, "b": 10 - torch.arange(10)}, [10]))
+    thread = threading.Thread(target=write)
+    thread.start()
+    counts: set[int] = set()
+    number = 0
+    while len(counts) < 3:
+        number += 1
+        buffer.dumps(tmp_path / str(number))
+        other = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+        other.loads(tmp_path / str(number))
+        assert torch.equal(other["a"], -other["b"])
+        in_order = other["a"].roll(-other.writer._cursor)
+        assert torch.equal(in_order, torch.arange(other.write_count - 20, other.write_count - 10))
+        counts.add(other.write_count)
+    stop.set()
+    thread.join()

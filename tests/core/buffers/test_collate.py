@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from rbtool.core.buffers import default_collate
+from rbtool.core.buffers.collate import lazy_stack_elements, stack_elements
+from rbtool.core.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    TensorStorage,
+)
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@pytest.mark.parametrize(
+    ("storage", "collate"),
+    [
+        (TensorStorage(torch.zeros(2)), None),
+        (TensorStorage([torch.zeros(2)]), None),
+        (LazyTensorStorage(2), None),
+        (LazyMemmapStorage(2), None),
+        (LazyStackStorage(2), None),
+        (ListStorage(2), stack_elements),
+        (CompressedListStorage(2), lazy_stack_elements),
+    ],
+)
+def test_the_default_follows_the_storage(storage: object, collate: object) -> None:
+    assert default_collate(storage) is collate
+
+
+def steps(*shape: int, **more: torch.Tensor) -> TensorDict:
+    return TensorDict({"a": torch.ones(*shape), **more}, [])
+
+
+def test_tensordicts_of_one_shape_are_stacked_densely() -> None:
+    stacked = stack_elements([steps(2), steps(2)])
+    assert (type(stacked), stacked["a"].shape) == (TensorDict, (2, 2))
+
+
+@pytest.mark.parametrize("other", [steps(3), steps(2, b=torch.ones(1))])
+def test_tensordicts_of_different_shapes_are_stacked_lazily(other: TensorDict) -> None:
+    stacked = stack_elements([steps(2), other])
+    assert type(stacked) is LazyStackedTensorDict
+    assert stacked[1]["a"].shape == other["a"].shape
+
+
+def test_tensordicts_of_compressed_storages_are_stacked_lazily() -> None:
+    assert type(lazy_stack_elements([steps(2), steps(2)])) is LazyStackedTensorDict
+    assert lazy_stack_elements([torch.ones(2), torch.ones(2)]).shape == (2, 2)
+
+
+def test_nests_are_stacked_leaf_by_leaf() -> None:
+    item = {"a": torch.ones(2), "b": [Pair(torch.zeros(1), (torch.ones(()),))]}
+    stacked = stack_elements([item, item, item])
+    assert (stacked["a"].shape, stacked["b"][0].left.shape, stacked["b"][0].right[0].shape) == ((3, 2), (3, 1), (3,))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [],
+        ["a", None, 3],
+        [torch.ones(2), torch.ones(3)],
+        [torch.ones(2), "a"],
+        [steps(2), "a"],
+        [{"a": torch.ones(1)}, {"b": torch.ones(1)}],
+        [(1,), (1, 2)],
+        ["ab", "cd"],
+    ],
+)
+def test_what_cannot_be_stacked_stays_a_list(items: list) -> None:
+    assert stack_elements(items) is items
+
+
+def test_what_is_no_list_is_left_alone() -> None:
+    assert stack_elements(batch := torch.ones(2)) is batch

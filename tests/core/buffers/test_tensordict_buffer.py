@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.samplers import RandomSampler
+from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.writers import RoundRobinWriter
+
+
+@tensorclass
+class Step:
+    a: torch.Tensor
+
+
+class Prioritised(RandomSampler):
+    """Draws like any sampler, and keeps the priorities that it is given."""
+
+    reduction = "max"
+
+    def __init__(self) -> None:
+        self.given: dict[Any, float] = {}
+
+    def sample(self, storage: Any, batch_size: int) -> Any:
+        index, _ = super().sample(storage, batch_size)
+        count = len(index) if isinstance(index, torch.Tensor) else len(index[0])
+        return index, {"priority_weight": torch.ones(count), ("next", "truncated"): torch.ones(count, 1).bool()}
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        keys = [tuple(row) if isinstance(row, list) else row for row in index.tolist()]
+        if len(keys) != len(priority):
+            raise ValueError("as many priorities as elements are expected")
+        self.given |= dict(zip(keys, priority.tolist(), strict=True))
+
+
+def steps(count: int = 4, **more: torch.Tensor) -> TensorDict:
+    return TensorDict({"a": torch.arange(count), **more}, [count])
+
+
+def made(**arguments: Any) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Prioritised(), batch_size=6, **arguments)
+
+
+@pytest.mark.parametrize(
+    "data", [torch.zeros(3), [steps(2)], {"a": torch.zeros(3)}, Step(torch.zeros(3), batch_size=[3])]
+)
+def test_only_tensordicts_are_written(data: object) -> None:
+    buffer = made()
+    for act in (buffer.extend, buffer.add):
+        with pytest.raises(ValueError, match="a tensordict is expected, found a"):
+            act(data)
+    assert len(buffer) == 0
+
+
+def test_batches_carry_what_the_sampler_says() -> None:
+    buffer = made()
+    buffer.extend(steps())
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch["index"], info["index"])
+    assert torch.equal(batch["index"], batch["a"])
+    assert batch["priority_weight"].shape == (6,)
+    assert batch["next", "truncated"].shape == (6, 1)
+
+
+def test_the_index_of_several_dimensions_is_one_entry() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=5)
+    assert buffer.extend(TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4])).shape == (12, 2)
+    batch = buffer.sample()
+    assert batch["index"].shape == (5, 2)
+    assert torch.equal(batch["a"], batch["index"][:, 1] * 4 + batch["index"][:, 0])
+
+
+def test_include_info_is_deprecated() -> None:
+    buffer = made()
+    buffer.extend(steps())
+    with pytest.warns(DeprecationWarning, match="include_info"):
+        assert set(buffer.sample(include_info=False).keys(True, True)) == {"a"}
+    with pytest.warns(DeprecationWarning, match="include_info"):
+        batch, info = buffer.sample(include_info=True, return_info=True)
+    assert torch.equal(batch["index"], info["index"])
+
+
+def test_batches_that_are_no_tensordicts() -> None:
+    buffer = TensorDictReplayBuffer(storage=TensorStorage(torch.arange(4)))
+    with pytest.raises(RuntimeError, match="found a Tensor"):
+        buffer.sample(2)
+
+
+def test_a_transform_that_changes_the_shape_clashes() -> None:
+    buffer = made(transform=lambda rows: rows.reshape(2, 3))
+    buffer.extend(steps())
+    with pytest.raises(RuntimeError, match=r"\[6\], expected the shape of the batch, \[2, 3\]"):
+        buffer.sample()
+
+
+def test_what_a_batch_is_given_does_not_reach_the_storage() -> None:
+    buffer = made()
+    buffer.extend(steps())
+    buffer.sample()["a"].fill_(-1)
+    assert (buffer["a"].tolist(), set(buffer[:].keys())) == ([0, 1, 2, 3], {"a", "index"})
+
+
+# Priorities ------------------------------------------------------------------------------------------
+
+
+def test_priorities_that_come_with_the_data() -> None:
+    buffer = made()
+    buffer.extend(steps(2, td_error=torch.tensor([0.5, 2.0])))
+    assert buffer.sampler.given == {0: 0.5, 1: 2.0}
+    buffer.extend(steps(2, td_error=torch.tensor([3.0, 4.0])), update_priority=False)
+    assert set(buffer.sampler.given) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("max", 3.0), ("min", 0.0), ("mean", 1.5), ("sum", 6.0), ("median", 1.0)]
+)
+def test_priorities_of_several_numbers_are_reduced(reduction: str, expected: float) -> None:
+    buffer = made(priority_key=("loss", "td"))
+    buffer.sampler.reduction = reduction
+    buffer.extend(steps(1, loss=TensorDict({"td": torch.tensor([[[0.0, 1.0], [2.0, 3.0]]])}, [1])))
+    assert buffer.sampler.given == {0: expected}
+
+
+def test_priorities_of_a_sampled_batch() -> None:
+    buffer = made()
+    buffer.extend(steps())
+    batch = buffer.sample()
+    batch["td_error"] = batch["index"].float() + 0.5
+    buffer.update_tensordict_priority(batch)
+    assert buffer.sampler.given == {row: row + 0.5 for row in set(batch["index"].tolist())}
+    buffer.update_tensordict_priority(batch.exclude("td_error"))
+    assert set(buffer.sampler.given.values()) == {1.0}
+    with pytest.raises(KeyError, match="not sampled from"):
+        buffer.update_tensordict_priority(steps())
+
+
+def test_priorities_of_several_dimensions() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6, ndim=2), sampler=Prioritised(), batch_size=4)
+    numbers = torch.arange(6.0).reshape(2, 3)
+    buffer.extend(TensorDict({"a": numbers, "td_error": numbers}, [2, 3]))
+    assert buffer.sampler.given == {(step, lane): 3.0 * lane + step for step in range(3) for lane in range(2)}
+    batch = buffer.sample()
+    buffer.update_tensordict_priority(batch.set("td_error", batch["a"] + 10))
+    assert all(value >= 10 for key, value in buffer.sampler.given.items() if key in map(tuple, batch["index"].tolist()))
+
+
+def test_priorities_that_fail_say_how_to_leave_them_out() -> None:
+    buffer = made()
+    with pytest.raises(RuntimeError, match="td_error") as failed:
+        buffer.extend(steps(4, td_error=torch.zeros(4, 0)))
+    assert "update_priority=False" in failed.value.hint
+    assert len(buffer) == 4
+
+
+def test_priorities_go_nowhere_without_a_sampler_for_them() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(steps(2, td_error=torch.ones(2)))
+    buffer.update_tensordict_priority(buffer.sample())
+
+
+def test_elements_one_by_one() -> None:
+    buffer = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=3)
+    buffer.extend(steps(3))
+    batch = buffer.sample()
+    assert torch.equal(batch["a"], batch["index"])
+
+
+def test_info_of_plain_buffers_stays_outside() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(), batch_size=2)
+    buffer.extend(steps(3))
+    assert set(buffer.sample().keys()) == {"a"}

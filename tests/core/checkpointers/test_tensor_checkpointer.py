@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict, tensorclass
+
+from rbtool.core.checkpointers import ListStorageCheckpointer, TensorStorageCheckpointer
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    OutOfSpaceError,
+    SchemaError,
+    UsageError,
+)
+from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.testing.storages import same
+
+
+@tensorclass
+class Step:
+    observation: torch.Tensor
+    action: torch.Tensor
+
+
+def steps(rows: int = 10, first: int = 0) -> TensorDict:
+    numbers = torch.arange(first, first + rows)
+    return TensorDict({"a": numbers, "next": {"b": torch.stack([numbers, -numbers], -1).double()}}, [rows])
+
+
+def saved(tmp_path: Path, data: Any = None, capacity: int = 16) -> Path:
+    storage = LazyTensorStorage(capacity)
+    storage.set(range(10), steps() if data is None else data)
+    storage.dumps(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def loaded(path: Path, capacity: int = 16) -> LazyTensorStorage:
+    storage = LazyTensorStorage(capacity)
+    storage.loads(path)
+    return storage
+
+
+# Ours ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        steps(),
+        torch.arange(20).reshape(10, 2).to(torch.uint32),
+        {"a.b": torch.arange(10), "c": [torch.ones(10, 2), (torch.zeros(10, 0),)], 3: steps()},
+        Step(torch.ones(10, 2), torch.arange(10), batch_size=[10]),
+        steps().set("task", NonTensorData({"name": "door", "seeds": [1, 2]}, batch_size=[10])),
+        TensorDict({"shape": torch.arange(10), "device": torch.ones(10), "_type": torch.zeros(10)}, [10]),
+    ],
+    ids=["tensordict", "tensor", "nest", "tensorclass", "constant", "reserved names"],
+)
+@pytest.mark.parametrize("capacity", [10, 16, 100])
+def test_any_capacity_that_holds_the_rows_takes_them(tmp_path: Path, data: Any, capacity: int) -> None:
+    storage = loaded(saved(tmp_path, data), capacity)
+    assert (len(storage), storage.max_size, storage._last_cursor) == (10, capacity, 9)
+    assert type(storage[:]) is type(data)
+    assert same(storage[:], data)
+
+
+def test_keys_with_dots_come_back(tmp_path: Path) -> None:
+    data = {"a.b": torch.arange(10), "a": {"c.d": torch.ones(10)}}
+    assert same(loaded(saved(tmp_path, data))[:], data)
+
+
+def test_files_have_the_size_of_the_capacity_and_take_room_for_the_rows(tmp_path: Path) -> None:
+    path = saved(tmp_path, capacity=1 << 24)
+    found = (path / "next" / "b.memmap").stat()
+    assert found.st_size == 1 << 28
+    assert found.st_blocks * 512 <= 1 << 16
+    assert same(TensorDict.load_memmap(path)[:10], steps())
+
+
+def test_the_cursor_is_kept(tmp_path: Path) -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(10), steps())
+    storage.set(torch.tensor([0, 1, 2]), steps(3, 10))
+    storage.dumps(tmp_path / "saved")
+    assert loaded(tmp_path / "saved", 10)._last_cursor == 2
+
+
+def test_an_empty_storage_is_saved_and_loaded(tmp_path: Path) -> None:
+    LazyTensorStorage(10).dumps(tmp_path / "saved")
+    storage = TensorStorage(steps())
+    storage.loads(tmp_path / "saved")
+    assert (len(storage), loaded(tmp_path / "saved").initialized) == (0, False)
+
+
+def test_an_emptied_storage_is_saved_without_rows(tmp_path: Path) -> None:
+    storage = TensorStorage(steps())
+    storage._empty()
+    storage.dumps(tmp_path / "saved")
+    assert len(loaded(tmp_path / "saved")) == 0
+
+
+@pytest.mark.parametrize("file", ["a.memmap", "next/b.memmap"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: os.truncate(path, 100), "100 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "cut or overwritten"),
+        (lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]), "does not hold the bytes that were saved"),
+    ],
+)
+def test_damage_is_found_and_changes_nothing(tmp_path: Path, file: str, damage: Any, message: str) -> None:
+    path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
+    damage(path / file)
+    with pytest.raises(CorruptDataError, match=message):
+        storage.loads(path)
+    assert same(storage[:], steps(10, 50))
+    assert storage.revision == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "is damaged"),
+        ("[1]", "is damaged"),
+        ("{", "is not JSON"),
+        ('{"format_version": 99}', "has format version 99"),
+    ],
+)
+def test_a_damaged_manifest(tmp_path: Path, text: str, message: str) -> None:
+    path = saved(tmp_path)
+    (path / ".rbtool" / "storage.json").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        loaded(path)
+
+
+def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    manifest = path / ".rbtool" / "storage.json"
+    manifest.write_text(manifest.read_text().replace("a.memmap", "../a.memmap"))
+    with pytest.raises(CorruptDataError, match="outside its folder"):
+        loaded(path)
+
+
+def test_another_length_than_was_saved(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    (path / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 9}')
+    with pytest.raises(CorruptDataError, match="counts 9 elements, 10 were saved"):
+        loaded(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (steps(5), "10 elements; this storage has room for 5"),
+        (TensorDict({"a": torch.arange(10)}, [10]), "holds a, next.b; this storage holds a"),
+        (steps().set("a", torch.ones(10)), r"a is torch.int64 \[10\], expected torch.float32 \[10\]"),
+        (steps().set(("next", "b"), torch.ones(10, 3).double()), r"next.b is .* \[10, 2\], expected .* \[10, 3\]"),
+        (steps().set("task", NonTensorData("pen")), None),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, data: Any, message: str | None) -> None:
+    path, storage = saved(tmp_path, steps().set("task", NonTensorData("door"))), TensorStorage(data)
+    with pytest.raises(RuntimeError, match=message or "'task' is 'door' in what was saved, 'pen' here"):
+        TensorStorage(data.clone().set("task", NonTensorData("door")) if message else data).loads(path)
+    with pytest.raises(RuntimeError):
+        storage.loads(path)
+    assert (storage.revision, same(storage[:], data)) == (0, True)
+
+
+def test_other_dimensions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="saved with ndim=1, this storage has ndim=2"):
+        LazyTensorStorage(16, ndim=2).loads(saved(tmp_path))
+
+
+def test_a_class_that_is_not_loaded_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path, Step(torch.ones(10, 2), torch.arange(10), batch_size=[10]))
+    storage = TensorStorage(Step(torch.zeros(10, 2), torch.zeros(10).long(), batch_size=[10]))
+    monkeypatch.delitem(sys.modules, __name__)
+    with pytest.raises(SchemaError, match=r"class Step of the module .*, which is not loaded"):
+        loaded(path)
+    assert __name__ not in sys.modules
+    storage.loads(path)
+    assert storage[:].action.tolist() == list(range(10))
+
+
+# Places --------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_checkpoint_leaves_no_stale_files(tmp_path: Path) -> None:
+    saved(tmp_path, steps().set("extra", torch.ones(10)))
+    assert not (saved(tmp_path) / "extra.memmap").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 239))
+    with pytest.raises(OutOfSpaceError, match="239 bytes free, 240 are needed"):
+        storage.dumps(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert same(loaded(path)[:], steps())
+
+
+def die_at(moment: int) -> None:
+    left = iter(range(moment))
+    sys.addaudithook(lambda event, args: event == "rbtool.fs" and next(left, -1) < 0 and os._exit(9))
+
+
+def test_killed_at_any_moment_the_old_checkpoint_or_the_new_one_is_there(tmp_path: Path) -> None:
+    path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
+    found = []
+    for moment in itertools.count():
+        child = os.fork()
+        if not child:
+            die_at(moment)
+            storage.dumps(path)
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found.append(loaded(path)[:]["a"][0].item())
+        if not ended:
+            break
+    assert moment > 20
+    assert found == sorted(found)
+    assert set(found) == {0, 50}
+    storage.dumps(path)
+    assert [place.name for place in tmp_path.iterdir()] == ["saved"]
+
+
+def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(UsageError, match="is not the checkpoint of a storage; it is left alone"):
+        TensorStorage(steps()).dumps(tmp_path)
+    path = saved(tmp_path)
+    (path / "mine.txt").write_text("kept")
+    with pytest.raises(UsageError, match="is not part of the checkpoint"):
+        TensorStorage(steps()).dumps(path)
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no storage_metadata\.json"):
+        loaded(tmp_path)
+    with pytest.raises(DatasetNotFoundError, match="not a folder"):
+        loaded(tmp_path / "absent")
+
+
+def test_checkpoints_of_other_classes(tmp_path: Path) -> None:
+    storage = ListStorage(10)
+    storage.set(0, torch.ones(2))
+    storage.dumps(tmp_path / "list")
+    with pytest.raises(FormatError, match="was written by a ListStorageCheckpointer"):
+        loaded(tmp_path / "list")
+    with pytest.raises(UsageError, match="serves storages of tensors, found a ListStorage"):
+        TensorStorageCheckpointer().dumps(storage, tmp_path / "other")
+    with pytest.raises(ValueError, match="ListStorage"):
+        ListStorageCheckpointer().loads(LazyTensorStorage(3), tmp_path / "list")
+
+
+def test_values_that_only_a_pickle_holds_are_refused(tmp_path: Path) -> None:
+    storage = TensorStorage(steps().set("task", NonTensorData(object())))
+    with pytest.raises(SchemaError, match="can be kept"):
+        storage.dumps(tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_storage_that_lives_there_is_described_in_place(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "live")
+    storage.set(range(10), steps())
+    storage.dumps(tmp_path / "live")
+    storage.set(range(10, 12), steps(2, 10))
+    assert same(loaded(tmp_path / "live")[:], steps())
+    storage.loads(tmp_path / "live")
+    assert len(storage) == 10
+    with pytest.raises(SchemaError, match="its own files in the place of those"):
+        LazyMemmapStorage(16, scratch_dir=tmp_path / "live", existsok=True).loads(tmp_path / "live")
+
+
+# Hooks ---------------------------------------------------------------------------------------------
+
+
+class Doubling:
+    is_full: bool | None = None
+    shift: int | None = None
+
+    def __call__(self, data: TensorDict, path: Any = None, out: Any = None) -> TensorDict:
+        self.path, self.out = path, out
+        return TensorDict({"twice": data["a"] * 2, "full": NonTensorData(self.is_full)}, [])
+
+
+def test_hooks_see_and_change_what_is_saved(tmp_path: Path) -> None:
+    storage, hook = LazyTensorStorage(10), Doubling()
+    storage.set(range(10), steps())
+    storage.register_save_hook(hook)
+    storage.dumps(tmp_path / "saved")
+    assert (hook.is_full, hook.shift, hook.path) == (True, 10, tmp_path / "saved")
+    opened = TensorDict.load_memmap(tmp_path / "saved")
+    assert (opened["twice"].tolist(), opened["full"]) == (list(range(0, 20, 2)), True)
+    other = LazyTensorStorage(12)
+    other.register_load_hook(lambda data, out: {"a": data["twice"] // 2, "none": torch.full((10,), out is None)})
+    other.loads(tmp_path / "saved")
+    assert (other[:]["a"].tolist(), other[:]["none"].all()) == (list(range(10)), True)
+
+
+def test_a_hook_without_a_cursor_is_warned_about(tmp_path: Path) -> None:
+    storage, hook = TensorStorage(steps()), Doubling()
+    storage.register_save_hook(hook)
+    with pytest.warns(UserWarning, match="does not know its last cursor"):
+        storage.dumps(tmp_path / "saved")
+    assert hook.shift == 0
+
+
+def test_hooks_take_tensordicts(tmp_path: Path) -> None:
+    path, storage = saved(tmp_path, torch.ones(10)), TensorStorage(torch.ones(10))
+    storage.register_load_hook(lambda data, out: data)
+    with pytest.raises(RuntimeError, match="load hooks take tensordicts only"):
+        storage.loads(path)
+    storage.register_save_hook(lambda data, path: data)
+    with pytest.raises(RuntimeError, match="save hooks take tensordicts only"):
+        storage.dumps(path)
+    with pytest.raises(UsageError, match="a hook is called"):
+        storage.register_save_hook("hook")  # type: ignore[arg-type]

@@ -1,0 +1,185 @@
+"""Rows of a dataset as a storage: what the reader reads, and never a byte changed on the disk unasked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rbtool.core.dataset import MANIFEST, TedReader
+from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
+from rbtool.core.testing.walks import write_walks
+
+
+def bytes_below(folder: Path) -> dict[str, bytes]:
+    """Every file and its bytes."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit(buffer: DatasetReplayBuffer) -> None:
+    """Edit in every way there is: a batch, a view, rows, an entry, one element."""
+    buffer.sample(4)["action"].fill_(9)
+    buffer[:]["observation"].add_(1)
+    buffer[:3]["next", "reward"].zero_()
+    buffer[torch.tensor([1, 2])] = buffer[torch.tensor([3, 4])]
+    buffer.set_("episode", torch.full((13,), 77))
+    buffer[0]["action"].neg_()
+
+
+def act_in_a_child(act: str, buffer: DatasetReplayBuffer, told: Any) -> None:
+    """What a child does with a buffer that it inherited or was sent."""
+    torch.set_num_threads(1)
+    if act == "edit":
+        edit(buffer)
+    told.send((buffer.sample(5)["index"].tolist(), buffer[:]["observation"].sum().item()))
+
+
+def test_every_leaf_is_what_the_reader_reads(walks: Path) -> None:
+    storage = DatasetStorage(walks)
+    with TedReader(walks) as reader:
+        assert (len(storage), storage.max_size, storage.shape) == (13, 13, (13,))
+        for field in reader.fields:
+            found = storage.get(slice(None)).get(field.key)
+            assert found.numpy().tobytes() == reader.read(field.key, 0, 13).tobytes(), field.name
+            assert tuple(found.shape) == (13, *field.shape)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_no_edit_reaches_the_disk(walks: Path, split: bool) -> None:
+    before = bytes_below(walks)
+    storage = DatasetStorage(walks, split_trajs=split)
+    buffer = DatasetReplayBuffer(storage=storage)
+    if not split:
+        edit(buffer)
+        assert (buffer[:]["episode"] == 77).all()
+    buffer[:]["observation"].fill_(0)
+    assert not buffer[:]["observation"].any()
+    del buffer, storage
+    assert bytes_below(walks) == before
+
+
+def test_edits_in_place_reach_the_disk_where_they_are_asked_for(walks: Path) -> None:
+    before = bytes_below(walks)
+    writer, reader = (DatasetReplayBuffer(storage=DatasetStorage(walks, mode=mode)) for mode in ("r+", "c"))
+    writer.sample(4)["action"].fill_(9)  # a batch is a copy in any mode
+    assert bytes_below(walks) == before
+    writer[torch.tensor([2])] = writer[torch.tensor([5])]
+    writer.set_("episode", torch.full((13,), 77))
+    assert (reader[:]["episode"] == 77).all()
+    changed = {name for name, data in bytes_below(walks).items() if data != before[name]}
+    assert str(walks / "episode.memmap") in changed
+    assert str(walks / MANIFEST) not in changed
+    with TedReader(walks) as again:
+        assert (again.read(("observation",), 2, 3) == again.read(("observation",), 5, 6)).all()
+
+
+def test_a_pickle_is_a_path_and_opens_the_dataset_anew(walks: Path) -> None:
+    buffer = DatasetReplayBuffer(storage=DatasetStorage(walks), batch_size=4)
+    original = buffer[:].clone()
+    edit(buffer)
+    data = pickle.dumps(buffer)
+    assert len(data) < 4000
+    again = pickle.loads(data)
+    assert (again[:] == original).all()
+    assert (again.batch_size, type(again.writer), again.sample().shape) == (4, type(buffer.writer), (4,))
+
+
+def test_a_pickle_of_whole_trajectories(walks: Path) -> None:
+    buffer = DatasetReplayBuffer(storage=DatasetStorage(walks, split_trajs=True), batch_size=2)
+    again = pickle.loads(pickle.dumps(buffer))
+    assert (again[:] == buffer[:]).all()
+
+
+def test_a_pickle_does_not_take_another_dataset_for_its_own(walks: Path) -> None:
+    data = pickle.dumps(DatasetStorage(walks))
+    shutil.rmtree(walks)
+    with pytest.raises(DatasetNotFoundError):
+        pickle.loads(data)
+    write_walks(walks, [(5, "open"), (8, "open")])
+    with pytest.raises(CorruptDataError, match="it was replaced since"):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("act", ["sample", "edit"])
+def test_a_child_draws_the_same_and_keeps_its_edits(walks: Path, method: str, act: str) -> None:
+    buffer = DatasetReplayBuffer(storage=DatasetStorage(walks), generator=torch.Generator().manual_seed(4))
+    context = multiprocessing.get_context(method)
+    answers, told = context.Pipe(duplex=False)
+    child = context.Process(target=act_in_a_child, args=(act, buffer, told))
+    child.start()
+    told.close()  # so that a child which fails is heard of
+    index, total = answers.recv()
+    child.join(60)
+    expected = buffer[:]["observation"].sum().item()
+    assert child.exitcode == 0
+    assert (total == expected) is (act == "sample")
+    assert act == "edit" or index == buffer.sample(5)["index"].tolist()
+    assert not (buffer[:]["episode"] == 77).any()
+
+
+def test_a_relative_path_stays_valid(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(walks.parent)
+    storage = DatasetStorage("walks")
+    monkeypatch.chdir("/")
+    assert len(pickle.loads(pickle.dumps(storage))) == 13
+
+
+def test_copy_on_write_is_not_shared(walks: Path) -> None:
+    with pytest.raises(SchemaError, match="copy-on-write"):
+        DatasetStorage(walks).share()
+    shared = DatasetStorage(walks, mode="r+")
+    shared.share()
+    assert shared.shared
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"mode": "w"}, "the mode 'w' was given"), ({"mode": "r+", "split_trajs": True}, "padded copies")],
+)
+def test_arguments_that_make_no_sense(walks: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        DatasetStorage(walks, **arguments)
+
+
+def test_a_dataset_without_steps(tmp_path: Path) -> None:
+    write_walks(tmp_path / "none", [])
+    for split in (False, True):
+        with pytest.raises(UsageError, match="has no steps"):
+            DatasetStorage(tmp_path / "none", split_trajs=split)
+
+
+@pytest.mark.parametrize("mode", ["c", "r+"])
+@pytest.mark.parametrize("damage", ["cut", "grown", "removed"])
+def test_a_damaged_file_is_refused_and_left_alone(walks: Path, mode: Any, damage: str) -> None:
+    leaf = walks / "next" / "observation.memmap"
+    data = leaf.read_bytes()
+    leaf.unlink()
+    if damage != "removed":
+        leaf.write_bytes(data[:-8] if damage == "cut" else data + b"12345678")
+    before = bytes_below(walks)
+    with pytest.raises(CorruptDataError, match="next/observation.memmap"):
+        DatasetStorage(walks, mode=mode)
+    assert bytes_below(walks) == before
+
+
+def test_a_changed_manifest_is_refused(walks: Path) -> None:
+    manifest = walks / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"steps": 13', b'"steps": 12'))
+    with pytest.raises(CorruptDataError, match="was changed after it was written"):
+        DatasetStorage(walks)
+
+
+def test_trajectories_are_those_of_the_episode_table(walks: Path) -> None:
+    rows, found = DatasetStorage(walks)[:], DatasetStorage(walks, split_trajs=True)
+    assert (len(found), found[:].batch_size) == (4, (4, 6))
+    mask = found[:]["mask"]
+    assert mask.sum(1).tolist() == [4, 1, 6, 2]
+    assert (found[:][mask].exclude("mask", "traj_ids") == rows).all()
+    assert found[:]["next", "done"][mask].sum() == 4

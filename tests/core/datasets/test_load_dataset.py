@@ -1,0 +1,191 @@
+"""`load_dataset`: exact, the same for the same seed, and plain about what it does not open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rbtool
+from rbtool.core.dataset import MANIFEST, fs
+from rbtool.core.datasets import load_dataset
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from rbtool.core.remote import KnownNames
+from rbtool.core.remote.names import Resolution
+from rbtool.core.samplers import SamplerWithoutReplacement
+from rbtool.core.writers import ImmutableDatasetWriter
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+DOOR = "minari:D4RL/door/human-v2"
+
+
+def drawn(dataset: Any, count: int = 6, **arguments: Any) -> list[Any]:
+    buffer = load_dataset(dataset, 5, **arguments)
+    return [buffer.sample() for _ in range(count)]
+
+
+def test_by_name_and_by_path(home: Path) -> None:
+    named, at = load_dataset(DOOR, 8), load_dataset(home / "minari/D4RL/door/human-v2", 8)
+    assert (len(named), len(at)) == (6704, 6704)
+    assert (named[:] == at[:]).all()
+    batch = named.sample()
+    assert batch.batch_size == (8,)
+    assert (batch.exclude("index") == named[batch["index"]]).all()
+
+
+def test_below_another_root(stored: Path, home: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        load_dataset(DOOR, root=tmp_path / "empty")
+    assert len(load_dataset(DOOR, root=stored)) == 6704
+
+
+@pytest.mark.parametrize("arguments", [{}, {"prefetch": 3}, {"sampler": SamplerWithoutReplacement}])
+def test_the_same_seed_gives_the_same_batches(walks: Path, arguments: dict[str, Any]) -> None:
+    one, again, other = (drawn(walks, seed=seed, **arguments) for seed in (1, 1, 2))
+    assert all((left == right).all() for left, right in zip(one, again, strict=True))
+    assert [batch["index"].tolist() for batch in one] != [batch["index"].tolist() for batch in other]
+
+
+def test_prefetching_changes_no_batch(walks: Path) -> None:
+    plain, ahead = drawn(walks, seed=5), drawn(walks, seed=5, prefetch=4)
+    assert [batch["index"].tolist() for batch in plain] == [batch["index"].tolist() for batch in ahead]
+
+
+def test_it_draws_what_the_command_line_draws(home: Path) -> None:
+    found = load_dataset(DOOR, seed=11).sample(20)["index"]
+    assert found.tolist() == list(rbtool.sample(DOOR, 20, seed=11).indices)
+
+
+def test_without_a_seed_it_has_a_generator_of_its_own(walks: Path) -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    one, other = (load_dataset(walks, 5) for _ in range(2))
+    assert one.sample(200)["index"].tolist() != other.sample(200)["index"].tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore:a batch of")
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_checkpoint_goes_on_with_the_same_thousand_indices(walks: Path, tmp_path: Path, prefetch: int | None) -> None:
+    buffer = load_dataset(walks, 10, seed=3, prefetch=prefetch)
+    buffer.sample()
+    buffer.dumps(tmp_path / "saved")
+    other = load_dataset(walks, 10, seed=4, prefetch=prefetch)
+    other.loads(tmp_path / "saved")
+    for _ in range(100):
+        assert torch.equal(other.sample()["index"], buffer.sample()["index"])
+
+
+def test_an_epoch_covers_every_step_once(walks: Path) -> None:
+    buffer = load_dataset(walks, 4, sampler=SamplerWithoutReplacement(), seed=0)
+    assert sorted(row for batch in buffer for row in batch["index"].tolist()) == list(range(13))
+
+
+def test_a_transform_sees_batches(walks: Path) -> None:
+    buffer = load_dataset(walks, 4, transform=lambda batch: batch.set("sum", batch["observation"].sum(-1)))
+    batch = buffer.sample()
+    assert torch.equal(batch["sum"], batch["observation"].sum(-1))
+
+
+def test_nothing_is_added(walks: Path) -> None:
+    buffer = load_dataset(walks)
+    rows = buffer[:2].clone()
+    assert type(buffer.writer) is ImmutableDatasetWriter
+    for write in (lambda: buffer.extend(rows), lambda: buffer.add(rows[0]), buffer.empty):
+        with pytest.raises(RuntimeError, match="doesn't allow writing"):
+            write()
+    assert len(buffer) == 13
+
+
+def test_whole_trajectories(walks: Path) -> None:
+    buffer = load_dataset(walks, 3, split_trajs=True, seed=0)
+    batch, info = buffer.sample(return_info=True)
+    assert (batch.batch_size, batch["mask"].shape, info["index"].shape) == ((3, 6), (3, 6), (3,))
+    assert torch.equal(batch["index"], info["index"].unsqueeze(1).expand(3, 6))
+    assert (batch.exclude("index") == buffer[info["index"]]).all()
+
+
+def test_writing_through_is_asked_for(walks: Path) -> None:
+    load_dataset(walks, mode="r+").set_("episode", torch.full((13,), 5))
+    assert (load_dataset(walks)[:]["episode"] == 5).all()
+
+
+def test_words_that_a_download_resolved(home: Path) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        load_dataset("minari:door-human-v1")
+    KnownNames(home, "minari").put(Resolution("door-human-v1", "D4RL/door/human-v2", "words"))
+    assert len(load_dataset("minari:door-human-v1")) == 6704
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        ("minari:D4RL/pen/human-v2", "is not in", "rbtool download minari D4RL/pen/human-v2"),
+        ("no/such/place", "there is nothing at", "minari:ID"),
+    ],
+)
+def test_what_is_not_there(home: Path, name: str, said: str, hint: str) -> None:
+    with pytest.raises(FileNotFoundError, match=said) as caught:
+        load_dataset(name)
+    assert isinstance(caught.value, DatasetNotFoundError)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "h5"])
+def test_a_checkpoint_is_refused_with_what_loads_it(walks: Path, tmp_path: Path, form: Any) -> None:
+    saved = rbtool.checkpoint.save(walks, tmp_path / f"saved.{form}", form=form)
+    with pytest.raises(UsageError, match=f"checkpoint in the layout {form}") as caught:
+        load_dataset(saved.path)
+    assert f"rbtool checkpoint load {saved.path} DEST" in caught.value.hint
+    rbtool.checkpoint.load(saved.path, tmp_path / "again")
+    assert (load_dataset(tmp_path / "again")[:] == load_dataset(walks)[:]).all()
+
+
+def test_the_checkpoint_of_a_buffer(walks: Path, tmp_path: Path) -> None:
+    load_dataset(walks).dumps(tmp_path / "saved")
+    with pytest.raises(UsageError, match="checkpoint of a buffer") as caught:
+        load_dataset(tmp_path / "saved")
+    assert "loads(path)" in caught.value.hint
+
+
+def test_a_raw_dataset_is_to_be_converted() -> None:
+    with pytest.raises(UsageError, match="raw minari dataset") as caught:
+        load_dataset(DATA / "tuple" / "trunc-v0")
+    assert "rbtool convert" in caught.value.hint
+
+
+def test_a_tensordict_folder_is_none(walks: Path, tmp_path: Path) -> None:
+    load_dataset(walks)[:].memmap(str(tmp_path / "plain"))
+    with pytest.raises(UsageError, match="tensordict folder") as caught:
+        load_dataset(tmp_path / "plain")
+    assert "load_memmap" in caught.value.hint
+
+
+def test_a_folder_and_a_file_of_others(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="no rbtool dataset"):
+        load_dataset(tmp_path)
+    (tmp_path / "file").write_bytes(b"hello")
+    with pytest.raises(FormatError):
+        load_dataset(tmp_path / "file")
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"format_version": 99}', None])
+def test_a_damaged_manifest(walks: Path, damage: bytes | None) -> None:
+    fs.remove(walks / MANIFEST)
+    if damage is not None:
+        (walks / MANIFEST).write_bytes(damage)
+    with pytest.raises(FormatError) as caught:
+        load_dataset(walks)
+    assert damage is not None or isinstance(caught.value, CorruptDataError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": 0}, {"batch_size": "8"}, {"batch_size": True}, {"seed": -1}, {"seed": 1 << 64}, {"mode": "w"},
+     {"prefetch": 2}],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(walks: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        load_dataset(walks, **arguments)

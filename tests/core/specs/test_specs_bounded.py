@@ -1,0 +1,278 @@
+"""Bounded and Unbounded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rbtool.core.specs import (
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    SpecTypeError,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+    UndefinedForSpecError,
+)
+
+INF, NAN = float("inf"), float("nan")
+HIGHEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "domain", "kind"),
+    [
+        (None, None, BoundedContinuous),
+        ("torch.float64", None, BoundedContinuous),
+        ("float16", "discrete", BoundedDiscrete),
+        (torch.int8, None, BoundedDiscrete),
+        (torch.bool, None, BoundedDiscrete),
+    ],
+)
+def test_the_type_decides_the_class(dtype: Any, domain: Any, kind: type[Bounded]) -> None:
+    spec = Bounded(0, 1, (2,), dtype=dtype, domain=domain)
+    assert type(spec) is kind
+    assert kind(0, 1, (2,), dtype=dtype) == spec
+
+
+def test_the_named_classes_have_their_own_default_type() -> None:
+    assert BoundedDiscrete(0, 3, (2,)).dtype == torch.int64
+    assert BoundedContinuous(0, 3, (2,)).dtype == torch.float32
+    assert UnboundedDiscrete((2,)).dtype == torch.int64
+
+
+def test_both_ends_are_members() -> None:
+    spec = Bounded(-1, 2, (2,))
+    assert spec.is_in(torch.tensor([-1.0, 2.0]))
+    assert not spec.is_in(torch.tensor([-1.0001, 2.0]))
+    assert not spec.is_in(torch.tensor([-1.0, 2.001]))
+
+
+def test_the_shape_comes_from_the_bounds() -> None:
+    assert Bounded(np.zeros((2, 3)), [1, 2, 3]).shape == (2, 3)
+    assert Bounded(0, torch.ones(4)).high.shape == (4,)
+    assert Bounded(torch.zeros(3), 1, (2, 3)).low.shape == (2, 3)
+    assert Bounded(0, 1, 3).shape == (3,)
+
+
+def test_the_callers_bounds_are_copied() -> None:
+    low = torch.zeros(3)
+    spec = Bounded(low, 1)
+    low += 5
+    assert spec.low.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"low": 0, "high": 1}, RuntimeError, "no shape"),
+        ({"low": 2, "high": 1, "shape": (2,)}, ValueError, "above"),
+        ({"low": 0.2, "high": 0.8, "shape": (), "domain": "discrete"}, ValueError, "no number between"),
+        ({"low": NAN, "high": 1, "shape": (2,)}, ValueError, "lower bound is nan"),
+        ({"low": INF, "high": INF, "shape": (2,)}, ValueError, "lower bound is inf"),
+        ({"low": 0, "high": 300, "shape": (2,), "dtype": torch.uint8}, ValueError, "beyond the 0 to 255"),
+        ({"low": 0.0, "high": 1e30, "shape": (2,), "dtype": torch.int64}, ValueError, "beyond"),
+        ({"low": 0, "high": 1, "shape": (2,), "dtype": torch.complex64}, TypeError, "complex64"),
+        ({"low": 0, "high": 1, "shape": (2,), "dtype": "text"}, TypeError, "'text'"),
+        ({"low": 0, "high": 1, "shape": (2,), "dtype": torch.int8, "domain": "continuous"}, ValueError, "continuous"),
+        ({"low": 0, "high": 1, "shape": (2,), "domain": "odd"}, ValueError, "'odd'"),
+        ({"low": "a", "high": 1, "shape": (2,)}, TypeError, "low is 'a'"),
+        ({"low": [0, 0], "high": 1, "shape": (3,)}, RuntimeError, r"\[2\]"),
+        ({"low": [0, 0], "high": [1, 1, 1]}, RuntimeError, "do not go together"),
+        ({"low": 0, "high": 1, "shape": (-2,)}, ValueError, "-2"),
+        ({"minimum": 0, "maximum": 1, "shape": (2,)}, TypeError, "minimum"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(arguments: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Bounded(**arguments)
+
+
+def test_classes_refuse_types_of_the_other() -> None:
+    for kind, dtype in ((BoundedContinuous, torch.int64), (BoundedDiscrete, torch.complex64)):
+        with pytest.raises((ValueError, TypeError)):
+            kind(0, 1, (2,), dtype=dtype)
+    for other, dtype in ((UnboundedContinuous, torch.int64), (UnboundedDiscrete, torch.float32)):
+        with pytest.raises(ValueError, match="was asked for"):
+            other((2,), dtype=dtype)
+
+
+def test_sharp_edge_1_discrete_draws_reach_both_ends_evenly() -> None:
+    torch.manual_seed(0)
+    drawn = Bounded(-3, 3, (), dtype=torch.int64).rand((70_000,))
+    values, counts = drawn.unique(return_counts=True)
+    assert values.tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    assert (counts - 10_000).abs().max() < 500
+
+
+def test_sharp_edge_2_infinite_bounds_draw_finite_members() -> None:
+    torch.manual_seed(0)
+    spec = Bounded([-INF, -INF, 5.0], [INF, -5.0, INF])
+    drawn = spec.rand((2000,))
+    assert drawn.isfinite().all()
+    assert spec.is_in(drawn)
+    assert drawn.std(0).min() > 0.5
+    assert spec.project(torch.tensor([NAN, NAN, NAN])).tolist() == [0, -5, 5]
+
+
+def test_sharp_edge_2_a_low_above_high_is_refused() -> None:
+    with pytest.raises(ValueError, match="above"):
+        Bounded([0, 2], [1, 1])
+
+
+def test_sharp_edge_2_nan_is_projected_into_the_domain() -> None:
+    assert Bounded(-1, 1, (2,)).project(torch.tensor([NAN, 3.0])).tolist() == [0, 1]
+    assert Bounded(2, 3, (), dtype=torch.int64).project(torch.tensor(NAN)).item() == 2
+
+
+def test_sharp_edge_10_discrete_ranges_are_counted_and_listed() -> None:
+    spec = Bounded([0, -1], [2, 0], dtype=torch.int32)
+    assert spec.cardinality() == 6
+    listed = spec.enumerate()
+    assert listed.dtype == torch.int32
+    assert listed.tolist() == [[0, -1], [0, 0], [1, -1], [1, 0], [2, -1], [2, 0]]
+    assert Bounded(0, 1, (2,)).cardinality() == math.inf
+
+
+def test_sharp_edge_10_membership_is_a_plain_bool() -> None:
+    for spec in (Bounded(0, 1, (2,)), Unbounded((2,)), Bounded(0, 1, (2,), dtype=torch.int64)):
+        assert spec.is_in(spec.rand()) is True
+        assert spec.is_in(torch.zeros(1)) is False
+
+
+def test_sharp_edge_11_an_edit_of_a_stacked_box_is_seen() -> None:
+    parts = [Bounded(0, 1, (2,)), Bounded(0, 1, (2,))]
+    stacked: Any = torch.stack(parts)
+    stacked.space.high[0] = 9
+    assert stacked[0].high.tolist() == [9, 9]
+    assert stacked[1].high.tolist() == [1, 1]
+    assert stacked.is_in(torch.tensor([[9.0, 0.0], [1.0, 0.0]]))
+    assert parts[0].high.tolist() == [1, 1]
+
+
+def test_differing_bounds_are_stacked_exactly() -> None:
+    stacked: Any = torch.stack([Bounded(0, 1, (2,)), Bounded(-5, [7, 8])], 1)
+    assert stacked.low.tolist() == [[0, -5], [0, -5]]
+    assert stacked.high.tolist() == [[1, 7], [1, 8]]
+
+
+@pytest.mark.parametrize(
+    "others", [(Unbounded((2,)),), (Bounded(0, 1, (3,)),), (Bounded(0, 1, (2,), dtype="float64"),)]
+)
+def test_unlike_specs_are_not_stacked(others: Any) -> None:
+    with pytest.raises(RuntimeError, match="stacked"):
+        torch.stack([Bounded(0, 1, (2,)), *others])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.int64, torch.int8])
+def test_unbounded_draws_use_the_whole_range(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    drawn = Unbounded((4000,), dtype=dtype).rand()
+    info = torch.iinfo(dtype)
+    quarters = {int(4 * (value - info.min) // (info.max - info.min + 1)) for value in drawn.tolist()}
+    assert quarters == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.bool])
+def test_unbounded_equals_a_bounded_over_its_type(dtype: torch.dtype) -> None:
+    free = Unbounded((3,), dtype=dtype)
+    bounded = Bounded(free.low, free.high, dtype=dtype)
+    assert free == bounded
+    assert bounded == free
+    assert hash(free) == hash(bounded)
+    assert free != Bounded(0, 0, (3,), dtype=dtype)
+
+
+def test_unbounded_takes_nan_and_infinity() -> None:
+    assert Unbounded((2,)).is_in(torch.tensor([NAN, INF]))
+    assert Unbounded((2,), dtype=torch.complex64).is_in(Unbounded((2,), dtype=torch.complex64).rand((3,)))
+
+
+@pytest.mark.parametrize("spec", [Unbounded((2,)), Bounded(0, 1, (2,))])
+def test_real_numbers_are_neither_counted_nor_listed(spec: Any) -> None:
+    with pytest.raises(NotImplementedError):
+        spec.enumerate()
+    with pytest.raises(UndefinedForSpecError, match="index"):
+        spec.index(torch.zeros(1), torch.zeros(2))
+
+
+def test_unbounded_has_no_cardinality() -> None:
+    with pytest.raises(NotImplementedError, match="counted"):
+        Unbounded().cardinality()
+
+
+def test_too_many_values_are_not_listed() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        Bounded(0, 1000, (9,), dtype=torch.int64).enumerate()
+
+
+def test_casting_keeps_what_the_new_type_can_hold() -> None:
+    spec = Bounded(-1.5, 2.5, (2,)).to(torch.int64)
+    assert (spec.low.tolist(), spec.high.tolist()) == ([-1, -1], [2, 2])
+    assert type(spec) is BoundedDiscrete
+    assert type(spec.to(torch.float32)) is BoundedContinuous
+    assert Bounded(-INF, INF, ()).to(torch.int8) == Bounded(-128, 127, (), dtype=torch.int8)
+    with pytest.raises(ValueError, match="beyond"):
+        Bounded(-1, 1, (2,)).to(torch.uint8)
+
+
+def test_projecting_complex_numbers_or_other_shapes_is_refused() -> None:
+    spec = Bounded(0, 1, (2,))
+    with pytest.raises(SpecTypeError, match="complex64"):
+        spec.project(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(RuntimeError, match=r"\[3\]"):
+        spec.project(torch.zeros(3))
+    with pytest.raises(TypeError, match="ndarray"):
+        spec.project(np.zeros(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-(2**63), HIGHEST), st.integers(-(2**63), HIGHEST)), min_size=1, max_size=6))
+def test_any_range_of_int64_draws_members(ranges: list[tuple[int, int]]) -> None:
+    low, high = torch.tensor([min(pair) for pair in ranges]), torch.tensor([max(pair) for pair in ranges])
+    spec = Bounded(low, high, dtype=torch.int64)
+    assert spec.is_in(spec.rand((50,)))
+    assert spec.project(low - 1 if bool((low > -(2**63)).all()) else low).tolist() == low.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(-(2.0**126), 2.0**126, width=32),
+    st.floats(0, 2.0**126, width=32),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_any_range_of_floats_draws_members(low: float, width: float, dtype: torch.dtype) -> None:
+    least = torch.tensor(low).to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    spec = Bounded(least, torch.maximum(least, torch.tensor(low + width).to(dtype)), (3,), dtype=dtype)
+    assert spec.is_in(spec.rand((20,)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3), st.booleans())
+def test_projection_is_the_nearest_member(values: list[float], discrete: bool) -> None:
+    spec = Bounded(-3, 7, (3,), dtype=torch.float64, domain="discrete" if discrete else "continuous")
+    found = spec.project(torch.tensor(values, dtype=torch.float64)).tolist()
+    for value, projected in zip(values, found, strict=True):
+        wish = 0.0 if math.isnan(value) else min(max(value, -3), 7)
+        assert projected == (round(wish) if discrete else wish)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint16, torch.float32])
+def test_too_large_a_uint64_becomes_the_largest(dtype: torch.dtype) -> None:
+    value = torch.tensor([3, 2**64 - 1], dtype=torch.uint64)
+    found = Bounded(0, 100, (2,), dtype=dtype).project(value)
+    assert found.tolist() == [3, 100]
+    assert Unbounded((2,), dtype=torch.int8).project(value).tolist() == [3, 127]
+
+
+def test_unbounded_projects_what_its_type_cannot_hold() -> None:
+    spec = Unbounded((4,), dtype=torch.int8)
+    assert spec.project(torch.tensor([-INF, 1.6, NAN, 1e9])).tolist() == [-128, 2, 0, 127]
+    assert spec.project(torch.tensor([-1000, 1, 2, 1000])).tolist() == [-128, 1, 2, 127]

@@ -1,0 +1,382 @@
+"""Composite: a mapping of specs, and the spec of a tensordict."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from rbtool.core.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    NonTensor,
+    SpecTypeError,
+    Unbounded,
+)
+
+
+@tensorclass
+class Reading:
+    number: torch.Tensor
+
+
+def spec_of(shape: tuple[int, ...] = ()) -> Composite:
+    return Composite(
+        {
+            "action": Bounded(-1, 1, (*shape, 2)),
+            "inner": {"number": Categorical(4, shape), "deep": {"bits": Binary(shape=(*shape, 3))}},
+        },
+        shape=shape,
+    )
+
+
+def test_keys_nested_and_leaves() -> None:
+    spec = spec_of()
+    assert list(spec.keys()) == ["action", "inner"]
+    assert list(spec.keys(True, True)) == ["action", ("inner", "number"), ("inner", "deep", "bits")]
+    everything = ["action", "inner", ("inner", "number"), ("inner", "deep"), ("inner", "deep", "bits")]
+    assert list(spec.keys(include_nested=True)) == everything
+    assert list(spec.keys(leaves_only=True)) == ["action"]
+    assert list(spec.keys(True, True, is_leaf=lambda kind: issubclass(kind, Composite))) == ["action", "inner"]
+
+
+def test_views_are_live_and_compare_as_sets() -> None:
+    spec = spec_of()
+    keys = spec.keys()
+    spec["more"] = Unbounded((1,))
+    assert keys == {"action", "inner", "more"}
+    assert len(keys) == len(spec) == 3
+    assert "more" in keys
+    assert ("inner", "number") not in keys
+    assert ("inner", "number") in spec.keys(True)
+    assert (("inner", ("deep", "bits"))) in spec.keys(True)
+    assert list(spec) == list(keys)
+    assert repr(keys) == "View(['action', 'inner', 'more'])"
+
+
+def test_values_and_items_follow_the_keys() -> None:
+    spec = spec_of()
+    assert [spec[key] for key in spec.keys(True)] == list(spec.values(True))
+    assert list(zip(spec.keys(True, True), spec.values(True, True), strict=True)) == list(spec.items(True, True))
+
+
+def test_static_entries_can_be_asked_for() -> None:
+    spec = Composite(a=Unbounded(), fixed=Composite(b=Unbounded(), step_mdp_static=True))
+    assert list(spec.keys(True, step_mdp_static_only=True)) == ["fixed", ("fixed", "b")]
+    assert list(spec.items(step_mdp_static_only=True)) == [("fixed", spec["fixed"])]
+
+
+def test_entries_are_set_through_nested_keys() -> None:
+    spec = Composite()
+    spec["a", "b", "c"] = Categorical(3)
+    spec.set(("a", ("b", "d")), None)
+    assert list(spec.keys(True, True)) == [("a", "b", "c"), ("a", "b", "d")]
+    assert spec["a"]["b"]["c"] == spec["a", "b", "c"] == Categorical(3)
+    del spec["a", "b", "c"]
+    assert list(spec["a", "b"].keys()) == ["d"]
+    with pytest.raises(ValueError, match="Categorical, which has no entry 'e'"):
+        Composite(c=Categorical(2)).set(("c", "e"), None)
+
+
+@pytest.mark.parametrize("key", ["device", "dtype", "space", "shape", ("a", "shape")])
+def test_reserved_names_are_refused(key: Any) -> None:
+    with pytest.raises(ValueError, match="property"):
+        Composite({key: Categorical(2)})
+
+
+def test_an_entry_named_shape_by_keyword_is_refused() -> None:
+    with pytest.raises(ValueError, match="'shape'"):
+        Composite(shape=Categorical(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (({}, {}), RuntimeError, "2 positional"),
+        ((Categorical(2),), RuntimeError, "a dict of specs is expected"),
+        (({"a": 3},), TypeError, "'a' is a int"),
+        (({3: Categorical(2)},), TypeError, "3 is no key"),
+    ],
+)
+def test_what_is_no_spec_is_refused(arguments: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Composite(*arguments)
+
+
+def test_children_begin_with_the_shape() -> None:
+    with pytest.raises(ValueError, match=r"\[2\], which should begin with \[3\]"):
+        Composite(a=Unbounded((2,)), shape=(3,))
+    spec = Composite({"a": {"b": Unbounded((3, 4))}, "text": NonTensor((1,)), "empty": Composite()}, batch_size=3)
+    assert [entry.shape for entry in spec.values(True) if entry] == [(3,), (3, 4), (3, 1), (3,)]
+    assert spec.batch_size == spec.shape == (3,)
+
+
+def test_the_shape_can_be_set_where_all_entries_have_it() -> None:
+    spec = Composite(a=Unbounded((3, 4)), b={"c": Unbounded((3,))})
+    spec.shape = (3,)
+    assert spec["b"].shape == (3,)
+    with pytest.raises(ValueError, match="'c' has the shape"):
+        Composite(a=Unbounded((3, 4)), b={"c": Unbounded((3,))}).shape = (3, 4)
+    assert spec.shape == (3,)
+
+
+def test_the_device_holds_for_all_entries() -> None:
+    with pytest.raises(RuntimeError, match="on cpu, the Composite on meta"):
+        Composite(a=Unbounded(device="cpu"), device="meta")
+    spec = Composite(a=Unbounded(device="cpu"), b={"c": NonTensor()}, device="cpu")
+    assert spec["b", "c"].device == spec["b"].device == torch.device("cpu")
+    spec.device = "meta"
+    assert {entry.device for entry in spec.values(True) if entry} == {torch.device("meta")}
+    assert spec.clear_device_().device is None
+    assert spec["a"].device == torch.device("meta")
+
+
+def test_sharp_edge_3_a_missing_key_raises_unless_there_is_a_default() -> None:
+    spec = spec_of()
+    for ask in (lambda: spec.get("b"), lambda: spec["b"], lambda: spec["inner", "b"], lambda: spec.pop("b")):
+        with pytest.raises(KeyError, match="there is no entry"):
+            ask()
+    assert spec.get("b", None) is None
+    assert spec.get(("action", "b"), 4) == 4
+    assert spec.pop(("inner", "b"), 4) == 4
+
+
+def test_sharp_edge_4_a_value_without_an_entry_is_no_member() -> None:
+    spec = spec_of()
+    assert spec.is_in({"action": torch.zeros(2)}) is False
+    value = spec.rand()
+    del value["inner", "deep", "bits"]
+    assert spec.is_in(value) is False
+
+
+def test_sharp_edge_5_composites_share_no_state() -> None:
+    before = dict(vars(Composite))
+    one = Composite(device="cpu").lock_()
+    other = Composite()
+    assert (other.is_locked, other.device, one.is_locked) == (False, None, True)
+    assert dict(vars(Composite)) == before
+
+
+def test_membership_looks_at_all_entries() -> None:
+    spec = spec_of((2,))
+    value = spec.rand((5,))
+    assert spec.is_in(value)
+    assert value in spec
+    assert "action" in spec
+    assert ("inner", "number") in spec
+    assert "else" not in spec
+    assert spec.is_in(value.set("more", torch.zeros(5, 2)))
+    assert not spec.is_in(value.clone().set("action", torch.full((5, 2, 2), 3.0)))
+    assert not spec.is_in(value.clone().set("inner", torch.zeros(5, 2)))
+    assert not spec.is_in(torch.zeros(2))
+
+
+def test_entries_that_are_none_are_passed_over() -> None:
+    spec = Composite(a=Categorical(2), b=None)
+    assert list(spec.rand().keys()) == ["a"]
+    assert spec.is_in({"a": torch.tensor(1), "b": "anything"})
+    assert spec.cardinality() == 2
+    assert spec.encode({"a": 1, "b": 3})["b"] == 3
+    assert spec.to_numpy({"b": torch.tensor(3)})["b"] == 3
+
+
+def test_projecting_is_in_place_and_whole() -> None:
+    spec = spec_of()
+    value = TensorDict({"action": torch.tensor([0.5, 9.0]), "inner": {"number": torch.tensor(9)}})
+    with pytest.raises(KeyError, match=r"inner.*deep"):
+        spec.project(value)
+    assert value["action"].tolist() == [0.5, 9.0]
+    value["inner", "deep"] = {"bits": torch.tensor([0, 1, 1], dtype=torch.int8)}
+    kept = value["inner", "deep", "bits"]
+    assert spec.project(value) is value
+    assert spec.is_in(value)
+    assert (value["action"].tolist(), value["inner", "number"].item()) == ([0.5, 1.0], 3)
+    assert value["inner", "deep", "bits"] is kept
+    plain = {"action": torch.tensor([0.5, 9.0])}
+    assert Composite(action=Bounded(-1, 1, (2,))).project(plain)["action"].tolist() == [0.5, 1.0]
+    with pytest.raises(SpecTypeError, match="tensordict"):
+        spec.project(torch.zeros(2))
+
+
+def test_encoding_a_dict() -> None:
+    spec = spec_of()
+    found = spec.encode({"action": [0, 1], "inner": {"number": 3}})
+    assert isinstance(found, TensorDict)
+    assert (found["action"].dtype, found["inner", "number"].dtype) == (torch.float32, torch.int64)
+    with pytest.raises(KeyError, match="'other'"):
+        spec.encode({"other": 1})
+    with pytest.raises(RuntimeError, match="'action' is None"):
+        spec.encode({"action": None})
+    with pytest.raises(TypeError, match="a list was to be encoded"):
+        spec.encode([1, 2])
+
+
+def test_the_type_check_names_the_entry() -> None:
+    spec = spec_of()
+    spec.type_check(spec.rand())
+    spec.type_check(torch.tensor(1), ("inner", "number"))
+    with pytest.raises(TypeError, match=r"'number' is of type torch\.float32"):
+        spec.type_check(spec.rand().set(("inner", "number"), torch.tensor(1.0)))
+    with pytest.raises(KeyError, match="'inner'"):
+        spec.type_check({"action": torch.zeros(2)})
+    with pytest.raises(TypeError, match="a tensordict is expected"):
+        spec.type_check(torch.zeros(2))
+
+
+def test_a_tensorclass_can_be_asked_for() -> None:
+    spec = Composite(number=Categorical(4), data_cls=Reading)
+    drawn = spec.rand((3,))
+    assert isinstance(drawn, Reading)
+    assert drawn.batch_size == (3,)
+    assert spec.is_in(drawn)
+    assert not spec.is_in(TensorDict(number=drawn.number, batch_size=[3]))
+    assert spec != Composite(number=Categorical(4))
+    assert Composite(number=Categorical(4)).is_in(drawn)
+
+
+def test_counting_and_listing_all_combinations() -> None:
+    spec = Composite(a=Categorical(2), b={"c": MultiCategorical([2, 3])})
+    listed = spec.enumerate()
+    assert spec.cardinality() == len(listed) == 12
+    rows = {(int(a), *c) for a, c in zip(listed["a"], listed["b", "c"].tolist(), strict=True)}
+    assert len(rows) == 12
+    assert spec.is_in(listed)
+    with pytest.raises(NotImplementedError):
+        Composite(a=Unbounded()).enumerate()
+
+
+@pytest.mark.parametrize(("method", "number"), [("zeros_update", 0), ("ones_update", 1), ("rand_update", None)])
+def test_updating_a_tensordict(method: str, number: int | None) -> None:
+    spec = Composite(a=Categorical(9, (2,)), shape=(2,))
+    value = TensorDict({"a": torch.full((5, 2), 100), "b": torch.ones(5, 2)}, [5, 2])
+    assert getattr(spec, method)(value) is value
+    assert spec.is_in(value)
+    assert (value["b"] == 1).all()
+    assert number is None or (value["a"] == number).all()
+    with pytest.raises(RuntimeError, match=r"\[5\]"):
+        getattr(spec, method)(TensorDict({}, [5]))
+
+
+def test_a_failed_update_changes_nothing() -> None:
+    spec = spec_of()
+    kept = spec.clone()
+    with pytest.raises(TypeError, match="'bad'"):
+        spec.update({"inner": {"number": Categorical(9)}, "new": Categorical(2), "bad": 3})
+    assert spec == kept
+    spec.update({"inner": {"number": Categorical(9)}, "new": Categorical(2)})
+    assert spec["inner", "number"].n == 9
+    assert ("inner", "deep", "bits") in spec
+    spec.update(Composite(new=Categorical(5)))
+    assert spec["new"].n == 5
+
+
+CHANGES: list[Callable[[Composite], Any]] = [
+    lambda spec: spec.set("b", None),
+    lambda spec: spec.pop("action"),
+    lambda spec: spec.update({"b": None}),
+    lambda spec: spec["inner"].set("b", None),
+    lambda spec: spec.pop(("inner", "number")),
+    lambda spec: spec.separates("action"),
+    lambda spec: spec.clear_device_(),
+    lambda spec: spec.make_neg_dim(0),
+    lambda spec: setattr(spec, "shape", ()),
+    lambda spec: setattr(spec, "device", "meta"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_locked_composite_refuses_changes(change: Callable[[Composite], Any]) -> None:
+    spec = spec_of((2,)).lock_()
+    kept = spec.clone()
+    with pytest.raises(RuntimeError, match="locked"):
+        change(spec)
+    assert spec == kept
+    assert (spec.is_locked, spec.locked, spec["inner", "deep"].is_locked, kept.is_locked) == (True, True, True, False)
+    assert not spec.unlock_().is_locked
+    spec.set("b", None)
+    assert pickle.loads(pickle.dumps(spec.lock_())).is_locked
+
+
+def test_entries_are_taken_apart() -> None:
+    spec = spec_of()
+    apart = spec.separates("action", ("inner", "number"), "absent")
+    assert list(apart.keys(True, True)) == ["action", ("inner", "number")]
+    assert list(spec.keys(True, True)) == [("inner", "deep", "bits")]
+    assert spec.separates("absent", default=Categorical(2))["absent"].n == 2
+
+
+def test_emptiness() -> None:
+    assert Composite().is_empty()
+    assert not Composite(a=Composite()).is_empty()
+    assert Composite(a=Composite(b=Composite())).is_empty(recurse=True)
+    assert not Composite(a=Composite(b=None)).is_empty(recurse=True)
+    assert spec_of((2,)).empty() == Composite(shape=(2,))
+    assert Composite()
+
+
+def test_names_of_dimensions_follow_the_shape() -> None:
+    spec = Composite(a=Unbounded((3, 1, 2)), shape=(3, 1), names=["time", None])
+    assert spec.names == ["time", None]
+    assert spec.zero((4,)).names == [None, "time", None]
+    assert spec.unsqueeze(0).names == [None, "time", None]
+    assert spec.squeeze(1).names == ["time"]
+    assert spec.expand(2, 3, 1).names == [None, "time", None]
+    assert spec[:, 0].names == ["time"]
+    assert spec[0].names == [None]
+    assert spec[[0, 1]].names == [None, None]
+    assert spec.refine_names(..., "batch").names == ["time", "batch"]
+    with pytest.raises(ValueError, match="renamed"):
+        spec.refine_names("other", ...)
+    with pytest.raises(ValueError, match="2 dimensions"):
+        spec.refine_names("time")
+    with pytest.raises(ValueError, match="1 names"):
+        spec.names = ["time"]
+
+
+def test_shape_changes_reach_nested_entries() -> None:
+    spec = spec_of((2, 3))
+    assert [entry.shape for entry in spec.flatten(0, 1).values(True) if entry] == [
+        (6, 2), (6,), (6,), (6,), (6, 3),
+    ]  # fmt: skip
+    assert spec[1, ..., 0]["inner", "deep"].shape == ()
+    assert spec[torch.tensor([True, False])]["inner", "deep", "bits"].shape == (1, 3, 3)
+
+
+def test_stacking_joins_entry_by_entry() -> None:
+    one, other = Composite(a=Bounded(0, 1, (2,)), b=None), Composite(a=Bounded(0, 5, (2,)), b=None)
+    stacked: Any = torch.stack([one, other])
+    assert stacked["a"].high.tolist() == [[1, 1], [5, 5]]
+    assert stacked.unbind(0) == (one, other)
+    for entries in ({"a": Bounded(0, 1, (2,))}, {"a": None, "b": None}, {"a": Categorical(2, (2,)), "b": None}):
+        with pytest.raises(RuntimeError):
+            torch.stack([one, Composite(entries)])
+
+
+def test_a_size_is_made_unknown_in_all_entries_or_none() -> None:
+    spec = spec_of((2,))
+    spec.make_neg_dim(0)
+    assert {entry.shape[0] for entry in spec.values(True) if entry} == {-1}
+    assert spec.is_in(spec_of((7,)).rand())
+    uneven = Composite(a=Unbounded((2,)), b=Bounded([0, 1], 5), shape=(2,))
+    with pytest.raises(ValueError, match="differs along it"):
+        uneven.make_neg_dim(0)
+    assert {entry.shape[0] for entry in uneven.values() if entry} == {2}
+
+
+def test_casting_reaches_all_entries() -> None:
+    cast = Composite(a=Unbounded(), b={"c": Categorical(3)}).to(torch.float64)
+    assert {entry.dtype for entry in cast.values(True, True) if entry} == {torch.float64}
+    assert cast.dtype is None
+    assert cast.is_in(cast.rand())
+
+
+def test_a_composite_has_no_hash() -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Composite())

@@ -1,0 +1,128 @@
+"""Specs of the spaces that manifests and gymnasium hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rbtool.core.dataset import plain
+from rbtool.core.errors import FormatError
+from rbtool.core.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, NonTensor, spec_from_space
+
+INF = float("inf")
+BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}
+
+
+@pytest.mark.parametrize(
+    ("document", "spec"),
+    [
+        (BOX, Bounded([0, -INF], INF)),
+        ({**BOX, "low": -1, "high": 1}, Bounded(-1, 1, (2,))),
+        ({**BOX, "low": 0, "high": 255, "dtype": "uint8", "shape": [3, 4]}, Bounded(0, 255, (3, 4), dtype=torch.uint8)),
+        ({**BOX, "low": -(2**63), "high": 2**63 - 1, "dtype": "int64", "shape": []},
+         Bounded(-(2**63), 2**63 - 1, (), dtype=torch.int64)),
+        ({"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}, Categorical(4)),
+        ({"type": "Discrete", "n": 4}, Categorical(4)),
+        ({"type": "Discrete", "dtype": "int32", "start": -1, "n": 4}, Bounded(-1, 2, (), dtype=torch.int32)),
+        ({"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3]}, MultiCategorical([2, 3], remove_singleton=False)),
+        ({"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3], "start": [1, 0]},
+         Bounded([1, 0], [2, 2], dtype=torch.int64)),
+        ({"type": "MultiBinary", "n": 25}, Binary(25)),
+        ({"type": "MultiBinary", "n": [2, 3]}, Binary(shape=(2, 3))),
+        ({"type": "Text", "max_length": 40}, NonTensor((), example_data="")),
+    ],
+)  # fmt: skip
+def test_leaves(document: dict[str, Any], spec: Any) -> None:
+    assert spec_from_space(document) == spec
+
+
+def test_nests() -> None:
+    document = {
+        "type": "Dict",
+        "subspaces": {
+            "pos": BOX,
+            "pair": {"type": "Tuple", "subspaces": [{"type": "Discrete", "n": 2}, BOX]},
+            "text": None,
+        },
+    }
+    spec = spec_from_space(document, "cpu")
+    assert isinstance(spec, Composite)
+    assert list(spec.keys(True, True)) == ["pos", ("pair", "0"), ("pair", "1"), "text"]
+    assert spec["pair", "1"] == spec["pos"]
+    assert spec["text"] is None
+    assert spec.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None, 3, {}, {"type": "Graph"}, {"type": "Box"}, {**BOX, "low": [1, 2, 3]}, {**BOX, "low": "nan"},
+        {**BOX, "low": "text"}, {**BOX, "low": 5, "high": 1}, {**BOX, "dtype": "text"}, {**BOX, "shape": None},
+        {**BOX, "shape": [-3]}, {"type": "Discrete", "n": 0}, {"type": "Discrete", "n": 0, "start": 2},
+        {"type": "Discrete", "n": "four"}, {"type": "MultiDiscrete", "nvec": [0.5]}, {"type": "MultiBinary", "n": -1},
+        {"type": "MultiBinary"}, {"type": "Dict"}, {"type": "Dict", "subspaces": 3}, {**BOX, "dtype": "U3"},
+        {"type": "Dict", "subspaces": {"a": 3}}, {"type": "Dict", "subspaces": {"shape": BOX}}, {"type": ["Box"]},
+    ],
+)  # fmt: skip
+def test_documents_that_are_no_space_are_refused(document: Any) -> None:
+    with pytest.raises(FormatError, match=r"space"):
+        spec_from_space(document)
+
+
+SPACES = gymnasium.spaces.Dict(
+    {
+        "box": gymnasium.spaces.Box(-1, np.array([1, np.inf], np.float32), (2,)),
+        "image": gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        "number": gymnasium.spaces.Discrete(5, start=3),
+        "numbers": gymnasium.spaces.MultiDiscrete([2, 7]),
+        "bits": gymnasium.spaces.MultiBinary((2, 3)),
+        "pair": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (), np.float64)]),
+        "words": gymnasium.spaces.Text(8),
+    }
+)
+
+
+def named(value: Any) -> Any:
+    """Call elements of a tuple by their numbers."""
+    if isinstance(value, tuple):
+        value = {str(number): item for number, item in enumerate(value)}
+    return {name: named(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_gymnasium_draws_is_a_member(seed: int) -> None:
+    SPACES.seed(seed)
+    spec = spec_from_space(SPACES)
+    value = spec.encode(named(SPACES.sample()))
+    assert spec.is_in(value)
+    assert spec.is_in(spec.rand((3,)))
+
+
+def test_what_specs_draw_gymnasium_takes() -> None:
+    torch.manual_seed(0)
+    spec = spec_from_space(SPACES)
+    for _ in range(20):
+        drawn = spec.to_numpy(spec.rand())
+        for name in ("box", "image", "number", "numbers", "bits"):
+            assert drawn[name] in SPACES[name], name
+
+
+def test_minari_documents_and_gymnasium_spaces_agree() -> None:
+    from minari.serialization import serialize_space
+
+    document = plain(json.loads(serialize_space(SPACES)))
+    assert spec_from_space(document) == spec_from_space(SPACES)
+
+
+def test_specs_load_no_gymnasium() -> None:
+    code = "import sys, rbtool.core.specs; print([m for m in sys.modules if m.startswith(('gym', 'minari'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
+
+import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
+from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import Schema
+from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
+
+
+@tensorclass
+class Step:
+    observation: torch.Tensor
+    action: torch.Tensor
+
+
+def steps(rows: int = 10, first: int = 0) -> TensorDict:
+    numbers = torch.arange(first, first + rows)
+    inner = {"reward": -numbers.double().unsqueeze(-1), "done": (numbers % 3 == 0).unsqueeze(-1)}
+    return TensorDict({"observation": torch.stack([numbers, numbers + 0.5], -1), "next": inner}, [rows])
+
+
+def filled(storage: LazyTensorStorage) -> LazyTensorStorage:
+    storage.set(range(10), steps())
+    storage._last_cursor = None
+    return storage
+
+
+class TestOfTensorDicts(StorageTests):
+    def make(self) -> LazyTensorStorage:
+        return filled(LazyTensorStorage(25))
+
+
+class TestConsolidated(StorageTests):
+    def make(self) -> LazyTensorStorage:
+        return filled(LazyTensorStorage(25, consolidated=True))
+
+
+class TestWithSharedInit(StorageTests):
+    def make(self) -> LazyTensorStorage:
+        return filled(LazyTensorStorage(25, shared_init=True))
+
+
+class TestFills(StorageFillTests):
+    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
+        return LazyTensorStorage(max_size, ndim=ndim)
+
+
+class TestFillsConsolidated(StorageFillTests):
+    kinds = ("tensordict", "nested tensordict")
+
+    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
+        return LazyTensorStorage(max_size, ndim=ndim, consolidated=True)
+
+
+class TestFillsWithOpenSchema(StorageFillTests):
+    kinds = ("tensor", "nested tensordict")
+
+    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
+        return LazyTensorStorage(max_size, ndim=ndim, schema="open")
+
+    def test_what_does_not_fit_is_refused_and_changes_nothing(self, case: Any) -> None:
+        """Other keys fit here."""
+
+
+def test_nothing_is_there_before_the_first_write() -> None:
+    storage = LazyTensorStorage(10)
+    assert (len(storage), storage.shape, storage.initialized, list(storage)) == (0, (0,), False, [])
+    with pytest.raises(RuntimeError, match="nothing was ever written"):
+        storage.get(0)
+    assert storage.state_dict() == {"_storage": {}, "_len": 0, "initialized": False}
+
+
+@pytest.mark.parametrize(("max_size", "lanes", "rows"), [(10, 3, 4), (12, 3, 4), (1, 5, 1), (7, 1, 7)])
+def test_the_capacity_is_rounded_up_to_whole_rows(max_size: int, lanes: int, rows: int) -> None:
+    storage = LazyTensorStorage(max_size, ndim=2)
+    storage.set(0, TensorDict({"x": torch.ones(lanes, 2)}, [lanes]))
+    assert (storage.max_size, storage.shape, len(storage)) == (rows * lanes, (1, lanes), lanes)
+
+
+def test_three_dimensions_count_elements() -> None:
+    storage = LazyTensorStorage(30, ndim=3)
+    storage.set(range(2), torch.arange(16.0).reshape(2, 2, 2, 2))
+    assert (storage.max_size, storage.shape, len(storage)) == (32, (2, 2, 2), 8)
+    chosen = storage[torch.tensor([1, 0]), torch.tensor([0, 1]), torch.tensor([1, 1])]
+    assert chosen.tolist() == [[10, 11], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    "index", [(torch.tensor([0, 4]), torch.tensor([0, 0])), (torch.tensor([0]), torch.tensor([3]))], ids=str
+)
+def test_coordinates_that_are_not_there(index: Any) -> None:
+    storage = LazyTensorStorage(12, ndim=2)
+    storage.set(range(4), torch.arange(12.0).reshape(4, 3))
+    with pytest.raises(IndexError):
+        storage.get(index)
+    assert storage[torch.tensor([-1, 1]), torch.tensor([-1, 0])].tolist() == [11, 3]
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu")])
+def test_tensordicts_say_where_they_are(device: Any) -> None:
+    storage = LazyTensorStorage(4, device=device)
+    storage.set(0, TensorDict({"a": torch.tensor(1.0)}))
+    assert storage[:].device == storage[torch.tensor([0])].device == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="PyTorch finds no such device"):
+        LazyTensorStorage(10, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnCuda(StorageFillTests):
+    kinds = ("nested tensordict", "pytree")
+
+    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
+        return LazyTensorStorage(max_size, ndim=ndim, device="cuda")
+
+    def read(self, storage: Any, rows: list[int] | None = None) -> Any:
+        found = super().read(storage, rows)
+        return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu(), found)
+
+
+def test_the_batch_size_of_rows_is_kept() -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(
+        range(2), TensorDict({"x": torch.zeros(2, 3, 4), "in": TensorDict({"y": torch.ones(2, 3)}, [2, 3])}, [2, 3])
+    )
+    assert storage[torch.tensor([0, 1, 0])].batch_size == (3, 3)
+    assert storage[0]["in"].batch_size == (3,)
+
+
+def test_tensorclasses_are_kept() -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(3), Step(torch.arange(6.0).reshape(3, 2), torch.arange(3), batch_size=[3]))
+    found = storage[torch.tensor([2, 0])]
+    assert (type(found), found.action.tolist(), found.batch_size) == (Step, [2, 0], (2,))
+
+
+def test_a_value_that_is_no_tensor_is_kept_once() -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(2), TensorDict({"a": torch.ones(2), "task": NonTensorData("door")}, [2]))
+    storage.set(2, TensorDict({"a": torch.tensor(2.0), "task": NonTensorData("door")}))
+    assert (storage[0]["task"], storage[torch.tensor([1, 2])]["task"]) == ("door", "door")
+    with pytest.raises(SchemaError, match="'task' is 'pen', in the rows stored before it is 'door'"):
+        storage.set(3, TensorDict({"a": torch.tensor(2.0), "task": NonTensorData("pen")}))
+
+
+@pytest.mark.parametrize("kind", [list, lambda rows: LazyStackedTensorDict(*rows)])
+def test_the_first_rows_may_come_one_by_one(kind: Any) -> None:
+    storage = LazyTensorStorage(10)
+    storage.set(range(3), kind([steps()[row] for row in (4, 2, 9)]))
+    assert same(storage[:], steps()[[4, 2, 9]])
+
+
+@pytest.mark.parametrize(
+    ("cursor", "data", "message"),
+    [
+        (range(2), torch.tensor(1.0), "without dimensions"),
+        (range(2), [], "no rows were given"),
+        (range(2), TensorDict({"a": torch.ones(2)}), "has the batch size \\[\\], but its first 1 dimension must count"),
+        (range(2), {"a": torch.ones(2), "b": torch.ones(3)}, r"b is torch.float32 \[3\], expected torch.float32 \[2\]"),
+        (12, torch.tensor(1.0), "row 12 cannot be written"),
+        ((0, 0), torch.tensor(1.0), "1 dimension"),
+        (range(2), {"a": "text"}, "the entry 'a' is a str"),
+        (range(2), {1: torch.ones(2), "1": torch.ones(2)}, "written alike"),
+    ],
+)
+def test_a_first_write_that_fails_leaves_the_storage_empty(cursor: Any, data: Any, message: str) -> None:
+    storage = LazyTensorStorage(10)
+    with pytest.raises((RuntimeError, IndexError), match=message):
+        storage.set(cursor, data)
+    assert (storage.initialized, len(storage), storage.revision, storage.max_size) == (False, 0, 0, 10)
+    storage.set(range(2), steps(2))
+    assert len(storage) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda td: td.exclude(("next", "done")), "the entry 'next' lacks done; the entries reward, done are expected"),
+        (lambda td: td.set("extra", torch.ones(2)), "the data brings the new extra; the entries observation, next"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_missing_and_new_keys_are_named(kind: Any, change: Any, message: str) -> None:
+    storage = filled(kind(20))
+    with pytest.raises(RuntimeError, match=message):
+        storage.set(range(10, 12), change(steps(2)))
+    assert same(storage[:], steps())
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_an_open_schema_writes_zeros_never_stale_rows(kind: Any) -> None:
+    storage = kind(4, schema="open")
+    storage.set(range(4), TensorDict({"a": torch.ones(4), "b": torch.ones(4, 2)}, [4]))
+    storage.set(range(2), TensorDict({"a": torch.full((2,), 5.0), "c": {"d": torch.tensor([7, 8])}}, [2]))
+    storage.set(3, {"a": torch.tensor(6.0)})
+    assert storage[:]["a"].tolist() == [5, 5, 1, 6]
+    assert storage[:]["b"].tolist() == [[0, 0], [0, 0], [1, 1], [0, 0]]
+    assert storage[:]["c", "d"].tolist() == [7, 8, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_an_open_schema_that_fails_adds_no_column(kind: Any) -> None:
+    storage = kind(4, schema="open")
+    storage.set(range(2), TensorDict({"a": torch.ones(2)}, [2]))
+    with pytest.raises(SchemaError, match=r"a is torch\.int64"):
+        storage.set(range(2), TensorDict({"a": torch.ones(2).long(), "b": torch.ones(2)}, [2]))
+    assert list(storage[:].keys()) == ["a"]
+    storage.set([2, 3], [{"a": torch.tensor(2.0), "b": torch.tensor(3)}, {"a": torch.tensor(4.0)}])
+    assert storage[:]["b"].tolist() == [0, 0, 3, 0]
+
+
+def test_leaves_of_a_consolidated_storage_share_one_buffer() -> None:
+    storage = filled(LazyTensorStorage(25, consolidated=True))
+    assert len({leaf.untyped_storage().data_ptr() for leaf in storage.columns.leaves}) == 1
+    with pytest.raises(ValueError, match="needs a tensordict, found a tensor"):
+        LazyTensorStorage(5, consolidated=True).set(0, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schema": "loose"}, "it can be 'fixed' or 'open'"),
+        ({"schema": "open", "shared_init": True}, "could not agree on new columns"),
+        ({"consolidated": True, "shared_init": True}, "choose one"),
+        ({"ndim": 0}, "ndim is 0"),
+    ],
+)
+def test_arguments_that_contradict(arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LazyTensorStorage(10, **arguments)
+
+
+def test_an_uninitialised_storage_keeps_its_capacity_when_a_state_is_loaded() -> None:
+    state = filled(LazyTensorStorage(20)).state_dict()
+    storage = LazyTensorStorage(12)
+    storage.load_state_dict(state)
+    assert (storage.max_size, len(storage), same(storage[:], steps())) == (12, 10, True)
+    with pytest.raises(SchemaError, match="counts 10 elements; this storage has room for 5"):
+        LazyTensorStorage(5).load_state_dict(state)
+
+
+def test_a_state_without_description_is_taken_for_a_tensordict() -> None:
+    state = filled(LazyTensorStorage(20)).state_dict()
+    del state["_structure"]
+    storage = LazyTensorStorage(20)
+    storage.load_state_dict(state)
+    assert same(storage[:], steps())
+
+
+def test_a_deep_copy_is_apart() -> None:
+    storage = filled(LazyTensorStorage(20))
+    other = copy.deepcopy(storage)
+    other.set(range(10, 12), steps(2))
+    assert (len(storage), len(other)) == (10, 12)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_is_taken_as_rows_are_written() -> None:
+    storage, before = LazyTensorStorage(1 << 20), resident()
+    storage.set(range(2), torch.ones(2, 1 << 10))  # of 4 GB
+    assert storage[torch.tensor([1])].sum() == 1 << 10
+    assert resident() - before < 1 << 30
+
+
+def test_rows_over_32_bits_are_counted() -> None:
+    storage = LazyTensorStorage(1 << 33)
+    storage.set(range(2), torch.zeros(2, 0))
+    storage.set_length(1 << 32)
+    storage.set((1 << 32), torch.zeros(0))
+    assert len(storage) == (1 << 32) + 1
+
+
+# Processes -----------------------------------------------------------------------------------------
+
+
+def extend(storage: LazyTensorStorage) -> None:
+    rows = storage.shape[0]
+    assert rows == 0 or same(storage[:], steps(rows))
+    storage.set(range(rows, rows + 5), steps(5, rows))
+
+
+def run(method: str, storage: LazyTensorStorage) -> int:
+    child = multiprocessing.get_context(method).Process(target=extend, args=(storage,))
+    child.start()
+    child.join()
+    return child.exitcode or 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_child_extends_what_is_shared(method: str, consolidated: bool) -> None:
+    storage = filled(LazyTensorStorage(20, consolidated=consolidated))
+    storage.share()
+    assert run(method, storage) == 0
+    assert same(storage[:], steps(15))
+    storage.set(range(15, 17), steps(2, 15))
+    assert same(storage[torch.arange(17)], steps(17))
+
+
+def test_passing_a_storage_to_a_spawned_child_shares_it() -> None:
+    storage = filled(LazyTensorStorage(20))
+    assert run("spawn", storage) == 0
+    assert (storage.shared, same(storage[torch.arange(15)], steps(15))) == (True, True)
+
+
+def test_a_forked_child_of_a_storage_that_is_not_shared_has_its_own() -> None:
+    storage = filled(LazyTensorStorage(20))
+    assert run("fork", storage) == 0
+    assert same(storage[:], steps())
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_an_empty_storage_cannot_be_passed_on(kind: Any) -> None:
+    with pytest.raises(RuntimeError, match=f"an empty {kind.__name__} cannot be passed to another process"):
+        run("spawn", kind(20))
+    with pytest.raises(RuntimeError, match="nothing was ever written"):
+        kind(20).share()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_with_shared_init_children_write_first(method: str, kind: Any) -> None:
+    storage = kind(20, shared_init=True)
+    assert run(method, storage) == 0
+    assert same(storage[:], steps(5))
+    assert run(method, storage) == 0
+    storage.set(range(10, 12), steps(2, 10))
+    assert same(storage[:], steps(12))
+    with pytest.raises(SchemaError, match="row 24 cannot be written"):
+        storage.set(range(15, 25), steps(10))
+
+
+def test_shared_init_checks_what_others_wrote(tmp_path: Any) -> None:
+    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+    first.set(range(2), steps(2))
+    with pytest.raises(SchemaError, match="another process wrote data of other keys"):
+        second.set(range(2), torch.ones(2))
+    second.set(range(2), steps(2, 3))
+    assert same(first[:], steps(2, 3))
+
+
+def test_shared_init_stays_on_the_cpu() -> None:
+    with pytest.warns(UserWarning, match="device='meta' is ignored"):
+        storage = LazyTensorStorage(5, device="meta", shared_init=True)
+    assert storage.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("cleanup", [True, False])
+def test_cleanup_memmap_decides_about_the_files_of_shared_init(cleanup: bool) -> None:
+    storage = filled(LazyTensorStorage(20, shared_init=True, cleanup_memmap=cleanup))
+    assert storage._maps is not None
+    folder, gone = storage._maps.folder, weakref.ref(storage)
+    assert folder is not None
+    del storage
+    gc.collect()
+    assert (gone(), folder.exists()) == (None, not cleanup)
+    if not cleanup:
+        LazyMemmapStorage(1, scratch_dir=folder, existsok=True)._maps.remove()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("schema", ["fixed", "open"])
+def test_options_survive_a_pickle(schema: Schema) -> None:
+    other = pickle.loads(pickle.dumps(LazyTensorStorage(7, ndim=2, schema=schema)))
+    assert (other.max_size, other.ndim, other.schema, len(other)) == (7, 2, schema, 0)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.errors import SchemaError
+from rbtool.core.storages import LazyTensorStorage, TensorStorage
+from rbtool.core.transforms import CallableTransform, Compose, InvertTransform, Transform, as_transform
+
+
+class Add(Transform):
+    """Adds on the way out, subtracts on the way in."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor(number))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data + self.number
+
+    def inv(self, data: torch.Tensor) -> torch.Tensor:
+        return data - self.number
+
+
+class Double(Add):
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data * self.number
+
+    def inv(self, data: torch.Tensor) -> torch.Tensor:
+        return data / self.number
+
+
+class Drop(Transform):
+    def inv(self, data: object) -> None:
+        return None
+
+
+def test_out_in_order_and_in_in_reverse() -> None:
+    both = Compose(Add(1.0), Double(3.0))
+    rows = torch.tensor([1.0, 2.0])
+    assert both(rows).tolist() == [6.0, 9.0]
+    assert both.inv(both(rows)).tolist() == [1.0, 2.0]
+    assert (len(both), type(both[1]), [type(part) for part in both]) == (2, Double, [Add, Double])
+
+
+def test_kinds_of_transforms() -> None:
+    assert type(as_transform(len)) is CallableTransform
+    assert type(as_transform(nn.Linear(1, 1))) is CallableTransform
+    assert type(as_transform(Add(1.0), invert=True)) is InvertTransform
+    with pytest.raises(RuntimeError, match="a transform or a callable is expected, found a int"):
+        as_transform(3)
+
+
+def test_transforms_are_put_into_evaluation_mode() -> None:
+    module = nn.Dropout(0.5)
+    buffer = ReplayBuffer(storage=TensorStorage(torch.ones(100)), transform=module, batch_size=100)
+    assert not module.training
+    assert buffer.sample().tolist() == [1.0] * 100
+    buffer.append_transform(late := nn.Dropout(0.5))
+    assert not late.training
+
+
+def test_a_buffer_applies_both_ways() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Add(1.0), Double(2.0)), batch_size=8)
+    buffer.extend(torch.tensor([4.0, 6.0]))
+    buffer.add(torch.tensor(8.0))
+    assert buffer.storage[:].tolist() == [1.0, 2.0, 3.0]
+    assert (buffer[:].tolist(), float(buffer[1])) == ([4.0, 6.0, 8.0], 6.0)
+    assert set(buffer.sample().tolist()) <= {4.0, 6.0, 8.0}
+    buffer[1:] = torch.tensor([10.0, 12.0])
+    assert buffer.storage[:].tolist() == [1.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(("invert", "stored", "seen"), [(False, 3.0, 4.0), (True, 5.0, 4.0)])
+def test_a_transform_may_be_turned_round(invert: bool, stored: float, seen: float) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    assert buffer.append_transform(Add(1.0), invert=invert) is buffer
+    buffer.extend(torch.tensor([4.0]))
+    assert (buffer.storage[:].tolist(), buffer[:].tolist()) == ([stored], [seen])
+
+
+# The edge: TorchRL inserts no bare callables.
+def test_callables_are_appended_and_inserted() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.tensor([1.0, 2.0])))
+    buffer.append_transform(lambda rows: rows + 1).insert_transform(0, lambda rows: rows * 10)
+    assert buffer[:].tolist() == [11.0, 21.0]
+    with pytest.raises(IndexError, match="place 5"):
+        buffer.insert_transform(5, len)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_data_that_a_transform_takes_away_is_not_written(ndim: int) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4, ndim=ndim), transform=Drop())
+    for data in (torch.zeros(2, 2), TensorDict({"a": torch.zeros(2, 2)}, [2, 2])):
+        for act in (buffer.extend, buffer.add):
+            index = act(data)
+            assert (index.shape, index.dtype) == ((0, ndim), torch.int64)
+    assert (len(buffer), buffer.write_count) == (0, 0)
+
+
+def test_add_shows_a_transform_one_more_dimension() -> None:
+    shapes = []
+
+    class Look(Transform):
+        def inv(self, data: TensorDict) -> TensorDict:
+            shapes.append(data.batch_size)
+            return data.set("b", data["a"] + 1)
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Look())
+    data = TensorDict({"a": torch.tensor(5)}, [])
+    assert buffer.add(data) == 0
+    assert (shapes, buffer["b"].tolist(), set(data.keys())) == ([(1,)], [6], {"a"})
+
+
+def test_one_element_may_become_several() -> None:
+    class Twice(Transform):
+        def inv(self, data: TensorDict) -> TensorDict:
+            return torch.cat([data, data])
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Twice())
+    assert buffer.add(TensorDict({"a": torch.tensor(5)}, [])).tolist() == [0, 1]
+
+
+def test_locked_batches_are_unlocked_for_transforms() -> None:
+    rows = TensorDict({"a": torch.arange(3)}, [3])
+    buffer = ReplayBuffer(
+        storage=TensorStorage(rows),
+        collate_fn=lambda batch: batch.lock_(),
+        transform=lambda batch: batch.set("b", batch["a"]),
+    )
+    assert set(buffer[:].keys()) == {"a", "b"}
+    assert set(rows.keys()) == {"a"}
+
+
+def test_states_have_the_names_of_torchrl() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=nn.Linear(1, 1))
+    buffer.append_transform(Add(3.0))
+    state = buffer.state_dict()["_transforms"]
+    assert set(state) == {"transforms.0.func.weight", "transforms.0.func.bias", "transforms.1.number"}
+    other = ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=Compose(nn.Linear(1, 1), Add(0.0)))
+    other.load_state_dict(buffer.state_dict())
+    assert float(other.transform[1].number) == 3.0
+
+
+def test_transforms_that_draw_get_the_generator() -> None:
+    class Noise(Transform):
+        draws = True
+
+    generator, noise, deep = torch.Generator(), Noise(), Noise()
+    buffer = ReplayBuffer(
+        storage=TensorStorage(torch.ones(3)), transform=Compose(noise, Compose(deep)), generator=generator
+    )
+    buffer.append_transform(late := Noise(), invert=True)
+    assert all(part._rng is generator for part in (noise, deep, late))
+    assert buffer.transform.draws
+    assert pickle.loads(pickle.dumps(Add(1.0))).number == 1
+
+
+def test_sharing_moves_the_state_and_refuses_what_cannot_move() -> None:
+    class Count(Transform):
+        counts_writes = True
+
+    buffer = ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=Add(1.0))
+    buffer.share()
+    assert buffer.transform[0].number.is_shared()
+    with pytest.raises(SchemaError, match="Count changes its state with every write"):
+        ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=Count()).share()
