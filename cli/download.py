@@ -76,6 +76,8 @@ def download(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, exact_id=exact_id, frozen=frozen, progress=progress,
         )  # fmt: skip
+    if out.quiet and result.resolved == "words":  # nobody has heard of it yet
+        out.warn(f"{result.asked} is published today as {result.id}")
     _say_fetch(out, result)
     show_published(out, result)
 

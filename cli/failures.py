@@ -53,7 +53,7 @@ def report(error: BaseException, out: Output) -> int:
     failure = _failure(error)
     logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"told": True})
     trace = redact("".join(traceback.format_exception(error))) if out.debug else ""
-    out.fail({**failure._asdict(), "message": redact(failure.message)}, trace)
+    out.fail(failure._replace(message=redact(failure.message), hint=redact(failure.hint))._asdict(), trace)
     return failure.exit_code
 
 

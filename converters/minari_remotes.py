@@ -41,10 +41,11 @@ _REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Datasets with all their files, and a sentence for each part of the remote that could not be read."""
+    """Datasets with all their files; `problems` and `unreachable` as `Ids` has them."""
 
     datasets: tuple[RemoteDataset, ...]
     problems: tuple[str, ...] = ()
+    unreachable: bool = False
 
 
 class MinariRemote(Closing, ABC):
@@ -93,14 +94,17 @@ class MinariOrganisation(MinariRemote):
     def ids(self) -> Ids:
         repositories = self._repositories()
         calls = [functools.partial(self._ids_in, repository) for repository in repositories]
-        names, problems = self._merged(repositories, ask_all(calls, self.hub))
-        return Ids(tuple(sorted(names)), tuple(problems))
+        results = ask_all(calls, self.hub)
+        names, problems = self._merged(repositories, results)
+        return Ids(tuple(sorted(names)), tuple(problems), _is_any_unreachable(results))
 
     def datasets(self) -> Found:
         repositories = self._repositories()
         calls = [functools.partial(self._datasets_in, repository) for repository in repositories]
-        found, problems = self._merged(repositories, ask_all(calls, self.hub))
-        return Found(tuple(sorted(found, key=lambda dataset: dataset.id)), tuple(problems))
+        results = ask_all(calls, self.hub)
+        found, problems = self._merged(repositories, results)
+        ordered = tuple(sorted(found, key=lambda dataset: dataset.id))
+        return Found(ordered, tuple(problems), _is_any_unreachable(results))
 
     def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
         first, _, folder = safe_id(dataset_id).partition("/")
@@ -241,6 +245,10 @@ def raise_if_all_failed(results: Sequence[object]) -> None:
     failures = [result for result in results if isinstance(result, NetworkError | AuthorisationError)]
     if failures and len(failures) == len(results):
         raise failures[0]
+
+
+def _is_any_unreachable(results: Iterable[object]) -> bool:
+    return any(isinstance(result, NetworkError) for result in results)
 
 
 def _folders_above_data(name: str) -> Iterator[str]:

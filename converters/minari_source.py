@@ -22,7 +22,7 @@ from ..core.dataset import (
     Source,
     select_episodes,
 )
-from ..core.errors import RbtoolError, UsageError
+from ..core.errors import NetworkError, RbtoolError, UsageError
 from ..core.remote import ask_all, fetch_files
 from .minari_remotes import MinariBucket, MinariOrganisation, MinariRemote, raise_if_all_failed, state_of
 
@@ -100,11 +100,14 @@ class MinariSource(Source):
             else:
                 entries[dataset.id] = CatalogueEntry(dataset.id, dataset.bytes, *result, state_of(dataset))
         ordered = tuple(entries[dataset.id] for dataset in found.datasets)
-        return Catalogue(self.remote, fetched, ordered, tuple(problems))
+        unreachable = found.unreachable or any(isinstance(result, NetworkError) for result in results)
+        return Catalogue(self.remote, fetched, ordered, tuple(problems), unreachable)
 
-    def describe(self, dataset_id: str, revision: str | None = None) -> RemoteDataset:
-        """Find the files of a dataset: on a hub, a request for the commit, the files, and the metadata."""
+    def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
+        """Find the files of a dataset: on a hub, a request for the commit, the files, and the metadata for `totals`."""
         found = self._remote.describe(dataset_id, revision)
+        if not totals:
+            return found
         steps, episodes = self._remote.totals(found)
         return replace(found, steps=steps, episodes=episodes)
 
@@ -120,10 +123,15 @@ class MinariSource(Source):
         return tuple(file for file in dataset.files if numbered.get(file.path, -1) in {-1, *chosen})
 
     def fetch(
-        self, files: Sequence[RemoteFile], folder: Path, *, progress: Callable[[int], None] | None = None
+        self,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        *,
+        progress: Callable[[int], None] | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         """Bring the files to `folder`, a few at a time."""
-        fetch_files(files, folder, self._remote.transport, progress=progress)
+        fetch_files(files, folder, self._remote.transport, progress=progress, told=told)
 
     def close(self) -> None:
         """Close the connections, if there are any."""

@@ -25,6 +25,7 @@ __all__ = [
     "exchange",
     "free_space",
     "fsync",
+    "link_to",
     "make_folder",
     "open_to_append",
     "open_to_fill",
@@ -203,6 +204,12 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def link_to(target: Path, path: Path) -> None:
+    """Make a symbolic link at `path` that leads to `target`."""
+    with announced("link", path):
+        path.symlink_to(target)
 
 
 def remove_empty_folder(path: Path) -> None:

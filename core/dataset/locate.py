@@ -25,6 +25,7 @@ __all__ = [
     "stored_datasets",
 ]
 
+_LONGEST_ID = 200  # with room for what is added to make a file name of it
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
 
@@ -39,6 +40,8 @@ def safe_id(name: str) -> str:
     parts = name.split("/")
     if not name or name.startswith(("/", "~")) or "\\" in name or "\0" in name or re.match("[A-Za-z]:", name):
         raise UsageError(f"{name!r} is not a dataset id: ids are relative, like D4RL/door/human-v2")
+    if len(name.encode()) > _LONGEST_ID:
+        raise UsageError(f"{name[:40]}… is not a dataset id: ids have at most {_LONGEST_ID} bytes")
     if any(part in {"", ".", ".."} or part.startswith(".") for part in parts):
         raise UsageError(f"{name!r} is not a dataset id: no part of an id may be empty or begin with a dot")
     return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from .contracts import Reader
@@ -11,6 +12,7 @@ from .sources import Source
 
 __all__ = ["open_source", "reader_class", "reader_names", "source_class", "source_names"]
 
+_Contract = TypeVar("_Contract")
 _READERS = {"minari": "rbtool.converters.minari:MinariReader"}
 _SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
 
@@ -22,9 +24,12 @@ def _targets(group: str, built_in: dict[str, str]) -> dict[str, str]:
     return built_in | dict(sorted(plugged.items()))
 
 
-def _load(target: str) -> object:
+def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    found = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(found, type) and issubclass(found, contract)):
+        raise FormatError(f"{target} is no {contract.__name__}")
+    return found
 
 
 def reader_names() -> list[str]:
@@ -37,10 +42,7 @@ def reader_class(name: str) -> type[Reader]:
     targets = _targets("rbtool.readers", _READERS)
     if name not in targets:
         raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
-    found = _load(targets[name])
-    if not (isinstance(found, type) and issubclass(found, Reader)):
-        raise FormatError(f"{targets[name]} is no Reader")
-    return found
+    return _load(targets[name], Reader)
 
 
 def source_names() -> list[str]:
@@ -53,10 +55,7 @@ def source_class(name: str) -> type[Source]:
     targets = _targets("rbtool.sources", _SOURCES)
     if name not in targets:
         raise UsageError(f"source {name!r} is unknown; known are {', '.join(sorted(targets))}")
-    found = _load(targets[name])
-    if not (isinstance(found, type) and issubclass(found, Source)):
-        raise FormatError(f"{targets[name]} is no Source")
-    return found
+    return _load(targets[name], Source)
 
 
 def open_source(path: Path) -> Reader:

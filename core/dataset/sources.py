@@ -68,10 +68,14 @@ class RemoteDataset:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read."""
+    """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read.
+
+    `unreachable` says that some of those may be readable another time: what is not listed may exist.
+    """
 
     ids: tuple[str, ...]
     problems: tuple[str, ...] = ()
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +94,16 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All datasets of a remote, in the order of their ids, as they were at `fetched` (UTC, ISO 8601)."""
+    """All datasets of a remote, in the order of their ids, as they were at `fetched` (UTC, ISO 8601).
+
+    `problems` and `unreachable` are those of `Ids`.
+    """
 
     remote: str
     fetched: str
     entries: tuple[CatalogueEntry, ...]
     problems: tuple[str, ...] = ()
+    unreachable: bool = False
 
 
 class Source(Closing, ABC):
@@ -136,8 +144,11 @@ class Source(Closing, ABC):
         """
 
     @abstractmethod
-    def describe(self, dataset_id: str, revision: str | None = None) -> RemoteDataset:
-        """Find the files of exactly this dataset, at a branch, tag or commit (the newest by default)."""
+    def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
+        """Find the files of exactly this dataset, at a branch, tag or commit (the newest by default).
+
+        Its steps and episodes are asked for with `totals` alone: that may take a request of its own.
+        """
 
     @abstractmethod
     def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
@@ -145,11 +156,17 @@ class Source(Closing, ABC):
 
     @abstractmethod
     def fetch(
-        self, files: Sequence[RemoteFile], folder: Path, *, progress: Callable[[int], None] | None = None
+        self,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        *,
+        progress: Callable[[int], None] | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         """Bring the files to `folder`, each verified; what lies there already and is sound is not fetched again.
 
-        `progress` hears how many more bytes are sound, also of those that were there. An interrupted fetch leaves
-        what it has, and the next one goes on from there. Raises also OutOfSpaceError, CorruptDataError if the bytes
-        of a file never match its checksum, and StaleListing if the remote has changed since it was described.
+        `progress` hears how many more bytes are sound, also of those that were there; `told` what went wrong and is
+        waited for. An interrupted fetch leaves what it has, and the next one goes on from there. Raises also
+        OutOfSpaceError, CorruptDataError if the bytes of a file never match its checksum, and StaleListing if the
+        remote has changed since it was described.
         """

@@ -23,6 +23,8 @@ from .threads import Watch, ignore, run_together
 __all__ = ["Transport", "fetch_files"]
 
 _PART = ".part"
+_FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server
+_FAIR_PARTS = 64
 
 
 class Transport(Closing, ABC):
@@ -197,18 +199,21 @@ class _FileFetch:
             raise _Different(f"{self._part.found} came")
 
     def _attempt(self) -> None:
-        """Make one request; a failure that came after new bytes is told and forgiven."""
+        """Make one request; a failure after a fair part of the file is told and forgiven."""
         self._watch.check()
-        before = self._part.received
+        before, fair = self._part.received, min(_FAIR_BYTES, self._file.size // _FAIR_PARTS)
         try:
             self._read()
             if not self._part.whole:
                 raise Transient(NetworkError(self._too_short))
         except Transient as failure:
-            if self._part.received == before:
+            if self._part.whole:
+                return
+            if self._part.received - before <= fair:
                 raise
-            if not self._part.whole:
-                self._watch.told(f"{failure}; going on from byte {self._part.received:,}")
+            self._watch.told(f"{failure}; going on from byte {self._part.received:,}")
+            if failure.retry_after is not None:
+                raise  # the server's wish goes before ours
 
     def _read(self) -> None:
         """Add to the part what one request brings; whatever ends it, what came is written."""

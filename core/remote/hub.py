@@ -138,14 +138,20 @@ class Hub(HttpTransport):
 
     @cached_property
     def _headers(self) -> dict[str, str]:
+        from huggingface_hub import get_session
         from huggingface_hub.errors import DeviceCodeError, OIDCError
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # is public, and documented
 
+        timeout = self._connected().timeout
+        session = get_session()  # a token may be asked for over it, which has no time-out of its own
+        patient, session.timeout = session.timeout, timeout
         try:
             headers = dict(build_hf_headers(library_name="rbtool", library_version=__version__))
         except (OIDCError, DeviceCodeError, OSError, ValueError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=_TOKEN_HINT) from error
+        finally:
+            session.timeout = patient
         token = headers.get("authorization", "")
         if not (token.isascii() and token.isprintable()):
             raise AuthorisationError("the token for the hub has characters that no token has", hint=_TOKEN_HINT)
@@ -173,6 +179,8 @@ class Hub(HttpTransport):
             yield from page
             if link is None:
                 return
+            if not page:
+                raise FormatError(f"{what} has no end: an empty page of it is followed by another")
             # Only the query: a mirror hands out links to the real hub, and the token must go nowhere else.
             following = urlsplit(link).query
         raise FormatError(f"{what} has no end: a page of it is followed by itself")

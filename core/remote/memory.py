@@ -66,7 +66,9 @@ class CatalogueFile:
 
 def _catalogue(document: Any) -> Catalogue:
     entries = tuple(CatalogueEntry(**entry) for entry in document["entries"])
-    return Catalogue(document["remote"], document["fetched"], entries, tuple(document["problems"]))
+    return Catalogue(
+        document["remote"], document["fetched"], entries, tuple(document["problems"]), bool(document["unreachable"])
+    )
 
 
 def catalogue_age(catalogue: Catalogue) -> float:

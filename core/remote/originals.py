@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..dataset import RemoteDataset, dump_json, fs, is_inside, load_json, lock_folder, remove_aside
+from ..dataset import RemoteDataset, RemoteFile, dump_json, fs, is_inside, load_json, lock_folder, remove_aside
 from ..errors import FormatError
 from .checksums import matches
 
@@ -61,6 +61,11 @@ class OriginalsRecord:
             raise FormatError(f"{path} lists files outside its folder")
         return cls(**entries, files=files, asked=asked)
 
+    def dataset(self) -> RemoteDataset:
+        """The dataset as it was listed then; where its files are to be had is not known any more."""
+        files = tuple(RemoteFile(file.path, file.size, file.checksum, ()) for file in self.files)
+        return RemoteDataset(self.id, self.address, self.revision, files)
+
     def to_bytes(self) -> bytes:
         """The record as it is written to disk."""
         document: dict[str, Any] = {"format_version": _VERSION, **asdict(self)}
@@ -95,16 +100,11 @@ class Originals:
         try:
             yield
         finally:
-            if self.folder.is_dir() and not any(self.folder.iterdir()):
-                fs.remove(self.folder)
+            with contextlib.suppress(FileNotFoundError):
+                ours = self.folder.stat().st_ino == os.fstat(descriptor).st_ino
+                if ours and not any(self.folder.iterdir()):
+                    fs.remove(self.folder)
             os.close(descriptor)
-
-    def locked(self) -> bool:
-        """Tell whether a process is at work here."""
-        descriptor = lock_folder(self.folder)
-        if descriptor >= 0:
-            os.close(descriptor)
-        return descriptor < 0 and self.folder.exists()
 
     def record(self) -> OriginalsRecord | None:
         """Read what is being fetched here; None where nothing was begun. FormatError for a damaged record."""
@@ -112,17 +112,57 @@ class Originals:
         return OriginalsRecord.read(path) if path.is_file() else None
 
     def begin(self, dataset: RemoteDataset, asked: Iterable[str], *, kept: bool) -> None:
-        """Record what is to be fetched: the files `asked` of a dataset. What was kept once stays kept."""
-        wanted = set(asked)
+        """Record what is to be fetched: the files `asked` of a dataset. What was kept once stays kept.
+
+        Files of an older state of the dataset, which are not what the remote has now, are removed.
+        """
+        wanted, before = set(asked), None
         with contextlib.suppress(FormatError):
             before = self.record()
-            if before is not None:
-                kept, wanted = kept or before.kept, wanted | set(before.asked)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        if before is not None:
+            now = dataset.checksums
+            same = {file.path for file in before.files if now.get(file.path) == file.checksum}
+            kept, wanted = kept or before.kept, wanted | (same & set(before.asked))
+        self._remove_others(wanted)
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         files = tuple(FetchedFile(file.path, file.size, file.checksum) for file in dataset.files)
         there = tuple(file.path for file in files if file.path in wanted)
-        record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, now, files, there)
+        record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, time, files, there)
         fs.replace_file(self.folder / _RECORD, record.to_bytes())
+
+    def _remove_others(self, wanted: Iterable[str]) -> None:
+        """Remove all files but those wanted and their parts, and the folders that are empty then."""
+        names = {self.files / path for path in wanted}
+        names |= {path.with_name(f"{path.name}.part") for path in names}
+        for folder, _, files in os.walk(self.files, topdown=False):
+            for path in (Path(folder, name) for name in files):
+                if path not in names:
+                    fs.remove(path)
+            if not any(Path(folder).iterdir()):
+                fs.remove_empty_folder(Path(folder))
+
+    @contextlib.contextmanager
+    def only(self, paths: Iterable[str]) -> Iterator[Path]:
+        """Give a folder with these files and no others: what is kept beside them must not be taken for theirs."""
+        wanted = {self.files / path for path in paths}
+        if wanted == {path for path in self.files.rglob("*") if not path.is_dir()}:
+            yield self.files
+            return
+        chosen = self.folder / "chosen"
+        fs.remove(chosen)
+        try:
+            for path in sorted(wanted):
+                link = chosen / path.relative_to(self.files)
+                fs.make_folder(link.parent)
+                fs.link_to(path, link)
+            yield chosen
+        finally:
+            fs.remove(chosen)
+
+    def has(self, file: RemoteFile) -> bool:
+        """Tell whether a file stands here whole, by its size."""
+        path = self.files / file.path
+        return path.is_file() and path.stat().st_size == file.size
 
     def present(self, dataset: RemoteDataset) -> int:
         """Bytes of the dataset's files that are there, finished or in part; not verified."""
@@ -134,13 +174,6 @@ class Originals:
                     found += min(path.stat().st_size, file.size)
                     break
         return found
-
-    def remove_unlisted(self, dataset: RemoteDataset) -> None:
-        """Remove files that an older state of the dataset had and this one has not."""
-        listed = {self.files / file.path for file in dataset.files}
-        for path in list(self.files.rglob("*")):
-            if not path.is_dir() and path not in listed:
-                fs.remove(path)
 
     def bytes(self) -> int:
         """Bytes of all that lies here."""

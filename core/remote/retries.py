@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import logging
 import os
 import random
 import time
@@ -19,6 +20,7 @@ __all__ = ["Patience", "Transient", "retry_after", "retrying"]
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("rbtool.remote")
 _VARIABLE = "RBTOOL_RETRIES"
 
 
@@ -86,9 +88,9 @@ def retrying(
 ) -> T:
     """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. `told` hears before each wait what went
-    wrong and when it is tried again. Raises the `error` of the last Transient, at once if the server asks to wait
-    for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
+    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log, and `told`, hear
+    what went wrong and when it is tried again. Raises the `error` of the last Transient, at once if the server asks
+    to wait for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
     """
     import tenacity  # only when something is fetched: it would slow every start of the command line
 
@@ -96,9 +98,11 @@ def retrying(
     limit = max(1, patience.attempts if attempts is None else attempts)
 
     def tell(state: tenacity.RetryCallState) -> None:
+        wait = state.next_action.sleep if state.next_action else 0.0
+        said = f"{_failure(state)}; trying again in {wait:.3g} s ({state.attempt_number} of {limit} attempts made)"
+        _LOG.info(said)
         if told is not None:
-            wait = state.next_action.sleep if state.next_action else 0.0
-            told(f"{_failure(state)}; trying again in {wait:.3g} s ({state.attempt_number} of {limit} attempts made)")
+            told(said)
 
     def wait(state: tenacity.RetryCallState) -> float:
         asked = _failure(state).retry_after

@@ -23,6 +23,7 @@ What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "lefto
 
 _ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")
 _LISTING_DAYS = 30
+_WRITING_SECONDS = 60.0  # nobody takes longer to write a listing
 _PATTERN = frozenset("*?[")
 
 
@@ -177,17 +178,18 @@ def _state(original: Originals) -> tuple[Literal["original", "partial"], str | N
 
 def _listings(root: Path) -> Iterator[CacheEntry]:
     oldest = time.time() - _LISTING_DAYS * 24 * 3600
-    for path in sorted((*root.glob("*/.catalogue/*"), *root.glob("*/.names.json"))):
+    for path in sorted((*root.glob("*/.catalogue/*"), *root.glob("*/.names.json"), *root.glob("*/..names.json.*"))):
         folders = path.relative_to(root).parts[:-1]
         if path.is_file() and not any((root / Path(*folders[: n + 1])).is_symlink() for n in range(len(folders))):
             facts = path.lstat()
+            half_written = path.suffix == ".new" and facts.st_mtime < time.time() - _WRITING_SECONDS
             yield CacheEntry(
                 name=f"{folders[0]}:",
                 what="listing",
                 path=path,
                 bytes=facts.st_size,
                 last_used=_time(facts.st_mtime),
-                prunable=facts.st_mtime < oldest,
+                prunable=half_written or facts.st_mtime < oldest,
             )
 
 

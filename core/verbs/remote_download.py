@@ -22,11 +22,11 @@ from ..dataset import (
     parse_episodes,
     reader_class,
 )
-from ..errors import CheckFailed, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve
 from .results import published_entries, seconds_since
-from .source_conversion import SourceConversion, facts_of, recorded_inputs
+from .source_conversion import SourceConversion, facts_of, fetched_checksums
 from .standing import standing
 
 __all__ = ["Fetch", "RemoteDownload"]
@@ -66,46 +66,58 @@ class RemoteDownload:
         begun = time.perf_counter()
         if self.frozen and self.force:
             raise UsageError("--frozen keeps what is there and --force replaces it", hint="leave one out")
-        known = None if self.force else self._known()
-        there = self._standing(known) if known is not None else None
-        found = known if known is not None and there is not None else self._find(known)
-        there = there or self._standing(found)
+        found, there = self._remembered()
+        if found is None:
+            found = self._find()
+            there = self._standing(found)
         if self.frozen:
-            self._require_unchanged(there, found)
+            self._require_unchanged(there, found, self.revision)
         if there is None:
             return self._fetch_and_convert(found, begun)
         if self.keep_source and not self.dry_run and not self._kept(found):
-            return self._keep(found) | self._there(there, found, begun)
+            return self._there(there, found, begun) | self._keep(there, found)
         return self._there(there, found, begun)
 
     # Names -----------------------------------------------------------------------------------------
 
-    def _known(self) -> Resolution | None:
-        """What the words mean, if that can be told without the network."""
+    def _remembered(self) -> tuple[Resolution | None, Manifest | None]:
+        """What the words mean and the dataset that stands under that name, if both can be told without the network."""
+        known = [Resolution(self.asked, self.asked, "exact")]
+        before = None if self.exact_id else KnownNames(self.root, self.source.name).get(self.asked)
+        for found in (*known, *([before] if before else [])):
+            there = self._standing(found)
+            if there is not None:
+                self._say_meaning(found, remembered=True)
+                return found, there
+        return None, None
+
+    def _find(self) -> Resolution:
+        """What the words mean, by the catalogue where need be."""
         if self.exact_id or is_complete(self.asked):
             return Resolution(self.asked, self.asked, "exact")
-        found = KnownNames(self.root, self.source.name).get(self.asked)
-        self._say_meaning(found)
-        return found
-
-    def _find(self, known: Resolution | None) -> Resolution:
-        """What the words mean, by the catalogue where need be."""
-        if known is not None or self.exact_id or is_complete(self.asked):
-            return known or Resolution(self.asked, self.asked, "exact")
         listed = self.source.ids()
+        if self.asked in listed.ids:
+            return Resolution(self.asked, self.asked, "exact")
+        if listed.unreachable:  # the right one may be among those that could not be read
+            raise NetworkError(
+                f"{self.asked!r} cannot be told from the names of {self.source.remote}: {listed.problems[0]}",
+                hint="try again later, or give the id in full",
+            )
         for problem in listed.problems:
             self.progress.note(f"passed over: {problem}")
         found = resolve(self.asked, listed.ids, self.source.name)
         self._say_meaning(found)
-        if found.how != "exact" and not self.dry_run:
+        if not self.dry_run:
             KnownNames(self.root, self.source.name).put(found)
         return found
 
-    def _say_meaning(self, found: Resolution | None) -> None:
-        if found is not None and found.how == "words":
+    def _say_meaning(self, found: Resolution, *, remembered: bool = False) -> None:
+        if found.how == "words":
             instead = "use --exact-id to refuse such a substitution"
             self.progress.note(f"{found.asked} is published today as {found.id} ({instead})")
-        elif found is not None and found.how == "latest":
+        elif found.how == "latest" and remembered:
+            self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
+        elif found.how == "latest":
             self.progress.note(f"the latest version of {found.asked} is {found.id}")
 
     # What is there ---------------------------------------------------------------------------------
@@ -137,24 +149,24 @@ class RemoteDownload:
             "originals": self._originals(found).files if self._kept(found) else None,
         }
 
-    def _require_unchanged(self, manifest: Manifest | None, found: Resolution) -> None:
-        """Raise CheckFailed unless the remote has the very files that the dataset was made from."""
+    def _require_unchanged(self, manifest: Manifest | None, found: Resolution, revision: str | None) -> None:
+        """Raise CheckFailed unless the remote has, at a revision, the very files that the dataset was made from."""
         if manifest is None:
             raise DatasetNotFoundError(
                 f"--frozen compares the remote with what is stored, and {self._destination(found)} is not there",
                 hint="leave out --frozen to fetch it",
             )
-        made_from = manifest.provenance[0].inputs if manifest.request.origin == "remote" else None
-        if made_from is None:
+        made_from = fetched_checksums(self._destination(found), manifest)
+        if not made_from:
             raise CheckFailed(
                 f"{self._destination(found)} was made from the local cache: it has no checksums of the remote",
-                hint="add --force instead of --frozen to fetch it anew",
+                hint="add --force to fetch it anew",
             )
-        remote = self._needed(self._describe(found))
-        if made_from != recorded_inputs(remote.checksums):
+        remote = self._needed(self._describe(found, revision))
+        if made_from != remote.checksums:
             raise CheckFailed(
                 f"{remote.address} is not what {self._destination(found)} was made from any more",
-                hint="add --force instead of --frozen to take the new one, or --revision for the old one",
+                hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
             )
 
     # Fetching --------------------------------------------------------------------------------------
@@ -163,14 +175,18 @@ class RemoteDownload:
         return Originals(self.root, self.source.name, found.id)
 
     def _kept(self, found: Resolution) -> bool:
-        with contextlib.suppress(FormatError):
-            record = self._originals(found).record()
-            return record is not None and record.kept
+        """Tell whether the originals that this request needs are there to stay."""
+        originals = self._originals(found)
+        with contextlib.suppress(FormatError, UsageError):
+            record = originals.record()
+            if record is not None and record.kept:
+                wanted = self._needed(record.dataset()).files
+                return all(file.path in record.asked and originals.has(file) for file in wanted)
         return False
 
-    def _describe(self, found: Resolution) -> RemoteDataset:
+    def _describe(self, found: Resolution, revision: str | None, *, totals: bool = False) -> RemoteDataset:
         try:
-            return self.source.describe(found.id, self.revision)
+            return self.source.describe(found.id, revision, totals=totals)
         except DatasetNotFoundError as error:
             if error.hint:
                 raise
@@ -196,7 +212,7 @@ class RemoteDownload:
             there = self._standing(found)  # whoever had the lock may have made the very same
             if there is not None:
                 return self._there(there, found, begun)
-            remote, fetch = self._fetch(found, originals)
+            remote, fetch = self._fetch(found, originals, self.revision)
             entries = self._convert(found, remote, originals)
             kept = self._kept(found)
             if not kept:
@@ -210,20 +226,23 @@ class RemoteDownload:
             "seconds": seconds_since(begun),
         }
 
-    def _keep(self, found: Resolution) -> dict[str, Any]:
-        """Fetch the originals of a dataset that is there, to keep them."""
+    def _keep(self, manifest: Manifest, found: Resolution) -> dict[str, Any]:
+        """Fetch the originals of a dataset that is there, to keep them: in the state that it was made from."""
+        commit = _COMMIT.fullmatch(f"@{manifest.resolved_revision}")
+        revision = manifest.resolved_revision if commit else self.revision
+        self._require_unchanged(manifest, found, revision)
         originals = self._originals(found)
         with originals.lock(lambda: self._say_waiting(found)):
-            return {"fetch": self._fetch(found, originals)[1]}
+            fetch = self._fetch(found, originals, revision)[1]
+        return {"fetch": fetch, "originals": originals.files}
 
-    def _fetch(self, found: Resolution, originals: Originals) -> tuple[RemoteDataset, Fetch]:
+    def _fetch(self, found: Resolution, originals: Originals, revision: str | None) -> tuple[RemoteDataset, Fetch]:
         """Bring all that is needed to the originals; once more if the remote changes under our hands."""
-        whole = self._describe(found)
         try:
-            return self._fetch_listed(whole, originals)
-        except StaleListing:
-            self.progress.note(f"{whole.address} changed while it was fetched: looking again")
-            return self._fetch_listed(self._describe(found), originals)
+            return self._fetch_listed(self._describe(found, revision), originals)
+        except StaleListing as error:
+            self.progress.note(f"the remote changed while it was fetched ({error}): looking again")
+            return self._fetch_listed(self._describe(found, revision), originals)
 
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
         remote = self._needed(whole)
@@ -232,9 +251,8 @@ class RemoteDownload:
         originals.begin(whole, remote.checksums, kept=self.keep_source)
         self.progress.note(_announcement(fetch, remote.address))
         self.progress.start("fetching", remote.bytes, "bytes")
-        self.source.fetch(remote.files, originals.files, progress=self.progress.advance)
+        self.source.fetch(remote.files, originals.files, progress=self.progress.advance, told=self.progress.note)
         self.progress.done(f"verified {' and '.join(sorted({_kind(file.checksum) for file in remote.files}))}")
-        originals.remove_unlisted(whole)
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
@@ -253,7 +271,7 @@ class RemoteDownload:
         }  # fmt: skip
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
-        with reader_class(self.source.name)(originals.files) as reader:
+        with originals.only(remote.checksums) as folder, reader_class(self.source.name)(folder) as reader:
             facts = facts_of(reader, self.episodes, self.progress)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []
@@ -261,7 +279,7 @@ class RemoteDownload:
             return SourceConversion(
                 reader=reader,
                 facts=facts,
-                source=originals.files,
+                source=folder,
                 destination=self._destination(found),
                 request=self._request(found),
                 verb="download",
@@ -275,7 +293,7 @@ class RemoteDownload:
 
     def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:
         """Say what there would be to fetch; what it becomes is known only as far as the remote says it."""
-        remote = self._needed(self._describe(found))
+        remote = self._needed(self._describe(found, self.revision, totals=True))
         fetch = self._fetch_ahead(remote, self._originals(found))
         notes = ("the figures are those that the remote claims for all episodes",) if self.episodes else ()
         return {

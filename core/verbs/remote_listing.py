@@ -67,7 +67,8 @@ def list_remote(
     with source_class(source)() as origin:
         kept = CatalogueFile(folder, origin.name, origin.key)
         known = kept.load()
-        cached = known is not None and not refresh and catalogue_age(known) < _FRESH
+        usable = known is not None and not known.unreachable and catalogue_age(known) < _FRESH
+        cached = usable and not refresh
         catalogue = known if known is not None and cached else _asked(origin, known, progress or Silent())
         if not cached and catalogue is not known:
             kept.save(catalogue)

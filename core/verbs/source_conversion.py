@@ -12,6 +12,7 @@ from typing import Any
 
 from ..dataset import (
     ENV_METADATA,
+    HIDDEN,
     DatasetBuilder,
     Ingest,
     Manifest,
@@ -21,8 +22,10 @@ from ..dataset import (
     SourceFacts,
     Staging,
     digest_bytes,
+    dump_json,
     env_metadata_bytes,
     fs,
+    load_json,
     mend,
     parse_episodes,
     provenance_step,
@@ -35,9 +38,10 @@ from ..ted import row_bytes, ted_fields
 from .results import published_entries, seconds_since
 from .standing import standing, taken
 
-__all__ = ["SourceConversion", "facts_of", "recorded_inputs"]
+__all__ = ["SourceConversion", "facts_of", "fetched_checksums"]
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
+_CHECKSUMS = "checksums.json"  # where those of a remote lie that are too many for the provenance
 _SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
 _FEW_INPUTS = 16
 _SOON = 1.0  # seconds in which nobody needs to hear that the source is being looked over
@@ -130,10 +134,8 @@ class SourceConversion:
     def _is_of_this_state(self, manifest: Manifest) -> bool:
         if manifest.resolved_revision == self._revision:
             return True
-        if manifest.request.origin != "remote" or not manifest.provenance:
-            return False
-        fetched = manifest.provenance[0].inputs  # a remote's checksums: see whether they are those of these files
-        if len(fetched) != len(self._inputs):
+        fetched = fetched_checksums(self.destination, manifest)  # see whether these files have them
+        if not fetched or (self.request.episodes is None and len(fetched) != len(self._inputs)):
             return False
         return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
 
@@ -186,9 +188,11 @@ class SourceConversion:
         documents = dict(self.facts.documents)
         if self.facts.env_metadata is not None:
             documents[ENV_METADATA] = env_metadata_bytes(self.facts.env_metadata)
+        if self.inputs is not None and len(self.inputs) > _FEW_INPUTS:
+            documents[_CHECKSUMS] = dump_json(self.inputs, indent=1).encode()
         return Origin(
             request=self.request,
-            provenance=(provenance_step(self.verb, self.arguments, recorded_inputs(self._inputs)),),
+            provenance=(provenance_step(self.verb, self.arguments, _recorded_inputs(self._inputs)),),
             resolved_revision=self._revision,
             spaces=self.facts.spaces,
             renamed_keys=self.facts.renamed_keys,
@@ -202,12 +206,21 @@ def _is_as_fetched(file: Path, checksum: str) -> bool:
     return file.is_file() and matches(file, file.stat().st_size, checksum)
 
 
+def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the remote's checksums of the files that a dataset was made from, by their paths; {} if unknown."""
+    if manifest.request.origin != "remote" or not manifest.provenance:
+        return {}
+    listed = folder / HIDDEN / "source" / _CHECKSUMS
+    found = load_json(listed) if listed.is_file() else manifest.provenance[0].inputs
+    return {str(name): str(checksum) for name, checksum in found.items()}
+
+
 def digest_of_inputs(inputs: Mapping[str, str]) -> str:
     """One digest over the digests of a source's files."""
     return digest_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())).encode())
 
 
-def recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+def _recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the inputs as the provenance has them: each by name, or one digest over all of many."""
     few = len(inputs) <= _FEW_INPUTS
     return dict(inputs) if few else {f"{len(inputs)} files": digest_of_inputs(inputs)}

@@ -91,7 +91,7 @@ def test_remotes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ids_take_a_request_for_each_repository(hub: Hub, environment: dict[str, str]) -> None:
     found = ask_one(environment, "source", "ids")
-    assert found == {"ids": sorted([*IDS, "flat-v0"]), "problems": []}
+    assert found == {"ids": sorted([*IDS, "flat-v0"]), "problems": [], "unreachable": False}
     assert len(hub.paths("^/api/")) == 2  # two pages
     assert sorted(hub.paths("/resolve/")) == [
         f"/datasets/{name}/resolve/main/{INDEX}" for name in sorted(hub.repositories)
@@ -352,7 +352,7 @@ def test_a_remote_that_changed_since_it_was_described(hub: Hub, environment: dic
 
 def test_a_bucket_is_listed_with_its_arrow_datasets(gcs: Gcs) -> None:
     ids, found = ask(bucket_environment(gcs), "source", ["ids"], ["catalogue_twice"])
-    assert ids == {"ids": IDS, "problems": []}
+    assert ids == {"ids": IDS, "problems": [], "unreachable": False}
     entries = found["first"]["entries"]
     assert [(entry["bytes"], entry["steps"], entry["episodes"]) for entry in entries] == [totals(name) for name in IDS]
     assert found["second"]["entries"] == entries

@@ -113,11 +113,16 @@ def _digest_of(bucket: Any, index: int, offset: int, how: str = "once") -> str:
     return retrying(read) if how == "retried" else read()
 
 
+def _describe(source: Any, dataset_id: str, revision: str | None = None) -> Any:
+    """A dataset with its steps and episodes."""
+    return source.describe(dataset_id, revision, totals=True)
+
+
 def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = None) -> dict[str, Any]:
     """Fetch what is needed of a dataset; return it and how many bytes were heard of."""
     from rbtool.core.dataset import parse_episodes
 
-    found = source.describe(dataset_id)
+    found = source.describe(dataset_id, totals=True)
     files = source.needed(found, parse_episodes(episodes) if episodes else None)
     heard: list[int] = []
     source.fetch(files, Path(folder), progress=heard.append)
@@ -152,6 +157,7 @@ def _timed(made: Any, name: str, *arguments: Any) -> float:
 
 
 _OWN = {
+    "describe": _describe,
     "read": _read,
     "digest_of": _digest_of,
     "fetch_dataset": _fetch,

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_what_was_kept_once_stays_kept(originals):
 
 def test_nothing_is_there_before_it_is_begun(tmp_path):
     found = Originals(tmp_path, "minari", "a/b-v0")
-    assert (found.record(), found.bytes(), found.locked(), list(found.problems())) == (None, 0, False, [])
+    assert (found.record(), found.bytes(), list(found.problems())) == (None, 0, [])
     assert list(stored_originals(tmp_path)) == []
 
 
@@ -93,10 +94,32 @@ def test_parts_count_as_present(originals):
 
 
 def test_files_of_an_older_state_go(originals):
-    (originals.files / "data/old").write_bytes(b"x")
-    (originals.files / "data/one.part").write_bytes(b"x")
-    originals.remove_unlisted(DATASET)
-    assert [path.name for path in originals.files.rglob("*") if path.is_file()] == ["one"]
+    for name in ("data/old", "data/one.part", "data/2/gone"):
+        path = originals.files / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    originals.begin(DATASET, ["data/one"], kept=False)
+    assert sorted(path.name for path in originals.files.rglob("*")) == ["data", "one", "one.part"]
+
+
+def test_what_the_remote_has_changed_is_neither_kept_nor_asked_for(originals):
+    originals.begin(DATASET, [], kept=True)
+    newer = replace(DATASET, files=(replace(DATASET.files[0], checksum="md5:0"), *DATASET.files[1:]))
+    originals.begin(newer, [], kept=False)
+    record = originals.record()
+    assert (record.kept, record.asked, list(originals.problems())) == (True, (), [])
+    assert not (originals.files / "data/one").exists()
+
+
+def test_only_the_files_of_a_request_are_seen(originals):
+    with originals.only(["data/one"]) as folder:
+        assert folder == originals.files
+    (originals.files / "data/2").mkdir()
+    (originals.files / "data/2/other").write_bytes(b"x")
+    with originals.only(["data/one"]) as folder:
+        assert [path.name for path in folder.rglob("*")] == ["data", "one"]
+        assert (folder / "data/one").read_bytes() == DATA
+    assert not folder.exists()
 
 
 @pytest.fixture
@@ -119,11 +142,9 @@ def other(originals):
 
 def test_one_process_at_a_time(originals, other):
     with originals.lock(lambda: None):
-        assert originals.locked()
         process = other()
         assert process.stdout.readline() == "waiting\n"
     assert process.communicate(timeout=20)[0] == "True\n"
-    assert not originals.locked()
 
 
 def test_whoever_waited_for_a_folder_that_is_gone_has_a_new_one(originals, other):

@@ -30,9 +30,10 @@ class Store:
     def original(self, dataset_id: str, *, kept: bool, source: str = "minari") -> Originals:
         """Put an original there: whole where it is to be kept, else fetched in part."""
         originals = Originals(self.root, source, dataset_id)
-        fs.make_folder(originals.files / "data")
         file = RemoteFile("data/main.bin", 3, f"sha256:{hashlib.sha256(b'abc').hexdigest()}", ())
+        fs.make_folder(originals.folder)
         originals.begin(RemoteDataset(dataset_id, "hf://there", None, (file,)), [file.path], kept=kept)
+        fs.make_folder(originals.files / "data")
         (originals.files / "data" / ("main.bin" if kept else "main.bin.part")).write_bytes(b"abc" if kept else b"ab")
         return originals
 

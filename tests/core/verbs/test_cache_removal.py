@@ -264,3 +264,12 @@ def test_what_cannot_be_removed_is_told(store, monkeypatch):
     monkeypatch.setattr(fs, "remove", refuse)
     with pytest.raises(PermissionError):
         rbtool.cache.prune(root=store.root)
+
+
+def test_what_was_half_written_goes_after_a_while(store):
+    path = store.root / "minari" / "..names.json.123.new"
+    path.write_text("{")
+    assert path not in [entry.path for entry in rbtool.cache.prune(root=store.root, dry_run=True).removed]
+    os.utime(path, (0, 0))
+    rbtool.cache.prune(root=store.root)
+    assert not path.exists()
