@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .core.verbs.inspect import inspect
     from .core.verbs.listing import list_datasets as list
     from .core.verbs.preprocess import preprocess
+    from .core.verbs.remote_listing import list_remote
     from .core.verbs.sample import sample
 
 _ERRORS = (
@@ -98,6 +99,7 @@ _HOMES: dict[str, str] = {
 }
 _RENAMED = {
     "list": ("core.verbs.listing", "list_datasets"),
+    "list_remote": ("core.verbs.remote_listing", "list_remote"),
     **{group: (f"core.verbs.{group}", "") for group in ("cache", "checkpoint")},
 }
 
@@ -159,6 +161,7 @@ __all__ = [
     "download",
     "inspect",
     "list",
+    "list_remote",
     "load_dataset",
     "preprocess",
     "sample",

@@ -92,7 +92,8 @@ def rm(
 ) -> int:
     """Remove datasets, and the originals they were made from.
 
-    A dataset that is in use, or in which somebody keeps files, is refused, and so is what does not lie below the root.
+    A dataset that rbtool is at work on, or in which somebody keeps files, is refused, and so is what does not lie
+    below the root.
     """
     from ..core.verbs import cache
 

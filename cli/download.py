@@ -64,20 +64,15 @@ def download(
     It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
     fetched again, and an interrupted download goes on where it ended.
     """
-    from ..core.errors import UsageError
     from ..core.verbs.download import download as run
 
-    if id is None:
-        source, _, id = source.partition(":")
-    if not id:
-        raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} D4RL/door/human-v2")
     with out.progress() as progress:
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, exact_id=exact_id, frozen=frozen, progress=progress,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # nobody has heard of it yet
-        out.warn(f"{result.asked} is published today as {result.id}")
+        out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
     _say_fetch(out, result)
     show_published(out, result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import sys
@@ -149,7 +150,8 @@ class Output:
             yield LineProgress(self.say, self._note)
 
     def _note(self, text: str) -> None:
-        """Pass on what the work tells; a command that it tells stands out."""
+        """Pass on what the work tells, to the log file as well; a command that it tells stands out."""
+        logging.getLogger("rbtool").info(text, extra={"told": True})
         if text.startswith("$ "):
             self.say()
         self.say(Styled(text, "bold" if text.startswith("$ ") else ""))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.dataset import Closing, Ids, RemoteDataset, RemoteFile, safe_id
-from ..core.errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..core.remote import (
     Bucket,
     BucketObject,
@@ -241,8 +241,8 @@ class MinariBucket(MinariRemote):
 
 
 def raise_if_all_failed(results: Sequence[object]) -> None:
-    """Raise the first failure if each question failed for want of the network or of permission: nothing is known."""
-    failures = [result for result in results if isinstance(result, NetworkError | AuthorisationError)]
+    """Raise the first failure if each question failed: nothing is known."""
+    failures = [result for result in results if isinstance(result, RbtoolError)]
     if failures and len(failures) == len(results):
         raise failures[0]
 

@@ -64,6 +64,7 @@ def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: i
         folder = staging.path
         if getattr(buffer.storage, "initialized", True):
             buffer.storage.dumps(folder / "storage")
+        fs.make_folder(folder / "writer")  # also for a writer without state: a folder without one was cut
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
         metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None}
@@ -92,8 +93,7 @@ def _refuse_home_of(storage: Any, path: Path) -> None:
 
 def _transform_bytes(state: Any) -> bytes:
     """Write a state of tensors in torch's form; UsageError for one that could not be read without unpickling."""
-    stream = io.BytesIO()
-    torch.save(state, stream)
+    torch.save(state, stream := io.BytesIO())
     stream.seek(0)
     try:
         torch.load(stream, weights_only=True)

@@ -88,7 +88,9 @@ class Sharing:
         own = {"_sampling", "_ear", "_rng", "_prefetcher"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
-            state["_rng_state"] = None if generator is None else (generator.get_state(), str(generator.device))
+            # As bytes: a tensor would reach a spawned child by a descriptor that is closed before it is read.
+            saved = None if generator is None else (generator.get_state().numpy().tobytes(), str(generator.device))
+            state["_rng_state"] = saved
             state["_queue"] = None if self._prefetcher is None else (self._prefetcher.capacity, list(self._prefetcher))
         return state
 
@@ -98,7 +100,7 @@ class Sharing:
         self._sampling = threading.RLock()
         self._rng = None if rng_state is None else torch.Generator(rng_state[1])
         if self._rng is not None:
-            self._rng.set_state(rng_state[0])
+            self._rng.set_state(torch.frombuffer(bytearray(rng_state[0]), dtype=torch.uint8))
         self._prefetcher = None
         if queue is not None:
             self._prefetcher = Prefetcher(queue[0])

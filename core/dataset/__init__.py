@@ -62,6 +62,7 @@ from .staging import (
     remove_dataset,
     remove_leftover,
     require_removable,
+    sweep,
 )
 from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
 from .ted_reader import (
@@ -181,6 +182,7 @@ __all__ = [
     "source_names",
     "storage_root",
     "stored_datasets",
+    "sweep",
     "verify_records",
     "write_documents",
     "write_episode_text",

@@ -82,8 +82,7 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     mend(folder)
     if not has_manifest(folder):
         raise DatasetNotFoundError(
-            f"{name} is not in {storage_root(root)}",
-            hint=f"fetch it with: rbtool download {named['source']} {named['id']}",
+            f"{name} is not in {storage_root(root)}", hint=_how_to_get(folder, named["source"], named["id"])
         )
     _mark_use(folder, root)
     return folder
@@ -102,6 +101,16 @@ def _mark_use(path: Path, root: str | os.PathLike[str] | None) -> None:
     if has_manifest(path) and storage_root(root).resolve() in path.resolve().parents:
         with contextlib.suppress(OSError):  # a disk that cannot be written to
             fs.touch(path / HIDDEN)
+
+
+def _how_to_get(folder: Path, source: str, name: str) -> str:
+    parts = sorted(path.name for path in folder.parent.glob("*@*") if path.name.startswith(f"{folder.name}@"))
+    if parts:
+        inside = name.rpartition("/")[0]
+        return "parts of it are: " + ", ".join(
+            f"{source}:{inside}/{part}" if inside else f"{source}:{part}" for part in parts
+        )
+    return f"fetch it with: rbtool download {source} {name.partition('@')[0]}"
 
 
 def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:

@@ -42,7 +42,7 @@ def reader_class(name: str) -> type[Reader]:
     targets = _targets("rbtool.readers", _READERS)
     if name not in targets:
         raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
-    return _load(targets[name], Reader)
+    return _load(targets[name], Reader)  # type: ignore[type-abstract]  # only asked for subclasses
 
 
 def source_names() -> list[str]:
@@ -55,7 +55,7 @@ def source_class(name: str) -> type[Source]:
     targets = _targets("rbtool.sources", _SOURCES)
     if name not in targets:
         raise UsageError(f"source {name!r} is unknown; known are {', '.join(sorted(targets))}")
-    return _load(targets[name], Source)
+    return _load(targets[name], Source)  # type: ignore[type-abstract]
 
 
 def open_source(path: Path) -> Reader:

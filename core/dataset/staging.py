@@ -31,6 +31,7 @@ __all__ = [
     "remove_dataset",
     "remove_leftover",
     "require_removable",
+    "sweep",
 ]
 
 _MARK = "rbtool-new"
@@ -56,7 +57,7 @@ class Staging:
         mend(self.destination)
         self.refuse_if_taken()
         fs.make_folder(self.destination.parent)
-        _sweep(self.destination)
+        sweep(self.destination)
         while self._lock < 0:
             self.path = _sibling(self.destination, _MARK)
             fs.make_folder(self.path, exist_ok=False)
@@ -193,7 +194,7 @@ def mend(destination: Path) -> None:
             os.close(lock)
 
 
-def _sweep(destination: Path) -> None:
+def sweep(destination: Path) -> None:
     """Remove the unlocked leftovers of processes that died while publishing at this destination."""
     for mark in (_MARK, _ASIDE):
         for leftover in destination.parent.glob(_pattern(destination, mark)):
@@ -257,7 +258,7 @@ def require_removable(path: Path) -> None:
 def remove_dataset(path: Path) -> None:
     """Remove what `require_removable` allows; cut short, it leaves the whole dataset, or a leftover."""
     require_removable(path)
-    _sweep(path)  # what a swap left aside would otherwise be taken for the dataset, and put in its place again
+    sweep(path)  # what a swap left aside would otherwise be taken for the dataset, and put in its place again
     if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path):
         raise _busy(path)
 

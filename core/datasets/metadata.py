@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dataset import ENV_METADATA, TedReader
-from ..specs import TensorSpec, spec_from_space
+from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 
 __all__ = ["environment_metadata"]
 
@@ -18,7 +18,8 @@ _SOURCE_DOCUMENT = "metadata.json"
 def environment_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of the dataset at `path`.
 
-    `observation_space` and `action_space` are specs, None where the source does not say them; `total_steps` and
+    `observation_space` and `action_space` are specs, None where the source does not say them, and Unbounded where no
+    bound is finite; `total_steps` and
     `total_episodes` count what is stored. The rest is what the source wrote, in the words of `env_metadata.json` as
     TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
     spaces that have no spec.
@@ -28,7 +29,9 @@ def environment_metadata(path: Path) -> dict[str, Any]:
     document = _read(documents)
     document.setdefault("dataset_id", manifest.request.id)
     spaces: dict[str, TensorSpec | None] = {
-        f"{name}_space": spec_from_space(manifest.spaces[name]) if manifest.spaces.get(name) else None
+        f"{name}_space": _without_infinite_bounds(spec_from_space(manifest.spaces[name]))
+        if manifest.spaces.get(name)
+        else None
         for name in ("observation", "action")
     }
     return {**document, "total_episodes": manifest.episodes, "total_steps": manifest.steps, **spaces}
@@ -42,3 +45,14 @@ def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
     if isinstance(document.get("env_spec"), str):
         document["env_spec"] = json.loads(document["env_spec"])
     return document
+
+
+def _without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
+    """Make an Unbounded of what has no finite bound, in a nest too."""
+    if isinstance(spec, Composite):
+        for name, child in list(spec.items()):
+            if child is not None:
+                spec.set(name, _without_infinite_bounds(child))
+    elif isinstance(spec, BoundedContinuous) and bool((spec.space.low.isneginf() & spec.space.high.isposinf()).all()):
+        return Unbounded(spec.shape, spec.device, spec.dtype)
+    return spec

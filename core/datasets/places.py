@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..dataset import Staging, fs, has_manifest, mend, safe_id, storage_root
+from ..dataset import Staging, fs, has_manifest, mend, remove_dataset, safe_id, storage_root
 from ..errors import UsageError
 from ..remote import KnownNames
 from ..verbs.download import DownloadResult, download
@@ -79,6 +79,8 @@ class SourceFolder:
                 fs.rename(result.path, staging.path / "dataset")
                 staging.publish("dataset")
         except (FileNotFoundError, UsageError):
-            if replace or not has_manifest(place):  # else another process was quicker
+            if replace or not has_manifest(place):
                 raise
+            if has_manifest(result.path):  # another process was quicker
+                remove_dataset(result.path)
         return place

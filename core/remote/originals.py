@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..dataset import RemoteDataset, RemoteFile, dump_json, fs, is_inside, load_json, lock_folder, remove_aside
+from ..dataset import RemoteDataset, RemoteFile, dump_json, fs, is_inside, load_json, lock_folder, remove_aside, sweep
 from ..errors import FormatError
 from .checksums import matches
 
@@ -84,6 +84,11 @@ class Originals:
         self.folder = root / source / _FOLDER / quote(dataset_id, safe="")
         self.files = self.folder / "files"
 
+    @property
+    def _aside(self) -> Path:
+        """Beside which it is put to be removed: what is left there by somebody who died is swept by the next."""
+        return self.folder.parent.with_name(self.folder.name)
+
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Have the folder, made if need be, for this process alone; `waiting` is called if another one has it.
@@ -98,6 +103,7 @@ class Originals:
                 waiting()
                 descriptor = lock_folder(self.folder, wait=True)
         try:
+            sweep(self._aside)
             yield
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -194,7 +200,7 @@ class Originals:
 
     def remove(self) -> None:
         """Remove all that lies here, at one instant; the caller has the lock."""
-        remove_aside(self.folder, self.folder.parent.with_name(self.folder.name))
+        remove_aside(self.folder, self._aside)
 
 
 def stored_originals(root: Path) -> Iterator[Originals]:

@@ -22,7 +22,7 @@ from ..dataset import (
     require_removable,
     verify_records,
 )
-from ..errors import RbtoolError, UsageError
+from ..errors import DatasetNotFoundError, RbtoolError, UsageError
 from ..progress import Progress, Silent
 from ..remote import stored_originals
 from .cache_entries import CacheEntry, cache_entries, chosen_entries, existing_root
@@ -197,9 +197,12 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
     """Compare every file of the datasets with the digests in their manifests, and kept originals with the remote's.
 
     Takes all below the root, or those named as for `rm`. Problems are in the result, not exceptions. Raises
-    DatasetNotFoundError for a name that fits nothing, UsageError for a path that is none of what is stored.
+    DatasetNotFoundError for a name that fits nothing and for a root that is not there, UsageError for a path that is
+    none of what is stored.
     """
     begun, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
+    if not folder.exists():
+        raise DatasetNotFoundError(f"there is no folder {folder}, so nothing in it can be verified")
     entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
     chosen = chosen_entries(entries, names, folder) if names else entries
     originals = {original.folder: original for original in stored_originals(folder)}

@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError
 from ..remote import Originals, stored_originals
+from .listing import fits
 
 __all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries", "existing_root"]
 
@@ -79,7 +79,7 @@ def chosen_entries(
         name = os.fspath(given)
         fitting = [entry.path for entry in entries if entry.name == name]
         if not fitting and _PATTERN & set(name):
-            fitting = [entry.path for entry in entries if fnmatchcase(entry.name, name)]
+            fitting = [entry.path for entry in entries if fits(entry.name, name)]
         if not fitting:
             path = _place(name, root)
             fitting = [entry.path for entry in entries if entry.path == path]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..dataset import (
+    Manifest,
     Request,
     Source,
     dataset_folder,
@@ -51,7 +52,7 @@ class DownloadResult(Published):
 
 def download(
     source: str,
-    id: str,
+    id: str | None = None,
     *,
     local: bool = False,
     root: str | os.PathLike[str] | None = None,
@@ -66,12 +67,13 @@ def download(
 ) -> DownloadResult:
     """Fetch dataset `id` of `source` (`minari`), verify it, and convert it into `<root>/<source>/<id>`.
 
-    `id` may lack its version (the latest is taken), or be a name from before namespaces, like `door-human-v1`: the
-    dataset with the same words is taken then, which the result says. `exact_id` refuses both. An equal request that
-    was fulfilled before is answered at once, without the network; `frozen` asks the remote whether it still has the
-    very same files, and raises CheckFailed if not. `revision` is a branch, tag or commit of the remote. A choice of
-    `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch goes on where it ended when it is
-    asked for again. `keep_source` keeps the original files. `force` and `dry_run` are those of `convert`.
+    `"minari:ID"` in one word will do, too. `id` may lack its version (the latest is taken), or be a name from before
+    namespaces, like `door-human-v1`: the dataset with the same words is taken then, which the result says. `exact_id`
+    refuses both. An equal request that was fulfilled before is answered at once, without the network; `frozen` asks
+    the remote whether it still has the very same files, and raises CheckFailed if not. `revision` is a branch, tag or
+    commit of the remote. A choice of `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch
+    goes on where it ended when it is asked for again. `keep_source` keeps the original files. `force` and `dry_run`
+    are those of `convert`.
 
     With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
     `~/.minari/datasets`), by its exact id and without any use of the network.
@@ -80,6 +82,7 @@ def download(
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
     if the bytes never match the remote's checksums, and what `convert` raises.
     """
+    source, id = _named(source, id)
     origin = source_class(source)()
     safe_id(id)
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
@@ -102,6 +105,18 @@ def download(
             progress=heard,
         )
         return DownloadResult(**fetching.run(), source=source, asked=id)
+
+
+def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
+    """Take `source:id` apart, wherever it stands."""
+    if dataset_id is None:
+        source, _, dataset_id = source.partition(":")
+    dataset_id = dataset_id.removeprefix(f"{source}:")
+    if dataset_id:
+        return source, dataset_id
+    if "/" in source:
+        raise UsageError(f"no source is named for {source}", hint=f"name it, like: rbtool download minari {source}")
+    raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} D4RL/door/human-v2")
 
 
 def _refuse_remote_options(**given: object) -> None:
@@ -135,5 +150,14 @@ def _from_cache(
             dry_run=dry_run,
             progress=progress,
         )
+        entries = conversion.run()
         named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}
-        return conversion.run() | named | {"fetched_from": str(original)}
+        return entries | named | {"fetched_from": _origin(entries, original)}
+
+
+def _origin(entries: Mapping[str, Any], original: Path) -> str:
+    """Where a dataset came from: one that was there already may have come from the remote."""
+    if entries["request"]["origin"] == "remote":
+        steps = Manifest.load(entries["path"]).provenance
+        return str(steps[0].arguments.get("from", "")) if steps else ""
+    return str(original)

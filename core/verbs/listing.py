@@ -66,10 +66,16 @@ def _name(path: Path, root: Path) -> str:
 
 
 def fits(name: str, pattern: str | None) -> bool:
-    """Tell whether a pattern keeps a name: as a shell pattern where it has one of `*?[`, else as a part of it."""
+    """Tell whether a pattern keeps `source:id`: as a shell pattern where it has one of `*?[`, else as a part of it.
+
+    The source may be left out of a pattern, and upper and lower case are alike.
+    """
     if pattern is None:
         return True
-    return fnmatchcase(name, pattern) if set(pattern) & set("*?[") else pattern in name
+    name, pattern = name.lower(), pattern.lower()
+    if not set(pattern) & set("*?["):
+        return pattern in name
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition(":")[2], pattern)
 
 
 def _entry(name: str, path: Path, manifest: Manifest | Exception) -> StoredDataset:

@@ -21,6 +21,7 @@ from ..dataset import (
     mend,
     parse_episodes,
     reader_class,
+    select_episodes,
 )
 from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
@@ -95,6 +96,12 @@ class RemoteDownload:
         """What the words mean, by the catalogue where need be."""
         if self.exact_id or is_complete(self.asked):
             return Resolution(self.asked, self.asked, "exact")
+        if set(self.asked) & set("*?["):
+            raise UsageError(
+                f"{self.asked!r} is a pattern, and one dataset at a time is downloaded",
+                hint=f"see what fits: rbtool list --remote {self.source.name} '{self.asked}'",
+            )
+        self.progress.note(f"asking {self.source.remote} for its names")
         listed = self.source.ids()
         if self.asked in listed.ids:
             return Resolution(self.asked, self.asked, "exact")
@@ -108,13 +115,17 @@ class RemoteDownload:
         found = resolve(self.asked, listed.ids, self.source.name)
         self._say_meaning(found)
         if not self.dry_run:
-            KnownNames(self.root, self.source.name).put(found)
+            with contextlib.suppress(OSError):  # only a convenience: a store that cannot be written says so later
+                KnownNames(self.root, self.source.name).put(found)
         return found
 
     def _say_meaning(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
-            instead = "use --exact-id to refuse such a substitution"
-            self.progress.note(f"{found.asked} is published today as {found.id} ({instead})")
+            taken = "was taken" if remembered else "is taken"
+            instead = "--exact-id refuses such a substitution"
+            self.progress.note(
+                f"no dataset is called {found.asked}: {found.id}, of the same words, {taken} ({instead})"
+            )
         elif found.how == "latest" and remembered:
             self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
         elif found.how == "latest":
@@ -186,7 +197,7 @@ class RemoteDownload:
 
     def _describe(self, found: Resolution, revision: str | None, *, totals: bool = False) -> RemoteDataset:
         try:
-            return self.source.describe(found.id, revision, totals=totals)
+            return self.source.describe(found.id, revision, totals=totals or self.episodes is not None)
         except DatasetNotFoundError as error:
             if error.hint:
                 raise
@@ -199,9 +210,16 @@ class RemoteDownload:
             raise not_found(found.id, listed.ids, self.source.name) from error
 
     def _needed(self, remote: RemoteDataset) -> RemoteDataset:
-        """The remote dataset with those files alone that this request needs."""
-        chosen = parse_episodes(self.episodes) if self.episodes else None
-        return replace(remote, files=tuple(self.source.needed(remote, chosen)))
+        """The remote dataset with those files alone, and as many episodes, as this request needs.
+
+        Raises UsageError for episodes that the remote says it does not have.
+        """
+        if self.episodes is None:
+            return remote
+        chosen, count = parse_episodes(self.episodes), remote.episodes
+        if count is not None:
+            count = len(select_episodes(chosen, range(count)))
+        return replace(remote, files=tuple(self.source.needed(remote, chosen)), episodes=count, steps=None)
 
     def _fetch_and_convert(self, found: Resolution, begun: float) -> dict[str, Any]:
         Staging(self._destination(found), replace=self.force).refuse_if_taken()
@@ -239,15 +257,18 @@ class RemoteDownload:
     def _fetch(self, found: Resolution, originals: Originals, revision: str | None) -> tuple[RemoteDataset, Fetch]:
         """Bring all that is needed to the originals; once more if the remote changes under our hands."""
         try:
-            return self._fetch_listed(self._describe(found, revision), originals)
-        except StaleListing as error:
-            self.progress.note(f"the remote changed while it was fetched ({error}): looking again")
-            return self._fetch_listed(self._describe(found, revision), originals)
+            try:
+                return self._fetch_listed(self._describe(found, revision), originals)
+            except StaleListing as error:
+                self.progress.note(f"the remote changed while it was fetched ({error}): looking again")
+                return self._fetch_listed(self._describe(found, revision), originals)
+        except NetworkError as error:
+            error.hint = error.hint or "run it again: what came so far is kept"
+            raise
 
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
         remote = self._needed(whole)
         fetch = self._fetch_ahead(remote, originals)
-        fs.require_space(self.root, fetch.bytes - fetch.bytes_present)
         originals.begin(whole, remote.checksums, kept=self.keep_source)
         self.progress.note(_announcement(fetch, remote.address))
         self.progress.start("fetching", remote.bytes, "bytes")
@@ -257,6 +278,8 @@ class RemoteDownload:
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         present = originals.present(remote)
+        # What comes of it is hardly smaller than half of it, and lies beside it for a while.
+        fs.require_space(self.root, remote.bytes - present + remote.bytes // 2)
         return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
 
     def _say_waiting(self, found: Resolution) -> None:
@@ -295,7 +318,6 @@ class RemoteDownload:
         """Say what there would be to fetch; what it becomes is known only as far as the remote says it."""
         remote = self._needed(self._describe(found, self.revision, totals=True))
         fetch = self._fetch_ahead(remote, self._originals(found))
-        notes = ("the figures are those that the remote claims for all episodes",) if self.episodes else ()
         return {
             "path": self._destination(found),
             "layout": "ted",
@@ -306,7 +328,7 @@ class RemoteDownload:
             "boundary": {},
             "renamed_keys": {},
             "dropped_keys": (),
-            "notes": notes,
+            "notes": (),
             "request": asdict(self._request(found)),
             "dry_run": True,
             "id": found.id,

@@ -63,15 +63,18 @@ def list_remote(
 
     Raises UsageError for an unknown source, NetworkError and AuthorisationError.
     """
-    folder = storage_root(root)
+    folder, heard = storage_root(root), progress or Silent()
     with source_class(source)() as origin:
         kept = CatalogueFile(folder, origin.name, origin.key)
         known = kept.load()
         usable = known is not None and not known.unreachable and catalogue_age(known) < _FRESH
         cached = usable and not refresh
-        catalogue = known if known is not None and cached else _asked(origin, known, progress or Silent())
+        catalogue = known if known is not None and cached else _asked(origin, known, heard)
         if not cached and catalogue is not known:
-            kept.save(catalogue)
+            try:
+                kept.save(catalogue)
+            except OSError as error:
+                heard.note(f"the listing cannot be kept below {folder}: {error}")
     return RemoteListResult(
         source=source,
         remote=catalogue.remote,

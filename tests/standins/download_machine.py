@@ -11,7 +11,14 @@ from typing import Any
 
 from hub import Hub
 
-__all__ = ["Machine"]
+__all__ = ["ARROW", "DATA", "DOOR", "INFO", "MAIN", "SMALL", "Machine"]
+
+DATA = Path(__file__).parents[1] / "data" / "minari"
+DOOR = "D4RL/door/human-v2"
+SMALL = "cartpole/scripted-v0"
+ARROW = "cartpole/scripted-arrow-v0"
+MAIN = r"GET .*/resolve/.*main_data\.hdf5"
+INFO = r"GET .*/resolve/.*scripted-v0/data/metadata\.json"
 
 
 class Machine:

@@ -164,7 +164,7 @@ def test_a_damaged_file_is_refused_and_left_alone(walks: Path, mode: Any, damage
     if damage != "removed":
         leaf.write_bytes(data[:-8] if damage == "cut" else data + b"12345678")
     before = bytes_below(walks)
-    with pytest.raises(CorruptDataError, match="next/observation.memmap"):
+    with pytest.raises(CorruptDataError, match=r"next/observation\.memmap"):
         DatasetStorage(walks, mode=mode)
     assert bytes_below(walks) == before
 
@@ -183,3 +183,10 @@ def test_trajectories_are_those_of_the_episode_table(walks: Path) -> None:
     assert mask.sum(1).tolist() == [4, 1, 6, 2]
     assert (found[:][mask].exclude("mask", "traj_ids") == rows).all()
     assert found[:]["next", "done"][mask].sum() == 4
+
+
+def test_files_that_may_not_be_written_to(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the superuser may write to any
+    with pytest.raises(UsageError, match="may not be written to"):
+        DatasetStorage(walks, mode="r+")
+    assert len(DatasetStorage(walks)) == 13

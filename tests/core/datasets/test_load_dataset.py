@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, fs
+from rbtool.core.dataset import MANIFEST, fs, last_use
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.remote import KnownNames
@@ -61,19 +63,16 @@ def test_it_draws_what_the_command_line_draws(home: Path) -> None:
 def test_without_a_seed_it_has_a_generator_of_its_own(walks: Path) -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    one, other = (load_dataset(walks, 5) for _ in range(2))
+    one, other = (load_dataset(walks) for _ in range(2))
     assert one.sample(200)["index"].tolist() != other.sample(200)["index"].tolist()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.filterwarnings("ignore:a batch of")
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_a_checkpoint_goes_on_with_the_same_thousand_indices(walks: Path, tmp_path: Path, prefetch: int | None) -> None:
-    buffer = load_dataset(walks, 10, seed=3, prefetch=prefetch)
+def test_a_restored_one_goes_on_with_the_same_thousand_indices(walks: Path, prefetch: int | None) -> None:
+    buffer, other = (load_dataset(walks, 10, seed=seed, prefetch=prefetch) for seed in (3, 4))
     buffer.sample()
-    buffer.dumps(tmp_path / "saved")
-    other = load_dataset(walks, 10, seed=4, prefetch=prefetch)
-    other.loads(tmp_path / "saved")
+    other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
     for _ in range(100):
         assert torch.equal(other.sample()["index"], buffer.sample()["index"])
 
@@ -189,3 +188,10 @@ def test_a_damaged_manifest(walks: Path, damage: bytes | None) -> None:
 def test_arguments_that_make_no_sense(walks: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         load_dataset(walks, **arguments)
+
+
+def test_opening_counts_as_a_use(home: Path) -> None:
+    folder = home / "minari/D4RL/door/human-v2"
+    os.utime(folder / ".rbtool", (1e9, 1e9))
+    load_dataset(DOOR)
+    assert (last_use(folder) or 0) > 1e9

@@ -38,8 +38,10 @@ def test_datasets_are_listed_with_what_is_in_them(root: Path) -> None:
         ("door", ["minari:D4RL/door/human-v2"]),
         ("minari:*", ["minari:D4RL/door/human-v2", "minari:cart-v0"]),
         ("*-v[0-1]", ["minari:cart-v0"]),
-        ("cart-v?", []),
-        ("Door", []),
+        ("cart-v?", ["minari:cart-v0"]),
+        ("cart", ["minari:cart-v0"]),
+        ("art-v?", []),
+        ("Door", ["minari:D4RL/door/human-v2"]),
         (None, ["minari:D4RL/door/human-v2", "minari:cart-v0", "walks:a@12345678"]),
     ],
 )

@@ -1,0 +1,102 @@
+"""`MinariExperienceReplay` and a hub: the reference page's example, and nothing asked that need not be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from download_machine import Machine
+from hub import Hub
+from minari_hub import lay_out_hub
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+DOOR, CART = "D4RL/door/human-v2", "cartpole/scripted-v0"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Hub(lay_out_hub(DATA, tmp_path / "hub")) as server:
+        yield Machine(server, tmp_path)
+
+
+def run(machine: Machine, script: str) -> str:
+    """Run Python on that machine, where a warning is an error unless the script says otherwise; return what it says."""
+    begin = "import warnings\nfrom rbtool.core.datasets import MinariExperienceReplay, load_dataset\n"
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", begin + script], env=machine.variables, text=True,
+        cwd=machine.folder, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+EXAMPLE = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    data = MinariExperienceReplay("door-human-v1", batch_size=32, download="force")
+for sample in data:
+    break
+print([str(warning.message) for warning in caught])
+print({key if isinstance(key, str) else ".".join(key): list(sample[key].shape) for key in sorted(sample.keys(True, True), key=str)})
+print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, sample["action"].dtype)
+"""  # noqa: E501
+
+
+def test_the_example_of_the_reference_page(machine: Machine) -> None:
+    warned, shapes, dtypes = run(machine, EXAMPLE).splitlines()
+    assert warned == f"['door-human-v1 is published today as {DOOR}: that was taken']"
+    assert eval(shapes) == {
+        "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
+        "next.truncated": [32, 1], "action": [32, 28], "episode": [32], "index": [32], "observation": [32, 39],
+    }  # fmt: skip
+    assert dtypes == "{'torch.float64'} torch.float32"
+    before = len(machine.hub.paths(""))
+    script = """
+data = MinariExperienceReplay("door-human-v1", 32)
+print(len(data), len(load_dataset("minari:door-human-v1")), data.data_path)
+"""
+    assert run(machine, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
+    assert len(machine.hub.paths("")) == before
+
+
+@pytest.mark.slow
+def test_it_is_fetched_once_and_by_force_again(machine: Machine) -> None:
+    script = f"""
+for download in (True, True, False, "force", True):
+    data = MinariExperienceReplay({CART!r}, 2, root="data", download=download)
+print(data.data_path)
+"""
+    assert run(machine, script) == f"{machine.folder / 'data' / CART}\n"
+    assert len(machine.fetched("main_data")) == 2
+    assert {path.name for path in (machine.folder / "data").iterdir()} == {"cartpole", ".rbtool-store"}
+
+
+@pytest.mark.slow
+def test_damage_is_mended_by_force(machine: Machine) -> None:
+    script = f"""
+data = MinariExperienceReplay({CART!r}, 2)
+(data.data_path / "action.memmap").write_bytes(b"")
+print(len(MinariExperienceReplay({CART!r}, 2, download="force")[:]["action"]) == len(data))
+"""
+    assert run(machine, script) == "True\n"
+
+
+def test_the_list_of_what_there_is(machine: Machine) -> None:
+    ids = run(machine, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
+    assert ids == sorted(path.parent.parent.relative_to(DATA).as_posix() for path in DATA.rglob("data/metadata.json"))
+
+
+def test_what_the_hub_does_not_have(machine: Machine) -> None:
+    script = """
+try:
+    MinariExperienceReplay("D4RL/door/human-v9", 2)
+except FileNotFoundError as error:
+    print(type(error).__name__, error.hint)
+"""
+    said = run(machine, script)
+    assert said.startswith("DatasetNotFoundError ")
+    assert DOOR in said
+    assert not (machine.store / "minari" / "D4RL").exists()

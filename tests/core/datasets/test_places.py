@@ -1,0 +1,65 @@
+"""Where the datasets of a source lie for those who name the folder themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rbtool.core.dataset import Manifest, has_manifest
+from rbtool.core.datasets.places import SourceFolder
+from rbtool.core.errors import UsageError
+from rbtool.core.testing.walks import write_walks
+
+
+def downloaded(store: Path, episodes: Any) -> Any:
+    """A dataset in the hidden store, as a download leaves it."""
+    write_walks(store / "minari" / "a" / "walk-v0", episodes)
+    return SimpleNamespace(path=store / "minari" / "a" / "walk-v0", id="a/walk-v0")
+
+
+@pytest.mark.parametrize(("root", "store"), [("minari", "."), ("other", "other/.rbtool-store")])
+def test_where_it_downloads_to(tmp_path: Path, root: str, store: str) -> None:
+    place = SourceFolder.below("minari", tmp_path / root)
+    assert (place.folder, place._store) == (tmp_path / root, tmp_path / store)
+
+
+def test_without_a_root_it_is_below_the_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
+    assert SourceFolder.below("minari", None).folder == tmp_path / "minari"
+
+
+def test_what_was_downloaded_is_moved_to_its_place(tmp_path: Path) -> None:
+    place = SourceFolder.below("minari", tmp_path / "other")
+    result = downloaded(place._store, [(3, "open")])
+    assert place._placed(result, replace=False) == tmp_path / "other" / "a" / "walk-v0"
+    assert not result.path.exists()
+    assert place.find("a/walk-v0") == tmp_path / "other" / "a" / "walk-v0"
+    again = downloaded(place._store, [(5, "open")])
+    assert Manifest.load(place._placed(again, replace=True)).steps == 5
+    assert [path.name for path in (tmp_path / "other" / "a").iterdir()] == ["walk-v0"]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_another_process_was_quicker(tmp_path: Path, moved: bool) -> None:
+    place = SourceFolder.below("minari", tmp_path / "other")
+    there = place._placed(downloaded(place._store, [(3, "open")]), replace=False)
+    late = SimpleNamespace(path=place._store / "minari" / "a" / "walk-v0", id="a/walk-v0")
+    if not moved:
+        downloaded(place._store, [(3, "open")])
+    assert place._placed(late, replace=False) == there
+    assert Manifest.load(there).steps == 3
+    assert not late.path.exists()
+
+
+def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:
+    place = SourceFolder.below("minari", tmp_path / "other")
+    result = downloaded(place._store, [(3, "open")])
+    (place.folder / "a" / "walk-v0").mkdir(parents=True)
+    (place.folder / "a" / "walk-v0" / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(UsageError, match="left alone"):
+            place._placed(result, replace=replace)
+    assert has_manifest(result.path)
