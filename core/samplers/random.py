@@ -36,11 +36,14 @@ class RandomSampler(Sampler):
         """Draw `batch_size` elements."""
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
-        if not len(storage):
+        length = len(storage)
+        if not length:
             raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
-        drawn = tuple(self._draw(size, batch_size) for size in storage.shape)
-        return (drawn[0] if storage.ndim == 1 else drawn), {}
+        if storage.ndim == 1:
+            return self._draw(length, batch_size), {}
+        return tuple(self._draw(size, batch_size) for size in storage.shape), {}
 
     def _draw(self, size: int, count: int) -> torch.Tensor:
-        device = self._rng.device if self._rng is not None else None
-        return torch.randint(size, (count,), generator=self._rng, device=device)
+        if self._rng is None:
+            return torch.randint(size, (count,))
+        return torch.randint(size, (count,), generator=self._rng, device=self._rng.device)

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..storages import Storage
@@ -18,6 +20,8 @@ from .folder import read_state, write_state
 __all__ = ["SamplerWithoutReplacement"]
 
 _FEW = 1000
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -51,7 +55,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def _forget(self) -> None:
         self.len_storage = 0
-        self._order: torch.Tensor | None = None  # never edited in place: states and batches of old refer to it
+        self._order: Numbers | None = None  # never edited in place: states and batches of old refer to it
         self._drawn = 0
         self._batch_size = 0
         self._ran_out = False
@@ -63,12 +67,13 @@ class SamplerWithoutReplacement(Sampler):
         order = self._order_of(length)
         if self.drop_last and len(order) - self._drawn < batch_size:
             order = self._begin(length)
-        index = order[self._drawn : self._drawn + batch_size].clone()
-        self._drawn += len(index)
+        numbers = order[self._drawn : self._drawn + batch_size].copy()
+        self._drawn += len(numbers)
         self._batch_size = batch_size
         self._ran_out = len(order) - self._drawn < (batch_size if self.drop_last else 1)
         if self._ran_out:
             self._begin(length)
+        index = torch.from_numpy(numbers)
         return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}
 
     def _check(self, batch_size: int, length: int) -> None:
@@ -83,28 +88,28 @@ class SamplerWithoutReplacement(Sampler):
                 hint="ask for fewer, or take drop_last=False",
             )
 
-    def _order_of(self, length: int) -> torch.Tensor:
+    def _order_of(self, length: int) -> Numbers:
         """Return the order of the epoch, brought up to date with a storage of this length."""
         if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
             return self._begin(length)
         if length > self.len_storage:
-            self._order = self._with_late_ones(self._order[self._drawn :], torch.arange(self.len_storage, length))
+            self._order = self._with_late_ones(self._order[self._drawn :], np.arange(self.len_storage, length))
             self._drawn, self.len_storage = 0, length
         return self._order
 
-    def _begin(self, length: int) -> torch.Tensor:
+    def _begin(self, length: int) -> Numbers:
         """Start an epoch."""
-        self._order = self._permutation(length) if self.shuffle else torch.arange(length)
+        self._order = self._permutation(length) if self.shuffle else np.arange(length)
         self._drawn, self.len_storage = 0, length
         return self._order
 
-    def _permutation(self, length: int) -> torch.Tensor:
+    def _permutation(self, length: int) -> Numbers:
         device = self._rng.device if self._rng is not None else None
-        return torch.randperm(length, generator=self._rng, device=device).cpu()
+        return torch.randperm(length, generator=self._rng, device=device).numpy(force=True)
 
-    def _with_late_ones(self, left: torch.Tensor, late: torch.Tensor) -> torch.Tensor:
+    def _with_late_ones(self, left: Numbers, late: Numbers) -> Numbers:
         """Mix elements into those left over, so that all orders are equally likely."""
-        order = torch.cat([left, late])
+        order = np.concatenate([left, late])
         if not self.shuffle:
             return order
         if len(late) > _FEW:
@@ -112,10 +117,9 @@ class SamplerWithoutReplacement(Sampler):
         # One swap an element keeps a random order random: a step of the shuffle by Durstenfeld, run inside out.
         device = self._rng.device if self._rng is not None else None
         chances = torch.rand(len(late), generator=self._rng, device=device, dtype=torch.float64).tolist()
-        places = order.numpy()
         for place, chance in enumerate(chances, start=len(left)):
             other = int(chance * (place + 1))
-            places[place], places[other] = places[other], places[place]
+            order[place], order[other] = order[other], order[place]
         return order
 
     @property
@@ -130,7 +134,7 @@ class SamplerWithoutReplacement(Sampler):
     @property
     def _sample_list(self) -> torch.Tensor | None:
         """What is left of the epoch, in order; None before the first draw."""
-        return None if self._order is None else self._order[self._drawn :]
+        return None if self._order is None else torch.from_numpy(self._order[self._drawn :])
 
     @property
     def _remaining_batches(self) -> int:
@@ -165,10 +169,9 @@ class SamplerWithoutReplacement(Sampler):
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
         length, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
-        if left is not None:
-            left = _checked(left, length)
+        order = None if left is None else _checked(left, length).numpy(force=True)
         self._forget()
-        self.len_storage, self._order = length, left
+        self.len_storage, self._order = length, order
         self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
         self.shuffle = bool(state_dict.get("shuffle", self.shuffle))
         self._batch_size = int(state_dict.get("_batch_size", 0))
@@ -188,7 +191,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def __getstate__(self) -> dict[str, Any]:
         left = self._sample_list
-        return super().__getstate__() | {"_order": None if left is None else left.clone(), "_drawn": 0}
+        return super().__getstate__() | {"_order": None if left is None else left.numpy().copy(), "_drawn": 0}
 
     def __repr__(self) -> str:
         left = self._sample_list

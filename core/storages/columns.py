@@ -1,22 +1,21 @@
 """Reads and writes rows of plain tensors, as fast as the machine copies them.
 
 Random rows of the CPU are gathered by numpy's `take`: of 11 leaves in 0.5 to 0.8 of the time of torch's `index_select`,
-without threads of its own, and leaving the interpreter to other threads meanwhile. A compiled kernel over all leaves
-that asks for the coming rows ahead was measured against it: no faster at 32 rows, a tenth of a whole sample at 256, a
-quarter at 4096. Rows that follow one another are copied whole.
+without threads of its own, and leaving the interpreter to other threads meanwhile. Where there are more rows than the
+processor's caches hold, a compiled loop over all leaves takes over. Rows that follow one another are copied whole.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import SchemaError
+from ..kernels import PlainRows, fastest_rows
 from .cursors import Index
 from .memory import Memory, plain_column
 
@@ -29,10 +28,8 @@ _KNOWN_TO_NUMPY = frozenset({
 })  # fmt: skip
 
 
-# As ctypes.memmove, without the result, which costs as much as the copy of a small row.
-_memmove = ctypes.CDLL(None).memmove
-_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memmove.restype = None
+# Bytes of rows from which on it pays to import what compiles loops: they no longer fit into the processor's caches.
+_MANY = 32 << 20
 
 
 class Columns:
@@ -48,6 +45,7 @@ class Columns:
         self.dtypes = [leaf.dtype for leaf in leaves]
         self.ndim = ndim
         self.lead = leaves[0].shape[:ndim]
+        self.others = tuple(self.lead[1:])
         self.plain = [plain_column(leaf) for leaf in leaves]
         self._widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
@@ -63,15 +61,23 @@ class Columns:
         self._memory = Memory(self.plain)
         self._span = self._memory.span
         self._places = [column.data_ptr() for column in self.plain]
+        self._stays = all(column.is_shared() for column in self.plain)
         self._in_rows = all(leaf.is_cpu and leaf.is_contiguous() for leaf in self.leaves)
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
-        self._takers: tuple[int, list[_Take]] = (-1, [])
+        self._rows = PlainRows(self._arrays)
+        self._many: float = _MANY // max(sum(self._widths), 1)
         self._valid: tuple[int, list[torch.Tensor]] = (-1, [])
         self._elements: Columns | None = None
 
     def _follow_moves(self) -> None:
-        if [column.data_ptr() for column in self.plain] != self._places:
+        if not self._stays and [column.data_ptr() for column in self.plain] != self._places:
             self._locate()
+
+    def _mover(self, rows: int) -> PlainRows:
+        """What moves rows of which there are so many."""
+        if rows >= self._many:
+            self._rows, self._many = fastest_rows(self._arrays), math.inf
+        return self._rows
 
     def _of(self, rows: int) -> list[torch.Tensor]:
         """The first `rows` rows."""
@@ -100,10 +106,8 @@ class Columns:
 
     def _gather(self, index: torch.Tensor, rows: int) -> list[torch.Tensor]:
         if self._in_rows:
-            if self._takers[0] != rows:
-                self._takers = (rows, [array[:rows].take for array in self._arrays])
             numbers = (index if index.is_cpu else index.cpu()).numpy()
-            found = [torch.from_numpy(take(numbers, 0)) for take in self._takers[1]]
+            found = self._mover(rows).gather(numbers, rows)
             for number, dtype in self._renamed:
                 found[number] = found[number].view(dtype)
             return found
@@ -155,8 +159,7 @@ class Columns:
         self._follow_moves()
         sources = self._sources(count, values) if self._in_rows else None
         if sources is not None:
-            for source, place, width in zip(sources, self._places, self._widths, strict=True):
-                _memmove(place + start * width, source, count * width)
+            self._mover(start + count).write(start, count, sources)
             return
         targets = [column[start : start + count] for column in self.plain]
         pairs = [pair for pair in zip(targets, values, strict=True) if not _are_one(*pair)]
@@ -214,9 +217,6 @@ class Columns:
         """Copy those values that a write into the columns, any of them, might change before they are read."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
-
-
-_Take = Callable[[Any, int], Any]
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -85,7 +85,10 @@ def _refuse_outside(low: int, high: int, valid: int, capacity: int) -> None:
 def grown_rows(rows: slice | torch.Tensor, valid: int) -> int:
     """Count the valid rows after a write; SchemaError if it would leave rows below it unwritten."""
     if isinstance(rows, slice):
-        top, fresh = int(rows.stop), int(rows.stop - max(rows.start, valid))
+        top: int = rows.stop
+        if top <= valid or top == rows.start:
+            return valid
+        fresh = top - max(rows.start, valid)
     else:
         top, fresh = int(rows.max()) + 1, len(rows[rows >= valid].unique())
     if fresh <= 0:

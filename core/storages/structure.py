@@ -125,6 +125,7 @@ class Node(Structure):
 
     def __init__(self, children: Mapping[Any, Structure]) -> None:
         self.children = dict(children)
+        self._flat = all(type(child) is Leaf for child in self.children.values())
         names = [str(key) for key in self.children]
         if len(set(names)) < len(names):
             raise SchemaError(f"two of the keys {_list(names)} are written alike")
@@ -137,16 +138,18 @@ class Node(Structure):
             yield from child.paths((*prefix, str(key)))
 
     def take_apart(self, data: Any, into: list[torch.Tensor], prefix: Path = ()) -> None:
-        if not (type(data) in _PLAIN or is_tensor_collection(data) or isinstance(data, Mapping)):
-            raise SchemaError(
-                f"{place(prefix)} is a {type(data).__name__}, the entries {_list(self.children)} are expected"
-            )
-        found = dict(data.items())
+        kind = type(data)
+        if kind is TensorDict:
+            found = data._tensordict  # items() goes through several calls for it, and this is done at every write
+        elif kind is dict or is_tensor_collection(data) or isinstance(data, Mapping):
+            found = dict(data.items())
+        else:
+            raise SchemaError(f"{place(prefix)} is a {kind.__name__}, the entries {_list(self.children)} are expected")
         if found.keys() != self.children.keys():
             raise self._other_entries(found, prefix)
         for key, child in self.children.items():
             value = found[key]
-            if type(child) is Leaf and isinstance(value, torch.Tensor):  # most are, and this is done at every write
+            if type(child) is Leaf and (type(value) is torch.Tensor or isinstance(value, torch.Tensor)):
                 into.append(value)
             else:
                 child.take_apart(value, into, (*prefix, str(key)))
@@ -161,7 +164,10 @@ class Node(Structure):
         )
 
     def build(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        return {key: child.build(leaves, batch) for key, child in self.children.items()}
+        return {
+            key: next(leaves) if type(child) is Leaf else child.build(leaves, batch)
+            for key, child in self.children.items()
+        }
 
     def joined(self, other: Structure, prefix: Path = ()) -> Structure:
         if not isinstance(other, Node):
@@ -202,10 +208,7 @@ class TensorDictNode(Node):
         return self.kind.__name__ if self.kind else "tensordict"
 
     def build(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        children = {
-            key: next(leaves) if type(child) is Leaf else child.build(leaves, batch)
-            for key, child in self.children.items()
-        }
+        children = dict(zip(self.children, leaves, strict=False)) if self._flat else super().build(leaves, batch)
         # The public constructor would compare again, in several times the time, what the storage has checked; and to be
         # told the device, this one looks at every entry.
         size = batch + self.tail if self.tail else batch
@@ -264,7 +267,6 @@ class SequenceNode(Structure):
         )
 
 
-_PLAIN = frozenset({TensorDict, dict})
 _NONE = "none"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -94,7 +94,7 @@ class TensorStorage(Storage):
         """The tensors, cut into rows; SchemaError before the first write to a lazy storage."""
         if self._columns is None and not self.initialized:
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
-        return cast("Columns", self._columns)
+        return self._columns  # type: ignore[return-value]  # initialized means that they are there
 
     @property
     def structure(self) -> Structure:
@@ -117,7 +117,10 @@ class TensorStorage(Storage):
         return self._wrapped
 
     def __len__(self) -> int:
-        return self.rows * math.prod(self.columns.lead[1:]) if self.initialized else 0
+        if not self.initialized:
+            return 0
+        rows = self._filled.value
+        return rows if self.ndim == 1 else rows * math.prod(self.columns.others)
 
     @property
     def shape(self) -> torch.Size:
@@ -170,44 +173,53 @@ class TensorStorage(Storage):
         self.mark_changed()
 
     def _set(self, cursor: Any, data: Any) -> None:
-        valid, lead = self._filled.value, self.columns.lead
+        columns, valid = self.columns, self._filled.value
         rows: slice | torch.Tensor
-        if type(cursor) is range and cursor.step == 1 and 0 <= cursor.start <= cursor.stop <= lead[0]:
-            rows, single = slice(cursor.start, cursor.stop), False
+        run = _run(cursor, columns.lead[0])
+        if run is not None:
+            rows, single = run, type(cursor) is int
         else:
             index = as_index(cursor, self.ndim)
             if isinstance(index, tuple):
-                columns = self.columns
-                columns.write_elements(index, valid, self._values(data, columns.shape_of(index, valid)))
+                values = self._values(data, columns.shape_of(index, valid))
+                self.columns.write_elements(index, valid, values)
                 return
-            rows, single = rows_of(index, valid, lead[0]), isinstance(index, int)
+            rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
         grown = grown_rows(rows, valid)
-        self._write(rows, data, single)
+        if type(data) not in _WHOLE and not single and isinstance(data, list | LazyStackedTensorDict):
+            self._write_items(rows, data)
+        else:
+            self._write(rows, data, single)
         if grown != valid:
             self._filled.value = grown
 
     def _write(self, rows: slice | torch.Tensor, data: Any, single: bool) -> None:
-        lead = self.columns.lead[1:]
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        if not single and type(data) not in _WHOLE and isinstance(data, list | LazyStackedTensorDict):
-            items = data if isinstance(data, list) else data.unbind(0)
-            if len(items) != count:
-                raise SchemaError(f"{len(items)} rows given for {count} places")
-            checked = [self._values(item, lead) for item in items]
-            self._make_room(rows)
-            if (kept := _kept(rows)) is not None:
-                rows, checked = rows[kept], [checked[number] for number in kept.tolist()]  # type: ignore[index]
-            if checked:
-                self.columns.write_stacked(rows, checked)
-            return
-        values = self._values(data, lead if single else (count, *lead))
-        self._make_room(rows)
+        lead = self.columns.others
         if isinstance(rows, slice):
+            count = rows.stop - rows.start
+            values = self._values(data, lead if single else (count, *lead))
+            self._make_room(rows)
             self.columns.write_run(rows.start, count, values)
             return
-        if (kept := _kept(rows)) is not None:
+        values = self._values(data, (len(rows), *lead))
+        self._make_room(rows)
+        if (kept := last_of_repeats(rows)) is not None:
             rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
         self.columns.write_rows(rows, values)
+
+    def _write_items(self, rows: slice | torch.Tensor, data: Any) -> None:
+        """Write rows that are given one by one."""
+        items = data if isinstance(data, list) else data.unbind(0)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if len(items) != count:
+            raise SchemaError(f"{len(items)} rows given for {count} places")
+        lead = self.columns.others
+        checked = [self._values(item, lead) for item in items]
+        self._make_room(rows)
+        if isinstance(rows, torch.Tensor) and (kept := last_of_repeats(rows)) is not None:
+            rows, checked = rows[kept], [checked[number] for number in kept.tolist()]
+        if checked:
+            self.columns.write_stacked(rows, checked)
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
         """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
@@ -329,5 +341,11 @@ class TensorStorage(Storage):
             self._take(self._structure, typed)
 
 
-def _kept(rows: slice | torch.Tensor) -> torch.Tensor | None:
-    return None if isinstance(rows, slice) else last_of_repeats(rows)
+def _run(cursor: Any, capacity: int) -> slice | None:
+    """Which rows an int or a range of step 1 names, as most writes do; None for anything else, and beyond the ends."""
+    if type(cursor) is int:
+        return slice(cursor, cursor + 1) if 0 <= cursor < capacity else None
+    if type(cursor) is not range or cursor.step != 1:
+        return None
+    start, stop = cursor.start, cursor.stop
+    return slice(start, stop) if 0 <= start <= stop <= capacity else None

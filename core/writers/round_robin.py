@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import FormatError
@@ -80,7 +81,7 @@ class RoundRobinWriter(Writer):
             rows = capacity_rows(rows, storage.ndim, data, batch=True)
         start = self._cursor % rows
         stop = start + count
-        index = torch.arange(start, stop)
+        index = torch.from_numpy(np.arange(start, stop))  # half of the time of torch.arange
         place: Any = range(start, stop)  # storages copy a range at once, where they would scatter row numbers
         if stop > rows:
             place = index.remainder_(rows).clone()  # the storage keeps it; of rows named twice the last data stay

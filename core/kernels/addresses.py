@@ -1,0 +1,102 @@
+"""What numba has no function for: to work on memory by its address, and to ask for memory ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as typed_intrinsic
+
+__all__ = ["BLOCK", "copy_1", "copy_4", "copy_8", "copy_bytes", "fence", "prefetch", "stream_block"]
+
+BLOCK = 64
+"""Bytes of a cache line."""
+
+utilities: Any = cgutils  # annotated in part
+
+_BYTES = ir.IntType(8).as_pointer()
+_INT = ir.IntType(32)
+_READ, _KEEP, _DATA = (ir.Constant(_INT, value) for value in (0, 3, 1))
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """As numba's, whose annotations tell how the function looks here, not how compiled code calls it."""
+    return typed_intrinsic(function)
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask the processor to bring the 64 bytes around `address` near; any number will do, also one that is none."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
+        function = utilities.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [builder.inttoptr(arguments[0], _BYTES), _READ, _KEEP, _DATA])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy `count` bytes from one address to another; the two ranges lie apart."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        places = (builder.inttoptr(address, _BYTES) for address in arguments[:2])
+        utilities.raw_memcpy(builder, *places, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+def _copy_of(count: int) -> Any:
+    """Make a function that copies `count` bytes from one address to another, in one instruction."""
+
+    @intrinsic
+    def copy(typing_context: Any, target: Any, source: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = ir.IntType(8 * count).as_pointer()
+            value = builder.load(builder.inttoptr(arguments[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(arguments[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), code
+
+    return copy
+
+
+copy_1, copy_4, copy_8 = map(_copy_of, (1, 4, 8))
+
+
+@intrinsic
+def stream_block(typing_context: Any, target: Any, source: Any) -> Any:
+    """Copy `BLOCK` bytes to an address that is a multiple of as many, past the caches where the processor can.
+
+    So the target is not read before it is written. Other threads may see it late unless a `fence` follows.
+    """
+    lanes = 4
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.VectorType(ir.IntType(64), lanes).as_pointer()
+        for start in range(0, BLOCK, 8 * lanes):
+            offset = ir.Constant(ir.IntType(64), start)
+            place, origin = (builder.inttoptr(builder.add(address, offset), pointer) for address in arguments)
+            stored = builder.store(builder.load(origin, align=1), place, align=8 * lanes)
+            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def fence(typing_context: Any) -> Any:
+    """Let nothing that was written before be seen after what is written from now on."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code

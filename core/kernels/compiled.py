@@ -1,0 +1,96 @@
+"""Loops over the rows of several columns at once; importing this imports numba, so do it where there is much to do.
+
+The machine code is kept in files, and loaded from there by the next process: beside this module where its folder can
+be written, else in the user's cache folder; `NUMBA_CACHE_DIR` in the environment says where instead.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from .addresses import BLOCK, copy_1, copy_4, copy_8, copy_bytes, fence, prefetch, stream_block
+
+__all__ = ["copy_runs", "gather_rows"]
+
+# What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
+# few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
+_AHEAD = 16
+_REACH = 8 * BLOCK
+# Runs of this many bytes and more go past the caches: nobody reads them soon, and their places need not be read first.
+_STREAMED = 8192
+
+
+@numba.njit(inline="always")
+def _ask_for(address: int, width: int) -> None:
+    stop = address + min(width, _REACH)
+    prefetch(address)
+    line = (address & -BLOCK) + BLOCK
+    while line < stop:
+        prefetch(line)
+        line += BLOCK
+
+
+@numba.njit("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64)", nogil=True, cache=True)
+def gather_rows(
+    places: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    rows: int,
+) -> int:
+    """Copy the rows `numbers` of every column, one below the other, to the addresses `targets`.
+
+    Columns lie at the addresses `places` and have `widths` bytes a row. Negative numbers count from the end of the
+    first `rows` rows. Returns -1, or where in `numbers` there is one of a row beyond them: then not all is copied.
+    """
+    count = numbers.size
+    for column in range(places.size):
+        place, width, target = places[column], widths[column], targets[column]
+        for number in range(count):
+            coming = number + _AHEAD
+            if coming < count:
+                _ask_for(place + numbers[coming] * width, width)
+            elif column + 1 < places.size and coming - count < count:
+                following = widths[column + 1]
+                _ask_for(places[column + 1] + numbers[coming - count] * following, following)
+            row = numbers[number]
+            if row < 0:
+                row += rows
+            if row < 0 or row >= rows:
+                return number
+            source = place + row * width
+            if width == 8:
+                copy_8(target, source)
+            elif width == 1:
+                copy_1(target, source)
+            elif width == 4:
+                copy_4(target, source)
+            else:
+                copy_bytes(target, source, width)
+            target += width
+    return -1
+
+
+@numba.njit("void(int64[::1], int64[::1], int64[::1], int64, int64)", nogil=True, cache=True)
+def copy_runs(
+    places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int
+) -> None:
+    """Copy `count` rows of every column, which lie together at the addresses `sources`, to the rows from `start` on."""
+    for column in range(places.size):
+        size = widths[column] * count
+        target, source = places[column] + widths[column] * start, sources[column]
+        if size >= _STREAMED:
+            head = -target & (BLOCK - 1)
+            copy_bytes(target, source, head)
+            stop = target + size
+            target += head
+            source += head
+            while target + BLOCK <= stop:
+                stream_block(target, source)
+                target += BLOCK
+                source += BLOCK
+            size = stop - target
+        copy_bytes(target, source, size)
+    fence()  # streamed or not: what follows tells others that the rows are there
