@@ -18,6 +18,8 @@ from .prefetch import Draw
 
 __all__ = ["Reading", "quiet"]
 
+_CPU = torch.device("cpu")
+
 
 class Reading(BufferParts):
     """Samples, iterates and looks up.
@@ -108,7 +110,7 @@ class Reading(BufferParts):
         if self._writer.tracks_generations:
             info["index_generation"] = self._writer.generations_of(index)
         device = getattr(storage, "device", None)
-        if device is not None and torch.device(device).type != "cpu":
+        if device is not None and device != _CPU and torch.device(device).type != "cpu":
             info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
         return Draw(index, info, bool(last), rows)
 

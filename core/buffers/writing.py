@@ -37,7 +37,7 @@ class Writing(Reading):
             data = self._transform.inv(data)
             if data is None:
                 return _nothing(storage.ndim)
-        if storage.ndim == 1 and is_tensor_collection(data) and data.ndim and not quiet():
+        if storage.ndim == 1 and type(data) is not dict and is_tensor_collection(data) and data.ndim and not quiet():
             warnings.warn(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
                 "extend() writes its rows one by one",

@@ -4,10 +4,10 @@ from .base import Storage, register_checkpointer
 from .compressed import CompressedListStorage
 from .counter import Counter
 from .dataset import dataset_tensors
-from .lazy_tensor import LazyTensorStorage
-from .memmap import LazyMemmapStorage
 from .lazy_stack import LazyStackStorage
+from .lazy_tensor import LazyTensorStorage
 from .list_storage import ListStorage
+from .memmap import LazyMemmapStorage
 from .steps import StepStorage
 from .tensor import TensorStorage
 
