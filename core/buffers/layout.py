@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError
+from ..errors import MissingKeyError, SchemaError, UsageError
 
-__all__ = ["entry", "is_key", "map_tensors", "swap", "without_arrays"]
+__all__ = ["checked_batch_size", "entry", "is_key", "map_tensors", "swap", "without_arrays"]
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
@@ -63,3 +63,14 @@ def entry(data: Any, key: str | tuple[str, ...]) -> Any:
             raise MissingKeyError(f"{key!r} was asked for, there are {', '.join(map(repr, names)) or 'no entries'}")
         data = data[part] if isinstance(data, Mapping) else data.get(part)
     return data
+
+
+def checked_batch_size(size: Any) -> int | None:
+    """Return a batch size, or None for none; UsageError (a ValueError) for what is not a number from 1."""
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise UsageError(f"batch_size is a whole number, found {size!r}")
+    if size < 1:
+        raise UsageError(f"batch_size is {size}, at least 1 is needed")
+    return size

@@ -15,6 +15,7 @@ from ..storages import ListStorage, Storage
 from ..transforms import Compose, as_transform
 from ..writers import RoundRobinWriter, Writer
 from .collate import default_collate
+from .layout import checked_batch_size
 from .locks import Guard, SharedGuard, reset_after_fork
 from .prefetch import Prefetcher
 from .sharing import Sharing
@@ -91,8 +92,7 @@ class BufferParts(Sharing):
         transform: Any,
         transform_factory: Any,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}, at least 1 is needed")
+        checked_batch_size(batch_size)
         if prefetch is not None and prefetch < 0:
             raise UsageError(f"prefetch is {prefetch}, a number of batches is expected")
         if prefetch and batch_size is None:

@@ -13,8 +13,9 @@ import torch
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
-from ..errors import SchemaError
+from ..errors import RbtoolError, SchemaError
 from .checkpoint import BufferFolder, write_buffer
+from .layout import checked_batch_size
 from .prefetch import Draw
 from .writing import Writing
 
@@ -50,6 +51,18 @@ class Persistent(Writing):
         SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of a
         storage that has no room for it, of another number of batches made ahead.
         """
+        missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
+        if missing:
+            raise SchemaError(f"the state of a buffer is expected, {', '.join(sorted(missing))} is not in it")
+        batch_size = checked_batch_size(state_dict.get("_batch_size", self._batch_size))
+        try:
+            self._take_over(state_dict, batch_size)
+        except RbtoolError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"the state is not that of a {type(self).__name__}: {error!r}") from error
+
+    def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
         ahead = state_dict.get("_prefetch_state") or {"capacity": self._capacity_ahead(), "queue": ()}
         if ahead["capacity"] != self._capacity_ahead():
             raise SchemaError(
@@ -61,7 +74,7 @@ class Persistent(Writing):
             self._sampler.load_state_dict(state_dict["_sampler"])
             if state_dict.get("_rng") is not None:
                 self._restore_rng(*state_dict["_rng"])
-            self._batch_size = state_dict.get("_batch_size", self._batch_size)
+            self._batch_size = batch_size
             self._storage.load_state_dict(state_dict["_storage"])
             self._restore_ahead([_as_draw(item) for item in ahead["queue"]])
 

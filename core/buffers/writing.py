@@ -100,6 +100,8 @@ class Writing(Reading):
 
     def _inward(self, data: Any) -> Any:
         """Send data through the transforms, without showing them the caller's own containers."""
+        if data is None:
+            raise SchemaError("None was given to write: did a function forget to return its data?")
         if self._transform.is_empty:
             return data
         return self._transform.inv(data.copy() if isinstance(data, TensorDictBase) else data)

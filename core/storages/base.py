@@ -38,6 +38,8 @@ class Storage(ABC):
     """Leading dimensions of the data that count elements."""
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
+        if isinstance(max_size, bool) or not isinstance(max_size, int):
+            raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
         if max_size < 1:
             raise UsageError(f"a storage of {max_size} elements was asked for; at least 1 is needed")
         self.max_size = max_size

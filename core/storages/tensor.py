@@ -164,9 +164,11 @@ class TensorStorage(Storage):
             if before[1] is None:
                 self._initialize(as_index(cursor, self.ndim), data)
             self._set(cursor, data)
-        except BaseException:
+        except BaseException as error:
             if self._columns is not before[1]:
                 self._go_back(*before)
+            if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
+                raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
         if set_cursor:
             self._last_cursor = cursor

@@ -59,11 +59,15 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key: Key = ("next", "reward") if rank_key is None else _key(rank_key)
         self.reduction = reduction
         self._ranking = Ranking()
+        self._unranked = False
         self._labels = Labels()
         self._process = 0
 
     def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on; UsageError for one of several dimensions."""
+        """Write into this storage from now on; UsageError for one of several dimensions.
+
+        What is in it is ranked at the first write, unless a state that is loaded before says how it ranks.
+        """
         if storage is self._storage:
             return
         if storage.ndim > 1:
@@ -74,6 +78,7 @@ class TensorDictMaxValueWriter(Writer):
         if self._storage is not None:
             self._ranking = Ranking()
             self._cursor = 0
+        self._unranked = not len(self._ranking)
         self._storage, self._labels, self._process = storage, Labels(), os.getpid()
 
     # Writing ---------------------------------------------------------------------------------------
@@ -113,7 +118,16 @@ class TensorDictMaxValueWriter(Writer):
         storage = self._registered()
         if storage.shared and os.getpid() != self._process:
             raise self._not_shared()
+        if self._unranked:
+            self._rank_what_is_there(storage)
         return storage
+
+    def _rank_what_is_there(self, storage: Storage) -> None:
+        if len(storage):
+            there = self._ranks(self._entry(storage.get(slice(None)), batch=True), len(storage))
+            with self._ranking.offered(there, storage.max_size):
+                pass  # each takes the place it has
+        self._unranked = False
 
     def _not_shared(self) -> SchemaError:
         return SchemaError(
@@ -157,6 +171,7 @@ class TensorDictMaxValueWriter(Writer):
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count)
         self._ranking = Ranking()
+        self._unranked = False
 
     # State -----------------------------------------------------------------------------------------
 
@@ -207,6 +222,7 @@ class TensorDictMaxValueWriter(Writer):
             raise SchemaError(f"{len(ranking)} elements are ranked in the state; this storage has room for {capacity}")
         self._cursor = len(ranking) % capacity if capacity else len(ranking)
         self._write_count, self.rank_key, self._ranking = write_count, key, ranking
+        self._unranked = False
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

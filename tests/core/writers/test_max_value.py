@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 
-from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    MissingKeyError,
+    SchemaError,
+    UsageError,
+)
 from rbtool.core.storages import LazyTensorStorage, TensorStorage
 from rbtool.core.testing.writers import WriterTests
 from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
@@ -286,3 +293,24 @@ def test_another_storage_is_ranked_anew() -> None:
     writer.register_storage(LazyTensorStorage(2))
     assert writer.extend(scored([1.0])).tolist() == [0]
     assert repr(writer) == "TensorDictMaxValueWriter(rank_key='s', reduction='sum', ranked=1)"
+
+
+@pytest.mark.parametrize("filled", [2, 3])
+def test_what_the_storage_holds_is_ranked(filled):
+    storage = LazyTensorStorage(3)
+    storage.set(range(filled), TensorDict({"k": torch.tensor([5.0, 1.0, 9.0][:filled])}, [filled]))
+    writer = TensorDictMaxValueWriter(rank_key="k")
+    writer.register_storage(storage)
+    writer.extend(TensorDict({"k": torch.tensor([7.0, 0.0])}, [2]))
+    expected = sorted([*[5.0, 1.0, 9.0][:filled], 7.0, 0.0])[-3:]
+    assert sorted(storage[:]["k"].tolist()) == expected
+
+
+def test_over_what_cannot_be_ranked_nothing_is_written():
+    storage = LazyTensorStorage(3)
+    storage.set(range(2), TensorDict({"other": torch.zeros(2)}, [2]))
+    writer = TensorDictMaxValueWriter(rank_key="k")
+    writer.register_storage(storage)
+    with pytest.raises(MissingKeyError, match="k"):
+        writer.extend(TensorDict({"k": torch.zeros(2), "other": torch.zeros(2)}, [2]))
+    assert (len(storage), writer._write_count) == (2, 0)
