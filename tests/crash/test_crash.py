@@ -54,10 +54,10 @@ def work(prepared: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_anywhere_the_destination_is_old_or_new(work: Path, job: str) -> None:
-    counts = _strike(work, job, "--every", "11", "--over")
+    counts = _strike(work, job, "--every", "19", "--over")
     assert counts["old"] >= 3
     assert counts["new"] >= 1
-    assert counts["old"] + counts["new"] >= counts["operations"] // 11
+    assert counts["old"] + counts["new"] >= counts["operations"] // 19
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def small_disk(tmp_path: Path, prepared: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(small_disk: Path, job: str) -> None:
-    counts = _strike(small_disk, job, "--fault", "fill", "--every", "7", "--over")
+    counts = _strike(small_disk, job, "--fault", "fill", "--every", "13", "--over")
     assert counts["old"] >= 3
 
 
