@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -101,15 +102,14 @@ def _forked(
 
 def _strike(fault: Callable[[], None] | None, at: int, watch: Path, pipe: int) -> None:
     """Count the operations below `watch`, a byte into the pipe each, and call the fault at the n-th."""
-    count, prefix = 0, str(watch)
+    numbers, prefix = itertools.count(1), str(watch)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal count
         if event not in WATCHED or not _changes(event, arguments, prefix):
             return
-        count += 1
+        number = next(numbers)  # in one step: a download has several threads
         os.write(pipe, b".")
-        if count == at and fault is not None:
+        if number == at and fault is not None:
             fault()
 
     sys.addaudithook(hook)
