@@ -90,16 +90,19 @@ class Columns:
     def read(self, index: Index, rows: int) -> tuple[list[torch.Tensor], torch.Size]:
         """Read `index` among the first `rows` rows; return the tensors and their leading shape.
 
-        Vectors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views.
+        Tensors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views.
         IndexError for rows that are not there.
         """
         self._follow_moves()
-        if type(index) is torch.Tensor and index.dim() == 1 and index.dtype is torch.int64:
-            return self._gather(index, rows), index.shape
+        if type(index) is torch.Tensor and index.dtype is torch.int64 and index.dim():
+            batch = torch.Size([*index.shape, *self.others]) if self.others else index.shape
+            found = self._gather(index if index.dim() == 1 else index.flatten(), rows)
+            return _shaped(found, index.shape), batch
         if isinstance(index, tuple) and (flat := self._flat(index, rows)) is not None:
             if self._elements is None:
                 self._elements = Columns([leaf.flatten(0, self.ndim - 1) for leaf in self.leaves], self.names, 1)
-            return self._elements._gather(flat, rows * math.prod(self.lead[1:])), flat.shape
+            found = self._elements._gather(flat, rows * math.prod(self.lead[1:]))
+            return _shaped(found, index[0].shape), index[0].shape
         found = [column[index] for column in self._of(rows)]
         batch = found[0].shape[: found[0].dim() - self.plain[0].dim() + self.ndim]
         return self._typed(found), batch
@@ -123,13 +126,15 @@ class Columns:
         return self._typed([column[index] for column in self._of(rows)])
 
     def _flat(self, index: tuple[Any, ...], rows: int) -> torch.Tensor | None:
-        """One row number for each element that a tuple of vectors names; None if it is something else."""
+        """One row number for each element that a tuple of tensors names; None if it is something else."""
         if len(index) != self.ndim or not self._in_rows:
             return None
-        if any(not isinstance(part, torch.Tensor) or part.dtype != torch.int64 or part.dim() != 1 for part in index):
+        if any(not isinstance(part, torch.Tensor) or part.dtype != torch.int64 or not part.dim() for part in index):
+            return None
+        if any(part.shape != index[0].shape for part in index):
             return None
         try:
-            parts = tuple(part.numpy(force=True) for part in index)
+            parts = tuple(part.flatten().numpy(force=True) for part in index)
             return torch.from_numpy(np.ravel_multi_index(parts, (rows, *self.lead[1:])))
         except ValueError:  # negative coordinates, which torch counts from the end, or coordinates out of range
             return None
@@ -217,6 +222,11 @@ class Columns:
         """Copy those values that a write into the columns, any of them, might change before they are read."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
+
+
+def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:
+    """Give rows that were gathered one below the other the shape of the index that named them."""
+    return found if len(batch) == 1 else [rows.view(*batch, *rows.shape[1:]) for rows in found]
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:

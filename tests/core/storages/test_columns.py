@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rbtool import TensorStorage
 from rbtool.core.testing.storages import same
@@ -58,3 +59,25 @@ print(len(os.listdir("/proc/self/task")) - before)
 def test_gathering_starts_no_threads() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", THREADS], capture_output=True, text=True, check=False)
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 4), (0, 5), (2, 2, 2)])
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_an_index_of_several_dimensions_gives_a_batch_of_its_shape(shape: tuple[int, ...], ndim: int) -> None:
+    lead = (12, 2)[:ndim]
+    leaves = {
+        "action": torch.arange(12 * 2 * 3.0).reshape(12, 2, 3),
+        "bits": torch.arange(24, dtype=torch.bfloat16).reshape(12, 2),
+    }
+    data = TensorDict(leaves, lead)
+    storage = TensorStorage(data, ndim=ndim)
+    rows, lanes = torch.randint(12, shape), torch.randint(2, shape)
+    for index in [rows, (rows, lanes)][:ndim]:
+        found = storage[index]
+        assert found.batch_size == data[index].batch_size
+        assert all(torch.equal(found[key], data[index][key]) for key in leaves)
+
+
+def test_a_row_out_of_reach_in_an_index_of_two_dimensions_is_an_index_error() -> None:
+    with pytest.raises(IndexError, match="99"):
+        TensorStorage(torch.arange(12))[torch.tensor([[1, 99]])]
