@@ -34,11 +34,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## see rbtool at work on data made on the spot
 	$(BIN)/rbtool demo
 
-test: $(READY) ## run the tests but the slow ones, with coverage, then try the wheel in an empty environment
-	$(BIN)/python -m pytest -n 2 -m "not slow and not peer" --cov --cov-report=term
+test: $(READY) ## run the tests but the slow ones, then try the wheel in an empty environment
+	$(BIN)/python -m pytest -n 2 -m "not slow and not peer"
 	@tests/tools/wheel_check.sh $(BIN)/python
 
-test-all: $(READY) ## run every test, then try the wheel
+test-all: $(READY) ## run every test, with coverage, then try the wheel
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 	@tests/tools/wheel_check.sh $(BIN)/python
 
