@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from .help import CONTEXT, Example, VerbGroup, examples_text
-from .options import Root, Yes, verb
+from .help import Example
+from .options import Root, Yes, verb, verb_group
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, size
 
@@ -44,21 +44,11 @@ _KINDS = "Datasets by minari:ID, a path below the root, or a pattern with *, ? o
 
 def add(app: typer.Typer) -> None:
     """Make it a group of verbs of the command line."""
-    group = typer.Typer(
-        cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(LS_EXAMPLES)
-    )
-    group.callback(invoke_without_command=True)(_without_verb)
+    group = verb_group(app, "cache", "See, verify and remove what is stored.", LS_EXAMPLES)
     verb(group, "ls", LS_EXAMPLES)(ls)
     verb(group, "rm", RM_EXAMPLES)(rm)
     verb(group, "prune", PRUNE_EXAMPLES)(prune)
     verb(group, "verify", VERIFY_EXAMPLES)(verify)
-    app.add_typer(group, name="cache")
-
-
-def _without_verb(context: typer.Context) -> None:
-    """See, verify and remove what is stored."""
-    if context.invoked_subcommand is None:
-        Output().text(context.get_help())
 
 
 def ls(*, out: Output, root: Root = None) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .help import CONTEXT, Example, VerbGroup, examples_text
-from .options import Dataset, DryRun, Force, Root, verb
+from .help import Example
+from .options import Dataset, DryRun, Force, Root, verb, verb_group
 from .output import Output
 from .published import show_published
 from .text import Cell, Styled, counted
@@ -42,20 +42,10 @@ class Form(StrEnum):
 
 def add(app: typer.Typer) -> None:
     """Make it a group of verbs of the command line."""
-    group = typer.Typer(
-        cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(SAVE_EXAMPLES)
-    )
-    group.callback(invoke_without_command=True)(_without_verb)
+    group = verb_group(app, "checkpoint", "Save, load and verify checkpoints of datasets.", SAVE_EXAMPLES)
     verb(group, "save", SAVE_EXAMPLES)(save)
     verb(group, "load", LOAD_EXAMPLES)(load)
     verb(group, "verify", VERIFY_EXAMPLES)(verify)
-    app.add_typer(group, name="checkpoint")
-
-
-def _without_verb(context: typer.Context) -> None:
-    """Save, load and verify checkpoints of datasets."""
-    if context.invoked_subcommand is None:
-        Output().text(context.get_help())
 
 
 def save(

@@ -109,19 +109,19 @@ class _Conversion:
             return list(value)
         if value is None or isinstance(value, wanted):
             return value
-        if isinstance(value, str) and isinstance(wanted, type) and issubclass(wanted, int | Enum):
+        if isinstance(value, str) and isinstance(wanted, type) and issubclass(wanted, int | float | Enum):
             return _converted(value, wanted, param, ctx)
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
-    """Make a whole number or one of some words of what was typed, or say what was expected."""
+    """Make a number or one of some words of what was typed, or say what was expected."""
     try:
         return wanted(value)
     except ValueError:
         words = ", ".join(str(choice.value) for choice in wanted) if issubclass(wanted, Enum) else ""
-        expected = f"one of {words}" if words else "a whole number"
+        expected = f"one of {words}" if words else "a number" if wanted is float else "a whole number"
         raise typer.BadParameter(f"{value!r} is not {expected}", ctx=ctx, param=param) from None
 
 

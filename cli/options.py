@@ -16,10 +16,10 @@ import typer
 from ..core.errors import UsageError
 from ..core.version import __version__
 from .failures import Stopped, report
-from .help import CONTEXT, Example, VerbCommand, examples_text
+from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
 
-__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "Yes", "verb"]
+__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "Yes", "verb", "verb_group"]
 
 _Function: TypeAlias = Callable[..., int | None]
 
@@ -88,6 +88,19 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
         return function
 
     return register
+
+
+def verb_group(app: typer.Typer, name: str, about: str, examples: Sequence[Example]) -> typer.Typer:
+    """Make the group of verbs `name`; without one of its verbs it shows its help page."""
+    group = typer.Typer(cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(examples))
+
+    def without_verb(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            Output().text(context.get_help())
+
+    group.callback(invoke_without_command=True, help=about)(without_verb)
+    app.add_typer(group, name=name)
+    return group
 
 
 def _logged(name: str, function: _Function, given: dict[str, Any], out: Output) -> int:

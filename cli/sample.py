@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,16 +13,48 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, counted, number, size
 
 if TYPE_CHECKING:
-    from ..core.verbs.sample import SampledField, SampleResult
+    from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
 
 __all__ = ["EXAMPLES", "add", "sample_lines"]
 
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
     Example("rbtool sample minari:cartpole/scripted-v0 -n 4 --json", "which steps, and what they are like, as JSON"),
+    Example(
+        "rbtool sample ./cartpole --sampler slice --slice-len 32 --seed 0",
+        "eight runs of 32 steps, each of one episode",
+    ),
+    Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "steps of high reward more often"),
+    Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
 )
 
 _SHOWN = 6
+
+
+class SamplerName(StrEnum):
+    """The samplers."""
+
+    RANDOM = "random"
+    WITHOUT_REPLACEMENT = "without-replacement"
+    SLICE = "slice"
+    SLICE_WITHOUT_REPLACEMENT = "slice-without-replacement"
+    PRIORITIZED = "prioritized"
+    PRIORITIZED_SLICE = "prioritized-slice"
+
+
+class WeightName(StrEnum):
+    """What is equally likely to be drawn."""
+
+    EPISODE = "episode"
+    STEP = "step"
+
+
+class AnchorName(StrEnum):
+    """Where in an episode a slice lies."""
+
+    ANY = "any"
+    START = "start"
+    END = "end"
 
 
 def add(app: typer.Typer) -> None:
@@ -31,22 +64,71 @@ def add(app: typer.Typer) -> None:
 
 def sample(
     dataset: Dataset,
-    n: Annotated[int, typer.Option("--number", "-n", metavar="N", help="How many steps.")] = 256,
+    n: Annotated[
+        int | None, typer.Option("--number", "-n", metavar="N", help="How many steps. Default: 256 or close to it.")
+    ] = None,
     *,
     out: Output,
+    sampler: Annotated[
+        SamplerName, typer.Option("--sampler", metavar="NAME", help=f"How to draw: {', '.join(SamplerName)}.")
+    ] = SamplerName.RANDOM,
+    slice_len: Annotated[
+        int | None, typer.Option("--slice-len", metavar="L", help="For slices: how many steps each has.")
+    ] = None,
+    num_slices: Annotated[
+        int | None, typer.Option("--num-slices", metavar="K", help="For slices: how many make a batch.")
+    ] = None,
+    weight: Annotated[
+        WeightName | None,
+        typer.Option("--weight", help="For slice: make episodes equally likely, as by default, or steps."),
+    ] = None,
+    anchor: Annotated[
+        AnchorName | None, typer.Option("--anchor", help="For slices: anywhere, or where episodes start or end.")
+    ] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict/--no-strict", help="For slices: leave short episodes out, or take them.")
+    ] = None,
+    pad: Annotated[
+        bool, typer.Option("--pad", help="For slices: take short episodes, their last step repeated.")
+    ] = False,
+    batched: Annotated[bool, typer.Option("--batched", help="For slices: batches of slices by steps.")] = False,
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="Without replacement: leave out an incomplete last batch.")
+    ] = False,
+    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Without replacement: in order.")] = False,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", metavar="A", help="By priority: its exponent. Default: 0.6.")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option("--beta", metavar="B", help="By priority: exponent of the weights. Default: 0.4.")
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", metavar="KEY", help="By priority: |KEY|. Default: all equal.")
+    ] = None,
+    time: Annotated[bool, typer.Option("--time", help="Measure how fast batches come.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", metavar="S", help="For how long to measure. Default: 2.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same batch.")] = None,
     root: Root = None,
 ) -> None:
-    """Draw steps at random, as training would."""
+    """Draw steps or slices at random, as training would.
+
+    The batch is the first one that the sampler of that name gives in a buffer with this seed.
+    """
     from ..core.verbs.sample import sample as run
 
-    result = run(dataset, n, seed=seed, root=root)
+    result = run(
+        dataset, n, sampler=sampler.value, slice_len=slice_len, num_slices=num_slices,
+        weight=weight and weight.value, anchor=anchor and anchor.value, strict=strict, pad=pad, batched=batched,
+        drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
+        time=time, seconds=seconds, seed=seed, root=root,
+    )  # fmt: skip
     out.show(result, map(str, result.indices), lambda width: sample_lines(result))
 
 
 def sample_lines(result: SampleResult) -> list[list[Cell]]:
-    """Set what was drawn: the first few steps, and what the values of each leaf are like."""
-    drawn = [f"{episode}:{step}" for episode, step in zip(result.episodes, result.steps, strict=True)]
+    """Set what was drawn: the first few steps or slices, what the values of each leaf are like, and the speed."""
     rows: list[Line] = [
         [
             f"  {field.key}",
@@ -58,12 +140,35 @@ def sample_lines(result: SampleResult) -> list[list[Cell]]:
         for field in result.fields
         for about in [_about(field)]
     ]
+    how = "" if result.sampler == "random" else f"   {result.sampler}"
     return [
-        [Styled(f"{counted(result.n, 'step')} of {result.path}", "bold"), f"   seed {result.seed}"],
-        [Styled("drawn    ", "dim"), f"episode:step {' '.join(drawn[:_SHOWN])}{' …' if result.n > _SHOWN else ''}"],
+        [Styled(f"{_counts(result)} of {result.path}", "bold"), f"   seed {result.seed}{how}"],
+        [Styled("drawn    ", "dim"), _drawn(result)],
         [Styled("batch", "dim")],
         *Table(rows, right=frozenset({3})).lines(),
+        *(_speed(result.timing) if result.timing else []),
     ]
+
+
+def _counts(result: SampleResult) -> str:
+    steps = counted(result.n, "step")
+    return f"{steps} in {counted(len(result.slices), 'slice')}" if result.slices else steps
+
+
+def _drawn(result: SampleResult) -> str:
+    """Name the first few steps, or slices with their ends."""
+    if result.slices:
+        form = "episode:first-last"
+        drawn = [_slice(one) for one in result.slices]
+    else:
+        form = "episode:step"
+        drawn = [f"{episode}:{step}" for episode, step in zip(result.episodes, result.steps, strict=True)]
+    return f"{form} {' '.join(drawn[:_SHOWN])}{' …' if len(drawn) > _SHOWN else ''}"
+
+
+def _slice(one: SampledSlice) -> str:
+    padding = f"+{one.padding}" if one.padding else ""
+    return f"{one.episode}:{one.first}-{one.last}({one.length}{padding})"
 
 
 def _about(field: SampledField) -> str:
@@ -72,3 +177,19 @@ def _about(field: SampledField) -> str:
     if field.min is None or field.mean is None or field.max is None:
         return ""
     return f"mean {number(field.mean)}, {number(field.min)} … {number(field.max)}"
+
+
+def _speed(timing: SampleTiming) -> list[list[Cell]]:
+    """Set how fast batches came."""
+    rates = [
+        counted(round(timing.batches_per_second), "batch").replace("batchs", "batches") + "/s",
+        f"{number(round(timing.steps_per_second))} steps/s",
+        f"{size(timing.bytes_per_second)}/s",
+    ]
+    each = f"a batch takes {number(timing.median_us)} µs, 95 % of them under {number(timing.p95_us)} µs"
+    measured = f"{timing.batches:,} batches in {timing.seconds:.1f} s, {counted(timing.threads, 'thread')}"
+    return [
+        [Styled("speed    ", "dim"), " · ".join(rates)],
+        [f"         {each}"],
+        [Styled(f"         {measured}", "dim")],
+    ]

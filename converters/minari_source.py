@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 import re
@@ -21,6 +20,7 @@ from ..core.dataset import (
     RemoteFile,
     Source,
     select_episodes,
+    written_time,
 )
 from ..core.errors import NetworkError, RbtoolError, UsageError
 from ..core.remote import ask_all, fetch_files
@@ -71,7 +71,7 @@ class MinariSource(Source):
     ) -> Catalogue:
         """List all datasets; the metadata of each that is not as `known` has it are asked for one by one."""
         found = self._remote.datasets()
-        fetched = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        fetched = written_time()
         before = {entry.state: entry for entry in known.entries if entry.state} if known else {}
         entries = {
             dataset.id: CatalogueEntry(dataset.id, dataset.bytes, old.steps, old.episodes, old.state)

@@ -9,7 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .buffers import ReplayBuffer, TensorDictReplayBuffer
+    from .buffers import (
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+    )
     from .checkpointers import (
         CompressedListStorageCheckpointer,
         ListStorageCheckpointer,
@@ -17,7 +22,16 @@ if TYPE_CHECKING:
         TensorStorageCheckpointer,
     )
     from .datasets import BaseDatasetExperienceReplay, MinariExperienceReplay, load_dataset
-    from .samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+    from .samplers import (
+        PrioritizedSampler,
+        PrioritizedSliceSampler,
+        RandomSampler,
+        Sampler,
+        SamplerWithoutReplacement,
+        SliceSampler,
+        SliceSamplerWithoutReplacement,
+        find_start_stop_traj,
+    )
     from .specs import (
         Binary,
         Bounded,
@@ -51,15 +65,33 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "buffers": ("ReplayBuffer", "TensorDictReplayBuffer"),
+    "buffers": (
+        "PrioritizedReplayBuffer",
+        "ReplayBuffer",
+        "TensorDictPrioritizedReplayBuffer",
+        "TensorDictReplayBuffer",
+    ),
     "checkpointers": (
         "CompressedListStorageCheckpointer",
         "ListStorageCheckpointer",
         "StorageCheckpointerBase",
         "TensorStorageCheckpointer",
     ),
-    "datasets": ("BaseDatasetExperienceReplay", "MinariExperienceReplay", "load_dataset"),
-    "samplers": ("RandomSampler", "Sampler", "SamplerWithoutReplacement"),
+    "datasets": (
+        "BaseDatasetExperienceReplay",
+        "MinariExperienceReplay",
+        "load_dataset",
+    ),
+    "samplers": (
+        "PrioritizedSampler",
+        "PrioritizedSliceSampler",
+        "RandomSampler",
+        "Sampler",
+        "SamplerWithoutReplacement",
+        "SliceSampler",
+        "SliceSamplerWithoutReplacement",
+        "find_start_stop_traj",
+    ),
     "specs": (
         "Binary",
         "Bounded",
@@ -83,7 +115,10 @@ _HOMES = {
         "Storage",
         "TensorStorage",
     ),
-    "transforms": ("Compose", "Transform"),
+    "transforms": (
+        "Compose",
+        "Transform",
+    ),
     "writers": (
         "ImmutableDatasetWriter",
         "RoundRobinWriter",
@@ -114,14 +149,20 @@ __all__ = [
     "MinariExperienceReplay",
     "MultiCategorical",
     "NonTensor",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "RandomSampler",
     "ReplayBuffer",
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "Storage",
     "StorageCheckpointerBase",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorSpec",
@@ -132,6 +173,7 @@ __all__ = [
     "UnboundedContinuous",
     "UnboundedDiscrete",
     "Writer",
+    "find_start_stop_traj",
     "load_dataset",
 ]
 

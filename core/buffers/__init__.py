@@ -3,6 +3,15 @@
 from .base import ReplayBuffer
 from .collate import default_collate
 from .parts import UnsupportedError, WrongKindError
+from .prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from .tensordict import TensorDictReplayBuffer
 
-__all__ = ["ReplayBuffer", "TensorDictReplayBuffer", "UnsupportedError", "WrongKindError", "default_collate"]
+__all__ = [
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+    "UnsupportedError",
+    "WrongKindError",
+    "default_collate",
+]

@@ -50,7 +50,7 @@ def _stack_collections(items: list[Any]) -> Any:
         return items
     if all(_alike(item, items[0]) for item in items):
         return torch.stack(items)
-    return LazyStackedTensorDict.lazy_stack(items)
+    return LazyStackedTensorDict.lazy_stack([item.copy() for item in items])  # entries of a batch are no one else's
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -43,7 +43,9 @@ def swap(data: Any, dim: int) -> Any:
 
 def without_arrays(index: Any) -> Any:
     """Return an index with arrays made tensors: an array of one number would be taken for an int, others refused."""
-    return torch.from_numpy(index) if isinstance(index, np.ndarray) else index
+    if not isinstance(index, np.ndarray):
+        return index
+    return torch.from_numpy(index.copy() if min(index.strides, default=0) < 0 else index)
 
 
 def is_key(index: Any) -> TypeGuard[str | tuple[str, ...]]:

@@ -15,7 +15,7 @@ from ..storages import ListStorage, Storage
 from ..transforms import Compose, as_transform
 from ..writers import RoundRobinWriter, Writer
 from .collate import default_collate
-from .layout import checked_batch_size
+from .layout import checked_batch_size, without_arrays
 from .locks import Guard, SharedGuard, reset_after_fork
 from .prefetch import Prefetcher
 from .sharing import Sharing
@@ -112,12 +112,12 @@ class BufferParts(Sharing):
             if recipe is None:
                 return
             storage: Storage = _made(recipe["storage"], Storage, "storage", lambda: ListStorage(1_000))
-            sampler: Sampler = _made(recipe["sampler"], Sampler, "sampler", RandomSampler)
+            sampler: Sampler = _made(recipe["sampler"], Sampler, "sampler", lambda: self._default_sampler(storage))
             writer: Writer = _made(recipe["writer"], Writer, "writer", self._default_writer)
             factory = recipe["transform_factory"]
             transform = _composed(factory() if factory is not None else recipe["transform"])
             dim_extend = _checked_dim(recipe["dim_extend"], storage)
-            self._check_sampler(sampler)
+            self._check_parts(storage, sampler, writer)
             writer.register_storage(storage)
             if recipe["checkpointer"] is not None:
                 storage.checkpointer = recipe["checkpointer"]
@@ -142,7 +142,12 @@ class BufferParts(Sharing):
     def _default_writer(self) -> Writer:
         return RoundRobinWriter(compilable=self._compilable)
 
-    def _check_sampler(self, sampler: Sampler) -> None:
+    def _default_sampler(self, storage: Storage) -> Sampler:
+        return RandomSampler()
+
+    def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
+        """Refuse parts that do not go together, before any of them is put in place."""
+        sampler._check_storage(storage)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 
@@ -152,13 +157,14 @@ class BufferParts(Sharing):
         self._ear = _Ear(self)
         if kind.mark_update is not Sampler.mark_update:
             self._storage.attach(self._ear)
-        self._tell_sampler = (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
+        self._tell_sampler = not kind.by_marks and (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
         self._by_number = kind.by_number
         self._hand_on_generator()
 
     def _introduce(self) -> None:
-        """Tell the sampler which elements are there already, where it wants to hear of elements."""
-        if type(self._sampler).extend is Sampler.extend or not len(self._storage):
+        """Have the sampler get to know the storage, and where it wants to hear of them, the elements that are there."""
+        self._sampler._meet(self._storage)
+        if not (self._tell_sampler and len(self._storage)):
             return
         coordinates = [torch.arange(size) for size in self._storage.shape]
         self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
@@ -218,6 +224,7 @@ class BufferParts(Sharing):
         with self._guard, self._sampling:
             dim = self._dim_extend if self._given_dim else None
             dim_extend = _checked_dim(dim, storage)
+            self._check_parts(storage, self._sampler, self._writer)
             self._writer.register_storage(storage)
             previous, self._storage = self._storage, storage
             previous._attached = [listener for listener in previous._attached if listener is not self._ear]
@@ -235,7 +242,7 @@ class BufferParts(Sharing):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put another sampler in place of this one, and return this one."""
         sampler = _made(sampler, Sampler, "sampler")
-        self._check_sampler(sampler)
+        self._check_parts(self._storage, sampler, self._writer)
         with self._guard.hold(), self._sampling:
             previous, self._sampler = self._sampler, sampler
             previous._rng = None
@@ -247,6 +254,7 @@ class BufferParts(Sharing):
     def set_writer(self, writer: Writer) -> Writer:
         """Put another writer in place of this one, and return this one; a writer that is new goes on where it was."""
         writer = _made(writer, Writer, "writer")
+        self._check_parts(self._storage, self._sampler, writer)
         with self._guard.hold(), self._sampling:
             writer.register_storage(self._storage)
             previous, self._writer = self._writer, writer
@@ -254,6 +262,7 @@ class BufferParts(Sharing):
             rings = isinstance(writer, RoundRobinWriter) and isinstance(previous, RoundRobinWriter)
             if rings and not writer._write_count:
                 writer._cursor, writer._write_count = previous._cursor, previous._write_count
+            writer.tell_cursor()
             self._connect_again()
         return previous
 
@@ -292,9 +301,15 @@ class BufferParts(Sharing):
             self._prefetcher.clear()
 
     def mark_update(self, index: Any) -> None:
-        """Tell the sampler that elements have changed."""
+        """Tell the sampler that elements have changed; one that looks at priorities gives them the default one.
+
+        `index` is anything that elements can be replaced at, or int64 `[n, ndim]`, their coordinates.
+        """
+        storage, index = self._storage, without_arrays(index)
+        if isinstance(index, torch.Tensor) and index.dim() == 2 and 1 < storage.ndim == index.shape[1]:
+            index = index.unbind(-1)  # as writers name elements; to a storage it would be a matrix of rows
         with self._sampling:
-            self._sampler.mark_update(index, storage=self._storage)
+            self._sampler.mark_update(index, storage=storage)
 
 
 class _Ear:

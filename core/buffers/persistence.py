@@ -76,6 +76,7 @@ class Persistent(Writing):
                 self._restore_rng(*state_dict["_rng"])
             self._batch_size = batch_size
             self._storage.load_state_dict(state_dict["_storage"])
+            self._writer.tell_cursor()
             self._restore_ahead([_as_draw(item) for item in ahead["queue"]])
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
@@ -123,6 +124,7 @@ class Persistent(Writing):
             self._storage.loads(folder.path / "storage")
         else:
             self._storage._empty()
+        self._writer.tell_cursor()
         if not saved_sampler:
             self._introduce()
 

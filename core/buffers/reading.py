@@ -103,8 +103,8 @@ class Reading(BufferParts):
         else:
             with self._guard.hold(), self._sampling:
                 sampler.ran_out = False
-                index, found = sampler.sample(storage, size)
-                last, rows = sampler.ran_out, storage.get(index)
+                index, found, rows = sampler.sample_rows(storage, size)
+                last = sampler.ran_out
         info = dict(found)
         info["index"] = index
         if self._writer.tracks_generations:

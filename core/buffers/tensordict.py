@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,22 +13,18 @@ from ..samplers import Sampler
 from ..writers import TensorDictRoundRobinWriter, Writer
 from .base import ReplayBuffer
 from .prefetch import Draw
+from .reduction import by_element, one_each
 
 __all__ = ["TensorDictReplayBuffer"]
-
-_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "max": torch.amax,
-    "min": torch.amin,
-    "mean": torch.mean,
-    "sum": torch.sum,
-}
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` of tensordicts: batches carry the index of their elements, and whatever else the sampler says.
 
-    `"index"` is int64, `[batch]`, or `[batch, ndim]` where the storage has several dimensions. `priority_key` names
-    the entry that priorities are read from. The default writer also stores the number of every row as `"index"`.
+    `"index"` is int64, `[batch]`, or `[batch, ndim]` where the storage has several dimensions. Where the elements are
+    whole trajectories, what is known of one of them is said of every step: batches are `[batch, steps]`, and so is
+    that entry. `priority_key` names the entry that priorities are read from. The default writer also stores the
+    number of every row as `"index"`.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -52,9 +47,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one tensordict; see `ReplayBuffer.add`. UsageError (a ValueError) for anything else."""
+        """Write one tensordict, and give it the priority that it comes with; see `ReplayBuffer.add` and `extend`.
+
+        UsageError (a ValueError) for anything else.
+        """
         _require_tensordict(data)
-        return super().add(data)
+        index = super().add(data)
+        if index is not None:  # a writer may keep an element out
+            self._take_priorities(data, index if isinstance(index, torch.Tensor) else torch.tensor([index]))
+        return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch; see `ReplayBuffer.extend`. UsageError (a ValueError) for what is no tensordict.
@@ -64,18 +65,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         _require_tensordict(data)
         index = super().extend(data)
-        if update_priority is not False and self._prioritised and len(index):
-            self._push_priority(data, index)
+        if update_priority is not False:
+            self._take_priorities(data, index, swapped=self._dim_extend)
         return index
 
-    def _push_priority(self, data: TensorDictBase, index: torch.Tensor) -> None:
-        priority = data.get(self.priority_key, None)
-        if priority is None:
+    # Priorities ------------------------------------------------------------------------------------
+
+    def _take_priorities(self, data: TensorDictBase, index: torch.Tensor, swapped: int = 0) -> None:
+        """Give elements that were just written the priorities that they came with."""
+        if not (self._prioritised and len(index)):
             return
         try:
-            if self._dim_extend:
-                priority = priority.transpose(0, self._dim_extend)
-            self.update_priority(index, self._reduced(priority, index))
+            priority = self._priority_in(data)
+            if priority is not None:
+                self.update_priority(index, one_each(priority.transpose(0, swapped), len(index), self._reduction))
         except Exception as error:
             raise SchemaError(
                 f"the entry {self.priority_key!r} could not be taken for priorities: {error}",
@@ -86,36 +89,40 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _prioritised(self) -> bool:
         return type(self._sampler).update_priority is not Sampler.update_priority
 
-    def _reduced(self, priority: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Make one number an element of its priorities: `[n]` of anything that has as many elements in front."""
-        priority = priority.reshape(len(index), -1)
-        if priority.shape[1] == 1:
-            return priority[:, 0]
-        name = getattr(self._sampler, "reduction", "max")
-        if name == "median":
-            return priority.median(dim=1).values
-        if name not in _REDUCTIONS:
-            raise UsageError(f"the sampler's reduction is {name!r}, expected median or one of {', '.join(_REDUCTIONS)}")
-        return _REDUCTIONS[name](priority, dim=1)
-
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the elements of a batch that was sampled the priorities that it holds now.
 
-        Elements without a priority get the default one. Nothing happens if the sampler looks at no priorities.
-        MissingKeyError (a KeyError) for a batch without `"index"`.
+        Of several numbers an element, the sampler's `reduction` makes one. Elements without a priority get the
+        default one; steps that only pad a batch, by `("collector", "mask")` or the `"mask"` of whole trajectories,
+        count for nothing. Nothing happens if the sampler looks at no priorities.
+
+        UsageError (a ValueError) for what is no tensordict, MissingKeyError (a KeyError) for a batch without
+        `"index"`, SchemaError (a RuntimeError) for priorities that are not of its elements.
         """
         if not self._prioritised:
             return
+        _require_tensordict(data)
         index = data.get("index", None)
         if index is None:
             raise MissingKeyError('the batch has no "index": it was not sampled from a buffer of tensordicts')
-        several = self._storage.ndim > 1
-        index = index.reshape(-1, self._storage.ndim) if several else index.reshape(-1)
-        priority = data.get(self.priority_key, None)
+        if not index.numel():
+            return
+        priority = self._priority_in(data)
         if priority is None:
-            self.update_priority(index, torch.full((len(index),), float(self._sampler.default_priority)))
-        else:
-            self.update_priority(index, self._reduced(priority, index))
+            priority = torch.full(data.shape, float(self._sampler.default_priority))
+        ndim = self._storage.ndim
+        index, priority = by_element(data, index.reshape(*data.shape, ndim), priority, self._reduction)
+        self.update_priority(index if ndim > 1 else index[:, 0], priority)
+
+    @property
+    def _reduction(self) -> str:
+        return str(getattr(self._sampler, "reduction", "max"))
+
+    def _priority_in(self, data: TensorDictBase) -> torch.Tensor | None:
+        priority = data.get(self.priority_key, None)
+        if priority is not None and not isinstance(priority, torch.Tensor):
+            raise SchemaError(f"{self.priority_key!r} is a {type(priority).__name__}, a tensor is expected")
+        return None if priority is None else priority.detach()
 
     # Sampling --------------------------------------------------------------------------------------
 
@@ -135,15 +142,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 f"a tensordict was to be sampled, found a {type(batch).__name__}", hint="take a ReplayBuffer"
             )
         for key, value in draw.info.items():
-            value = torch.stack(value, -1) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                value = torch.stack(value, -1) if len(value) > 1 else value[0].unsqueeze(-1)
             try:
-                batch.set(key, value)
+                batch.set(key, _of_every_step(value, batch.shape) if batch.ndim > 1 else value)
             except RuntimeError as error:
                 raise SchemaError(
                     f"{key!r} is {list(value.shape)}, expected the shape of the batch, {list(batch.shape)}, in front",
                     hint="keep the leading dimensions in transforms, or take a ReplayBuffer with return_info=True",
                 ) from error
         return batch
+
+
+def _of_every_step(value: Any, batch: torch.Size) -> Any:
+    """Repeat what is known of elements, whole trajectories, say, along the other dimensions of a batch."""
+    if not isinstance(value, torch.Tensor) or value.shape[:1] != batch[:1] or value.shape[: len(batch)] == batch:
+        return value
+    steps = value.reshape(len(value), *[1] * (len(batch) - 1), *value.shape[1:])
+    return steps.expand(*batch, *value.shape[1:]).contiguous()
 
 
 def _require_tensordict(data: Any) -> None:

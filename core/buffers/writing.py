@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError
 from ..storages.cursors import as_index
+from ..storages.write_log import Change
 from ..writers.batches import batch_length
 from .layout import entry, is_key, swap, without_arrays
-from .parts import UnsupportedError
+from .parts import UnsupportedError, WrongKindError
 from .reading import Reading, quiet
 
 __all__ = ["Writing"]
@@ -165,7 +167,7 @@ class Writing(Reading):
                     f"{_name(key)} is {list(value.shape)}, expected {list(leaf[index].shape)} at this index"
                 )
             leaf[index] = value
-            self._storage.mark_changed()
+            self._storage.mark_changed(Change(keys=(_path(key),)))
         return self
 
     def update_(
@@ -193,7 +195,7 @@ class Writing(Reading):
                 checked.append((leaf, fitting))
             for leaf, fitting in checked:
                 leaf.copy_(fitting)
-            self._storage.mark_changed()
+            self._storage.mark_changed(Change(keys=tuple(map(_path, values))))
         return self
 
     def _leaf(self, key: Key) -> torch.Tensor:
@@ -211,12 +213,17 @@ class Writing(Reading):
     # Priorities and emptying -----------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give elements another priority; `index` is int64 `[n]`, `[n, ndim]`, or a tuple of a tensor a dimension.
+        """Give elements another priority, one for all or as many as there are elements, without gradients.
 
-        A sampler that looks at no priorities warns.
+        `index` is an int, or int64 `[n]`, `[n, ndim]`, or a tuple of a tensor a dimension. A sampler that looks at no
+        priorities warns. WrongKindError (a TypeError) for an index or a priority of no numbers, UsageError (a
+        ValueError) for priorities that are negative or not finite, SchemaError (a RuntimeError) for another number of
+        them: all with nothing changed.
         """
+        if isinstance(index, slice | str) or index is None or index is Ellipsis or is_tensor_collection(index):
+            raise WrongKindError(f"elements are named by their numbers, found a {type(index).__name__}")
         with self._sampling:
-            self._sampler.update_priority(index, priority, storage=self._storage)
+            self._sampler.update_priority(without_arrays(index), _numbers(priority), storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all elements, and where sampler and writer were; memory is kept.
@@ -234,8 +241,26 @@ def _nothing(ndim: int) -> torch.Tensor:
     return torch.empty((0, ndim), dtype=torch.int64)
 
 
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
 def _name(key: Key) -> str:
     return repr(key if isinstance(key, str) else ".".join(key))
+
+
+def _numbers(values: Any) -> torch.Tensor:
+    """Return priorities without their gradients; WrongKindError (a TypeError) for what are no numbers."""
+    if isinstance(values, torch.Tensor):
+        return values.detach()
+    if isinstance(values, list | tuple):
+        values = [value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value for value in values]
+    if values is None:  # which numpy takes for NaN
+        raise WrongKindError("priorities are numbers, found None")
+    try:
+        return torch.from_numpy(np.array(values, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise WrongKindError(f"priorities are numbers, found a {type(values).__name__}: {error}") from error
 
 
 def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:

@@ -75,6 +75,7 @@ from .ted_reader import (
     read_documents,
     verify_records,
 )
+from .times import written_time
 from .tree import Leaf, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
@@ -188,4 +189,5 @@ __all__ = [
     "write_episode_text",
     "write_manifest",
     "write_tree_meta",
+    "written_time",
 ]

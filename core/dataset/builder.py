@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from .digest import FileRecord
 from .episodes import EpisodeRow, EpisodeTable, write_episode_text
 from .leaf_writer import TreeWriter, record_file
 from .manifest import HIDDEN, Dropped, FieldRange, Manifest, Provenance, Request, content_digest, is_inside
+from .times import written_time
 
 __all__ = [
     "ENV_METADATA",
@@ -40,8 +40,7 @@ def created_by() -> str:
 
 def provenance_step(verb: str, arguments: Mapping[str, Any], inputs: Mapping[str, str]) -> Provenance:
     """Record one step of how data came to be, as of now (UTC)."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Provenance(verb, dict(arguments), __version__, dict(inputs), now)
+    return Provenance(verb, dict(arguments), __version__, dict(inputs), written_time())
 
 
 @dataclass(frozen=True, slots=True)

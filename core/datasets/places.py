@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..dataset import Staging, fs, has_manifest, mend, remove_dataset, safe_id, storage_root
 from ..errors import UsageError
-from ..remote import KnownNames
+from ..remote import KnownNames, told_instead
 from ..verbs.download import DownloadResult, download
 
 __all__ = ["SourceFolder"]
@@ -55,7 +55,7 @@ class SourceFolder:
         """
         result = download(self.source, asked, root=self._store, force=force)
         if result.resolved == "words":
-            warnings.warn(f"{asked} is published today as {result.id}: that was taken", stacklevel=4)
+            warnings.warn(told_instead(asked, result.id), stacklevel=4)
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..dataset import Manifest, TedReader, leaf_path
@@ -61,6 +63,13 @@ class DatasetStorage(TensorStorage):
             if again.content_digest == manifest.content_digest:
                 return manifest.content_digest, tensors
             manifest = again
+
+    def episode_lengths(self) -> NDArray[np.int64] | None:
+        """List the lengths of the episodes; None where the rows are whole trajectories."""
+        if self.split_trajs:
+            return None
+        with TedReader(self.path) as reader:
+            return reader.episodes.length
 
     def share(self) -> None:
         """Refuse, in mode `c`: its edits are seen by this process alone. In mode `r+` the files are what is shared."""

@@ -18,6 +18,8 @@ __all__ = ["copy_runs", "gather_rows"]
 # few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
 _AHEAD = 16
 _REACH = 8 * BLOCK
+# Where so many rows on the average follow one another, as in slices of trajectories, they are copied together.
+_SHORT = 4
 # Runs of this many bytes and more go past the caches: nobody reads them soon, and their places need not be read first.
 _STREAMED = 8192
 
@@ -30,6 +32,22 @@ def _ask_for(address: int, width: int) -> None:
     while line < stop:
         prefetch(line)
         line += BLOCK
+
+
+@numba.njit(inline="always")
+def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) -> int:
+    """Note where stretches of rows that follow one another stop; return how many there are, or -1 if there is none."""
+    found = 0
+    for number in range(1, numbers.size + 1):
+        if number == numbers.size or numbers[number] != numbers[number - 1] + 1:
+            if found == stops.size:
+                return -1
+            first = numbers[stops[found - 1] if found else 0]
+            if first < 0 or numbers[number - 1] >= rows:
+                return -1
+            stops[found] = number
+            found += 1
+    return found
 
 
 @numba.njit("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64)", nogil=True, cache=True)
@@ -46,6 +64,20 @@ def gather_rows(
     first `rows` rows. Returns -1, or where in `numbers` there is one of a row beyond them: then not all is copied.
     """
     count = numbers.size
+    stops = np.empty(count // _SHORT, np.int64)
+    runs = _find_runs(numbers, rows, stops) if stops.size else -1
+    for column in range(places.size if runs > 0 else 0):
+        place, width, target = places[column], widths[column], targets[column]
+        begin = 0
+        for run in range(runs):
+            size = (stops[run] - begin) * width
+            if run + 1 < runs:
+                _ask_for(place + numbers[stops[run]] * width, width)
+            copy_bytes(target, place + numbers[begin] * width, size)
+            target += size
+            begin = stops[run]
+    if runs > 0:
+        return -1
     for column in range(places.size):
         place, width, target = places[column], widths[column], targets[column]
         for number in range(count):

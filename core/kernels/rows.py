@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .importing import collector_paused
 from .recycling import Recycler
 
 __all__ = ["CompiledRows", "PlainRows", "fastest_rows"]
@@ -99,7 +100,8 @@ def fastest_rows(arrays: Sequence[Array]) -> PlainRows:
 @functools.cache
 def _compiled() -> ModuleType | None:
     try:
-        from . import compiled
+        with collector_paused():
+            from . import compiled
     except ImportError:
         return None
     return compiled

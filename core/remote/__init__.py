@@ -6,7 +6,7 @@ from .fetch import Transport, fetch_files
 from .http import HttpTransport, failure
 from .hub import Hub, HubFile, HubRepository, hub_endpoint
 from .memory import CatalogueFile, KnownNames, catalogue_age
-from .names import Resolution, is_complete, not_found, resolve
+from .names import Resolution, is_complete, not_found, resolve, told_instead
 from .offline import require_network
 from .originals import FetchedFile, Originals, OriginalsRecord, stored_originals
 from .retries import Patience, Transient, retry_after, retrying
@@ -44,4 +44,5 @@ __all__ = [
     "retry_after",
     "retrying",
     "stored_originals",
+    "told_instead",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -11,7 +10,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..dataset import RemoteDataset, RemoteFile, dump_json, fs, is_inside, load_json, lock_folder, remove_aside, sweep
+from ..dataset import (
+    RemoteDataset,
+    RemoteFile,
+    dump_json,
+    fs,
+    is_inside,
+    load_json,
+    lock_folder,
+    remove_aside,
+    sweep,
+    written_time,
+)
 from ..errors import FormatError
 from .checksums import matches
 
@@ -130,10 +140,9 @@ class Originals:
             same = {file.path for file in before.files if now.get(file.path) == file.checksum}
             kept, wanted = kept or before.kept, wanted | (same & set(before.asked))
         self._remove_others(wanted)
-        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         files = tuple(FetchedFile(file.path, file.size, file.checksum) for file in dataset.files)
         there = tuple(file.path for file in files if file.path in wanted)
-        record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, time, files, there)
+        record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, written_time(), files, there)
         fs.replace_file(self.folder / _RECORD, record.to_bytes())
 
     def _remove_others(self, wanted: Iterable[str]) -> None:

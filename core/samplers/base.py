@@ -45,6 +45,12 @@ class Sampler(metaclass=_Samplers):
     by_number: ClassVar[bool] = False
     """Whether the number of elements is all it looks at, so that it may choose while rows are being written."""
 
+    by_marks: ClassVar[bool] = False
+    """Whether `mark_update`, which a buffer calls at every write and every change, is all it needs to hear of elements.
+
+    Then a buffer calls neither `add` nor `extend`: a class that overrides those says False here.
+    """
+
     _replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others were; a class for which not says so."""
 
@@ -56,6 +62,11 @@ class Sampler(metaclass=_Samplers):
     @abstractmethod
     def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Choose `batch_size` elements; return their index and what else is known of them, each `[batch_size]`."""
+
+    def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Choose elements as `sample` does, and return them as well: for samplers that look at what they chose."""
+        index, info = self.sample(storage, batch_size)
+        return index, info, storage.get(index)
 
     def add(self, index: int) -> None:
         """Hear that an element was written."""
@@ -103,6 +114,12 @@ class Sampler(metaclass=_Samplers):
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Read the state from a folder: nothing, for a sampler without state."""
+
+    def _check_storage(self, storage: Storage) -> None:
+        """Refuse a storage that this cannot choose from, with nothing changed; SchemaError (a RuntimeError)."""
+
+    def _meet(self, storage: Storage) -> Any:
+        """Get to know the storage that elements are chosen from."""
 
     def _empty(self) -> None:
         """Forget what is known of the elements."""

@@ -7,9 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .write_log import Change, WriteLog
 
 __all__ = ["Storage", "register_checkpointer"]
 
@@ -49,6 +52,7 @@ class Storage(ABC):
         self._rng: torch.Generator | None = None
         self._last_cursor: Any = None
         self._revision = 0
+        self.log = WriteLog()
 
     @abstractmethod
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -92,9 +96,14 @@ class Storage(ABC):
         """A number that grows with every change of the contents; who caches what it derived from them compares it."""
         return self._revision
 
-    def mark_changed(self) -> None:
+    def mark_changed(self, change: Change | None = None) -> None:
         """Count a change. Call it after editing in place what `get` returned by reference."""
         self._revision += 1
+        self.log.changed(change)
+
+    def episode_lengths(self) -> NDArray[np.int64] | None:
+        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known."""
+        return None
 
     def flatten(self) -> Storage:
         """Return a one-dimensional storage of the valid elements; here it is the storage itself."""

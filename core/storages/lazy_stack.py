@@ -18,7 +18,7 @@ class LazyStackStorage(ListStorage):
 
     Their shapes may differ, but not the number of their batch dimensions; that, anything but a tensordict or a
     tensorclass, and tensordicts with too few batch dimensions for `stack_dim` raise SchemaError (a RuntimeError)
-    when written. An int reads one as it is.
+    when written. An int reads one as it is; of several, the tensors are the storage's own, but not the containers.
 
     >>> from tensordict import TensorDict
     >>> storage = LazyStackStorage(10, stack_dim=-1)
@@ -42,7 +42,8 @@ class LazyStackStorage(ListStorage):
 
     def _gathered(self, items: list[Any]) -> Any:
         if items:
-            return LazyStackedTensorDict.lazy_stack(items, self.stack_dim)
+            # Who puts an entry into the batch puts it into none of the elements, nor twice into one that is there twice.
+            return LazyStackedTensorDict.lazy_stack([item.copy() for item in items], self.stack_dim)
         if not self._items:
             return TensorDict({}, [0])
         one: Any = torch.stack([self._items[0]], self.stack_dim)  # no rows, but keys and shapes

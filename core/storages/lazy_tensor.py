@@ -83,6 +83,7 @@ class LazyTensorStorage(TensorStorage):
             self.device = torch.device("cpu")
         self._maps = maps
         self._filled.share_()
+        self.log.share_()
         maps.make_folder()
         self._own(maps)
 

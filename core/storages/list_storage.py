@@ -15,6 +15,7 @@ from .base import Storage
 from .cursors import as_index, grown_rows, rows_of
 from .item_states import item_of_state, items_of_states, state_of_item
 from .items import Node, moved, take_apart
+from .write_log import Change
 
 __all__ = ["ListStorage", "NoRowsError"]
 
@@ -99,13 +100,18 @@ class ListStorage(Storage):
         """
         if type(cursor) is int and 0 <= cursor < len(self._items):
             self._items[cursor] = self._prepared([data])[0]
+            rows: slice | torch.Tensor = slice(cursor, cursor + 1)
         else:
-            self._write(_one_dimensional(cursor), data)
+            rows = self._write(_one_dimensional(cursor), data)
         if set_cursor:
             self._last_cursor = cursor
-        self.mark_changed()
+            self._revision += 1
+            self.log.wrote(rows, self.max_size)
+        else:
+            self.mark_changed(Change(rows))
 
-    def _write(self, index: int | slice | torch.Tensor, data: Any) -> None:
+    def _write(self, index: int | slice | torch.Tensor, data: Any) -> slice | torch.Tensor:
+        """Write, and return the rows that were written."""
         rows = rows_of(index, len(self._items), self.max_size)
         if not isinstance(rows, slice) and not len(rows):
             rows = slice(0, 0)
@@ -118,6 +124,7 @@ class ListStorage(Storage):
             if len(items) != count:
                 raise SchemaError(f"{len(items)} objects given for {count} rows")
             self._place(rows, grown, self._prepared(items))
+        return rows
 
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         """Turn objects into what is kept of them; may raise, nothing has changed yet.
@@ -140,6 +147,7 @@ class ListStorage(Storage):
     def _empty(self) -> None:
         self._items = []
         self._last_cursor = None
+        self.log.go_on_at(0)
         self.mark_changed()
 
     # State -----------------------------------------------------------------------------------------
@@ -178,6 +186,7 @@ class ListStorage(Storage):
     def _take_over(self, kept: list[Any]) -> None:
         self._items = list(kept)
         self._last_cursor = None
+        self.log.go_on_at(len(kept) % self.max_size)
         self.mark_changed()
 
     def _refuse_more_than_fits(self, count: int) -> None:

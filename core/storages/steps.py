@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..dataset import Array, StepReader
@@ -30,6 +31,10 @@ class StepStorage(Storage):
 
     def __len__(self) -> int:
         return self._reader.manifest.steps
+
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """List the lengths of the episodes."""
+        return self._reader.episodes.length
 
     def get(self, index: Any) -> TensorDict:
         """Read the rows at `index` into fresh tensors."""

@@ -17,6 +17,7 @@ from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .describe import describe
 from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors
 from .structure import Structure, structure_of
+from .write_log import Change
 
 __all__ = ["TensorStorage"]
 
@@ -163,18 +164,23 @@ class TensorStorage(Storage):
         try:
             if before[1] is None:
                 self._initialize(as_index(cursor, self.ndim), data)
-            self._set(cursor, data)
+            rows = self._set(cursor, data)
         except BaseException as error:
             if self._columns is not before[1]:
                 self._go_back(*before)
             if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
+        if set_cursor and rows is not None:
+            self._revision += 1
+            self.log.wrote(rows, self.columns.lead[0])
+        else:
+            self.mark_changed(Change(rows))
         if set_cursor:
             self._last_cursor = cursor
-        self.mark_changed()
 
-    def _set(self, cursor: Any, data: Any) -> None:
+    def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
+        """Write, and return the rows that were written; None for elements of rows."""
         columns, valid = self.columns, self._filled.value
         rows: slice | torch.Tensor
         run = _run(cursor, columns.lead[0])
@@ -185,7 +191,7 @@ class TensorStorage(Storage):
             if isinstance(index, tuple):
                 values = self._values(data, columns.shape_of(index, valid))
                 self.columns.write_elements(index, valid, values)
-                return
+                return None
             rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
         grown = grown_rows(rows, valid)
         if type(data) not in _WHOLE and not single and isinstance(data, list | LazyStackedTensorDict):
@@ -194,6 +200,7 @@ class TensorStorage(Storage):
             self._write(rows, data, single)
         if grown != valid:
             self._filled.value = grown
+        return rows
 
     def _write(self, rows: slice | torch.Tensor, data: Any, single: bool) -> None:
         lead = self.columns.others
@@ -293,12 +300,17 @@ class TensorStorage(Storage):
             raise
         self._filled.value = rows
         self._last_cursor = None
-        self.mark_changed()
+        self._begin_anew()
 
     def set_length(self, length: int) -> None:
         """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
         self._filled.value = rows_to_fill(length, self.columns, self.max_size)
         self._last_cursor = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Count a change of all there is; the ring goes on behind it, unless a writer says otherwise."""
+        self.log.go_on_at(self._filled.value % self.columns.lead[0])
         self.mark_changed()
 
     def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
@@ -307,6 +319,7 @@ class TensorStorage(Storage):
     def _empty(self) -> None:
         self._filled.value = 0
         self._last_cursor = None
+        self.log.go_on_at(0)
         self.mark_changed()
 
     # Processes -------------------------------------------------------------------------------------
@@ -322,6 +335,7 @@ class TensorStorage(Storage):
             if leaf.is_cpu and not leaf.is_shared():
                 leaf.share_memory_()
         self._filled.share_()
+        self.log.share_()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__() | {"_columns": None, "_wrapped": None}

@@ -18,18 +18,19 @@ from .raising import error_of
 __all__ = ["CONTENTS", "LANES", "ROWS", "BufferTests", "alike", "leaves_of", "make_class", "numbered"]
 
 ROWS, LANES = 12, 3
+KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers say of elements
 FILLS = {"empty": 0, "partly": 7, "full": 12, "wrapped": 29}
 CONTENTS = ("tensor", "tensordict", "nested", "tree")
 
 
 def leaves_of(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], torch.Tensor]:
-    """Take data apart into tensors by path; the `"index"` that writers and samplers add is left out."""
+    """Take data apart into tensors by path; what writers and samplers add is left out."""
     if isinstance(data, torch.Tensor):
         return {path: data}
     items: Any = data.items() if is_tensor_collection(data) or isinstance(data, Mapping) else enumerate(data)
     found: dict[tuple[str, ...], torch.Tensor] = {}
     for key, value in items:
-        if key != "index":
+        if key not in KNOWN:
             found |= leaves_of(value, (*path, str(key)))
     return found
 

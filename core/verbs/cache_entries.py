@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import re
 import time
@@ -12,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets
+from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError
 from ..remote import Originals, stored_originals
-from .listing import fits
+from .listing import fits, stored_name
 
 __all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries", "existing_root"]
 
@@ -118,7 +117,7 @@ def _leftovers(root: Path) -> Iterator[CacheEntry]:
         count, changed = _measure(path)
         in_use = _in_use(path)
         yield CacheEntry(
-            name=_name(destination, root),
+            name=stored_name(destination, root),
             what="leftover",
             path=path,
             bytes=count,
@@ -132,7 +131,7 @@ def _datasets(root: Path) -> Iterator[CacheEntry]:
     for path, manifest in stored_datasets(root):
         if path == root or not path.is_dir():
             continue
-        name = _name(path, root)
+        name = stored_name(path, root)
         entry = CacheEntry(
             name=name,
             what="dataset",
@@ -193,11 +192,6 @@ def _listings(root: Path) -> Iterator[CacheEntry]:
             )
 
 
-def _name(path: Path, root: Path) -> str:
-    source, *rest = path.relative_to(root).parts
-    return f"{source}:{'/'.join(rest)}" if rest else str(path)
-
-
 def _measure(folder: Path) -> tuple[int, float | None]:
     """Bytes of all files in a folder, and when any of them last changed; links count for themselves."""
     count, newest, folders = 0, 0.0, [os.fspath(folder)]
@@ -224,6 +218,4 @@ def _in_use(folder: Path) -> bool:
 
 
 def _time(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+    return None if seconds is None else written_time(seconds)

@@ -12,7 +12,7 @@ from ..dataset import Manifest, storage_root, stored_datasets
 from ..errors import UsageError
 from .results import Result
 
-__all__ = ["ListResult", "StoredDataset", "fits", "list_datasets"]
+__all__ = ["ListResult", "StoredDataset", "fits", "list_datasets", "stored_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,13 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
         _entry(name, path, manifest)
         for path, manifest in stored_datasets(folder)
         if not (isinstance(manifest, Manifest) and manifest.kind != "dataset")
-        if fits(name := _name(path, folder), pattern)
+        if fits(name := stored_name(path, folder), pattern)
     ]
     return ListResult(root=folder, datasets=tuple(sorted(found, key=lambda entry: entry.name)))
 
 
-def _name(path: Path, root: Path) -> str:
+def stored_name(path: Path, root: Path) -> str:
+    """Name what lies at a path below the root: `source:id`, or the path itself where it is too short for that."""
     source, *rest = path.relative_to(root).parts or ("",)
     return f"{source}:{'/'.join(rest)}" if rest else str(path)
 

@@ -25,7 +25,7 @@ from ..dataset import (
 )
 from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
-from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve
+from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .results import published_entries, seconds_since
 from .source_conversion import SourceConversion, facts_of, fetched_checksums
 from .standing import standing
@@ -121,11 +121,8 @@ class RemoteDownload:
 
     def _say_meaning(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
-            taken = "was taken" if remembered else "is taken"
-            instead = "--exact-id refuses such a substitution"
-            self.progress.note(
-                f"no dataset is called {found.asked}: {found.id}, of the same words, {taken} ({instead})"
-            )
+            told = told_instead(found.asked, found.id, before=remembered)
+            self.progress.note(f"{told} (--exact-id refuses such a substitution)")
         elif found.how == "latest" and remembered:
             self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
         elif found.how == "latest":

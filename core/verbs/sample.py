@@ -1,77 +1,82 @@
-"""`sample`: a random batch of a dataset, as a buffer would give it."""
+"""`sample`: a batch of a dataset, as a buffer would give it, and how fast such batches come."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..checkpoint import is_steps, open_steps
 from ..dataset import StepReader, TedReader, find_dataset, reader_class, reader_names
 from ..errors import UsageError
-from ..ted import Field, as_numbers, key_name
-from .results import Result
+from .sample_results import SampledField, SampledSlice, SampleResult, sampled_fields, sampled_slices
+from .sample_timing import SampleTiming, checked_seconds, timed
+from .sampler_making import initial_priorities, make_sampler, priority_field
+from .sampler_options import SamplerOptions
 
 if TYPE_CHECKING:
-    import torch
-
+    from ..buffers import TensorDictReplayBuffer
     from ..storages import Storage
 
-__all__ = ["SampleResult", "SampledField", "sample"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledField:
-    """One leaf of the batch: its whole shape, its bytes, and what its values are like.
-
-    `min`, `mean` and `max` leave NaN out; they are None for flags, text and complex numbers. `true_fraction` is
-    how much of a flag is set, None for anything else.
-    """
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    min: float | None = None
-    mean: float | None = None
-    max: float | None = None
-    true_fraction: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleResult(Result):
-    """`n` steps drawn with replacement: storage rows, the source's number of their episodes, steps within those."""
-
-    kind: ClassVar[str] = "sample"
-    path: Path
-    n: int
-    seed: int
-    indices: tuple[int, ...]
-    episodes: tuple[int, ...]
-    steps: tuple[int, ...]
-    fields: tuple[SampledField, ...]
+__all__ = ["SampleResult", "SampleTiming", "SampledField", "SampledSlice", "sample"]
 
 
 def sample(
     dataset: str | os.PathLike[str],
-    n: int = 256,
+    n: int | None = None,
     *,
+    sampler: str = "random",
+    slice_len: int | None = None,
+    num_slices: int | None = None,
+    weight: str | None = None,
+    anchor: str | None = None,
+    strict: bool | None = None,
+    pad: bool = False,
+    batched: bool = False,
+    drop_last: bool = False,
+    shuffle: bool | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    priority: str | None = None,
+    time: bool = False,
+    seconds: float | None = None,
     seed: int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> SampleResult:
-    """Draw `n` steps of a dataset or a checkpoint (a path or `source:id`) uniformly, with replacement.
+    """Draw a batch of `n` steps, 256 by default, of a dataset or a checkpoint (a path or `source:id`).
 
-    The same seed draws the same steps; without one a fresh seed is drawn and reported. Only the rows drawn are read.
-    Raises UsageError for `n` below 1, a seed that is no number from 0 to 2^64 - 1, a dataset without steps, and a
-    raw dataset.
+    The same seed draws the same steps, which are those of the first batch of `load_dataset(…, seed=seed)` with that
+    sampler; without one a fresh seed is drawn and reported. Only the rows drawn are read.
+
+    `sampler` is one of
+
+    - `random`: steps, with replacement;
+    - `without-replacement`: steps, each once an epoch, shuffled unless `shuffle=False`; `drop_last` leaves out what
+      is less than a batch at the end of an epoch;
+    - `slice`: `num_slices` runs of `slice_len` consecutive steps of one episode (one of the two is enough). Episodes
+      are equally likely unless `weight="step"`;
+    - `slice-without-replacement`: such runs, every episode once an epoch;
+    - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha` (0.6), where `priority` is the name
+      of a leaf, like `next.reward`; all equal without one. `beta` (0.4) is the exponent of the weights;
+    - `prioritized-slice`: runs whose first steps are drawn by priority.
+
+    Slices lie anywhere in their episode, or at its `anchor`, `start` or `end`. Episodes shorter than a slice are left
+    out, unless `strict=False`, which takes them whole, or `pad`, which fills them up with their last step.
+    `batched` makes batches `[slices, steps]`. `time` also measures, for about `seconds` (2), how fast batches come.
+
+    Raises UsageError for a sampler that is none, options that it does not take or that contradict each other, an `n`
+    below 1, no episode as long as a slice, a priority that is no leaf of finite numbers, a seed that is no number
+    from 0 to 2^64 - 1, a dataset without steps, and a raw dataset.
     """
-    if n < 1:
-        raise UsageError(f"a sample of {n} steps was asked for, at least 1 is needed")
+    options = SamplerOptions(
+        sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
+        pad=pad, batched=batched, drop_last=drop_last, shuffle=shuffle, alpha=alpha, beta=beta, priority=priority,
+    )  # fmt: skip
+    size, limit = options.batch_size(n), checked_seconds(seconds, asked=time)
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} was given, a number of 64 bits without sign is expected")
@@ -80,25 +85,57 @@ def sample(
     with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
-        import torch  # not before: it takes seconds, and what is wrong with the request is told at once
+        options.check_lengths(reader.episodes.length, size)
+        return _drawn(reader, options, size, seed, limit)
 
-        from ..samplers import RandomSampler
 
-        storage, sampler = _storage(reader), RandomSampler()
-        sampler._rng = torch.Generator().manual_seed(seed)
-        index, _ = sampler.sample(storage, n)
-        batch = storage.get(index)
-        rows = np.asarray(index)
-        which = reader.episodes.index_of_step(rows)
-        return SampleResult(
-            path=reader.path,
-            n=n,
-            seed=seed,
-            indices=tuple(rows.tolist()),
-            episodes=tuple(reader.episodes.episode[which].tolist()),
-            steps=tuple((rows - reader.episodes.start[which]).tolist()),
-            fields=tuple(_sampled(field, batch.get(field.key)) for field in reader.fields),
-        )
+def _drawn(reader: StepReader, options: SamplerOptions, size: int, seed: int, limit: float | None) -> SampleResult:
+    buffer = _buffer(reader, options, size, seed)
+    batch = buffer.sample()
+    rows = np.asarray(batch["index"]).reshape(-1)
+    table = reader.episodes
+    which = table.index_of_step(rows)
+    fields = tuple(sampled_fields(batch, tuple(reader.fields)))
+    return SampleResult(
+        path=reader.path,
+        n=len(rows),
+        seed=seed,
+        sampler=options.sampler,
+        options=options.given(),
+        indices=tuple(rows.tolist()),
+        episodes=tuple(table.episode[which].tolist()),
+        steps=tuple((rows - table.start[which]).tolist()),
+        slices=sampled_slices(batch, rows, table, options, size),
+        fields=fields,
+        timing=None if limit is None else _timing(buffer, limit, sum(field.bytes for field in fields) / len(rows)),
+    )
+
+
+def _timing(buffer: TensorDictReplayBuffer, seconds: float, step_bytes: float) -> SampleTiming:
+    import torch
+
+    return timed(lambda: buffer.sample().numel(), seconds, step_bytes=step_bytes, threads=torch.get_num_threads())
+
+
+def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -> TensorDictReplayBuffer:
+    """Make the buffer that the steps are drawn from."""
+    field = None if options.priority is None else priority_field(reader, options.priority)
+    priorities = None if field is None else initial_priorities(reader, field)
+    import torch  # not before: it takes seconds, and what is wrong with the request is told at once
+
+    from ..buffers import TensorDictReplayBuffer
+    from ..writers import ImmutableDatasetWriter
+
+    buffer = TensorDictReplayBuffer(
+        storage=_storage(reader),
+        sampler=make_sampler(options, reader),
+        writer=ImmutableDatasetWriter(),
+        batch_size=size,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    if priorities is not None:
+        buffer.update_priority(torch.arange(len(priorities)), torch.from_numpy(priorities))
+    return buffer
 
 
 def _refuse_raw(path: Path) -> None:
@@ -120,22 +157,3 @@ def _storage(reader: StepReader) -> Storage:
     if isinstance(reader, TedReader):
         return TensorStorage(dataset_tensors(reader.path, copy_on_write=False))
     return StepStorage(reader)
-
-
-def _sampled(field: Field, values: torch.Tensor) -> SampledField:
-    import torch
-
-    shape, size = tuple(values.shape), values.numel() * values.element_size()
-    known: dict[str, Any] = {"key": key_name(field.key), "dtype": field.dtype, "shape": shape, "bytes": size}
-    bits = values.view(torch.uint16) if field.dtype == "bfloat16" else values
-    numbers = as_numbers(bits.numpy(), field.dtype)
-    if not numbers.size or "complex" in field.dtype or field.role == "text":
-        return SampledField(**known)
-    if field.dtype == "bool":
-        return SampledField(**known, true_fraction=float(numbers.mean()))
-    numbers = numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers
-    if not numbers.size:
-        return SampledField(**known)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite values have an infinite or undefined mean
-        mean = float(numbers.mean(dtype=np.float64))
-    return SampledField(**known, min=numbers.min().item(), mean=mean, max=numbers.max().item())

@@ -57,6 +57,9 @@ class Writer(ABC):
         """Write into this storage from now on."""
         self._storage = storage
 
+    def tell_cursor(self) -> None:
+        """Tell the storage where the ring goes on, where this is the writer of a ring."""
+
     def generations_of(self, index: Any) -> torch.Tensor:
         """Say how often each row was written over; UsageError for a writer that does not count it."""
         raise UsageError(f"this {type(self).__name__} keeps no generations", hint="make it with track_generations=True")

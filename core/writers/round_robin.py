@@ -60,6 +60,13 @@ class RoundRobinWriter(Writer):
             self._cursor = storage.shape[0] % rows if len(storage) else 0
         self._storage, self._generations = storage, generations
         self._saved_generations = saved if generations is None else None
+        self.tell_cursor()
+
+    def tell_cursor(self) -> None:
+        """Tell the storage where the next write begins."""
+        storage = self._storage
+        if storage is not None and (rows := _rows_of(storage)):
+            storage.log.go_on_at(self._cursor % rows)
 
     # Writing ---------------------------------------------------------------------------------------
 
@@ -100,7 +107,7 @@ class RoundRobinWriter(Writer):
         count = 1 if single else batch_length(data)
         place = index if isinstance(index, int) else torch.as_tensor(index, dtype=torch.int64).flatten().clone()
         generations = self._generations_for(capacity_rows(storage.max_size, storage.ndim, data, batch=not single))
-        storage.set(place, self._labelled(data, place))
+        storage.set(place, self._labelled(data, place), set_cursor=False)
         return self._written(place if isinstance(place, int) else place.clone(), count, generations)
 
     def _labelled(self, data: Any, rows: int | range | torch.Tensor) -> Any:
@@ -161,6 +168,7 @@ class RoundRobinWriter(Writer):
             else:
                 self._generations.rows.copy_(self._generations.fitting(generations))
         self._cursor, self._write_count = cursor, write_count
+        self.tell_cursor()
 
     # State -----------------------------------------------------------------------------------------
 

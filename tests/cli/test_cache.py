@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import pty
-import signal
-import subprocess
 
 import pytest
+from terminal import QUESTION, type_line
 
 from rbtool.cli.cache import ago
 from rbtool.core.dataset import MANIFEST, fs
@@ -17,7 +14,6 @@ from rbtool.core.remote import Originals
 from rbtool.core.testing.walks import write_walks
 
 STORED = "minari:cartpole/scripted-v0"
-QUESTION = "[y/N] "
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 
@@ -34,27 +30,9 @@ def asked(folder, environment):
     """Run a line of bash in a terminal and answer its question (None interrupts); return code and what was shown."""
 
     def run(line: str, answer: str | None) -> tuple[int, str]:
-        ours, theirs = pty.openpty()
         places = {"RBTOOL_HOME": str(folder / "home"), "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1"}
-        process = subprocess.Popen(
-            ["bash", "-c", line], cwd=folder, env=environment | places, stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-        os.close(theirs)
-        shown, answered = b"", False
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-            if not answered and shown.endswith(QUESTION.encode()):
-                answered = True
-                process.send_signal(signal.SIGINT) if answer is None else os.write(ours, answer.encode())
-        os.close(ours)
-        assert answered == (QUESTION in shown.decode())
-        return process.wait(), shown.decode().replace("\r", "")
+        code, shown = type_line(line, folder, environment | places, answer)
+        return code, shown.replace("\r", "")
 
     return run
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-
 import pytest
+from terminal import type_line
 
 ESCAPE = "\x1b["
 BAR = "━"
@@ -17,24 +14,8 @@ def terminal(folder, environment):
     """Run a line of bash with stdout and stderr on a pseudo-terminal; return its code and all that was shown."""
 
     def run(line: str, columns: int = 100, **variables: str) -> tuple[int, str]:
-        ours, theirs = pty.openpty()
         places = {"RBTOOL_HOME": str(folder / "home"), "TERM": "xterm-256color", "COLUMNS": str(columns)}
-        process = subprocess.Popen(
-            ["bash", "-c", line], cwd=folder, env=environment | places | variables,
-            stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        os.close(ours)
-        return process.wait(), shown.decode()
+        return type_line(line, folder, environment | places | variables)
 
     return run
 

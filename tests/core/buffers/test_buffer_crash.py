@@ -14,19 +14,32 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers import TensorDictReplayBuffer
 from rbtool.core.samplers import SamplerWithoutReplacement
+from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
 
 OLD, NEW = 3, 8
 
 
-def made(rows: int = 0) -> TensorDictReplayBuffer:
+def made(rows: int = 0, prioritised: bool = False) -> TensorDictReplayBuffer:
+    sampler = PrioritizedSampler(10, 1.0, 1.0) if prioritised else SamplerWithoutReplacement()
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=2, generator=torch.Generator()
+        storage=LazyTensorStorage(10), sampler=sampler, batch_size=2, generator=torch.Generator()
     )
     if rows:
         buffer.extend(TensorDict({"a": torch.arange(rows)}, [rows]))
         buffer.sample()
+        if prioritised:
+            buffer.update_priority(torch.arange(rows), 1.0 + torch.arange(rows))
     return buffer
+
+
+def sampler_is_whole(buffer: TensorDictReplayBuffer) -> bool:
+    """Tell whether the sampler's state is the one that belongs to this many rows."""
+    sampler, rows = buffer.sampler, len(buffer)
+    if isinstance(sampler, SamplerWithoutReplacement):
+        return sampler._sample_list is not None and len(sampler._sample_list) == rows - 2
+    batch = buffer.sample()
+    return bool(torch.allclose(batch["priority_weight"] * (1 + batch["a"]), torch.ones(2)))
 
 
 def killed_at(step: int, buffer: TensorDictReplayBuffer, path: Path) -> bool:
@@ -44,8 +57,9 @@ def killed_at(step: int, buffer: TensorDictReplayBuffer, path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
-def test_a_dump_killed_at_any_step(tmp_path: Path, there: bool) -> None:
-    path, old, new = tmp_path / "saved", made(OLD), made(NEW)
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_dump_killed_at_any_step(tmp_path: Path, prioritised: bool, there: bool) -> None:
+    path, old, new = tmp_path / "saved", made(OLD, prioritised), made(NEW, prioritised)
     found = set()
     for step in range(1, 1000):
         if there and step % 7 == 1:
@@ -53,10 +67,10 @@ def test_a_dump_killed_at_any_step(tmp_path: Path, there: bool) -> None:
         if not killed_at(step, new, path):
             break
         if path.exists():
-            other = made()
+            other = made(0, prioritised)
             other.loads(path)
             assert other["a"].tolist() == list(range(len(other)))
-            assert len(other.sampler._sample_list) == len(other) - 2
+            assert sampler_is_whole(other)
             found.add(len(other))
     assert step > 30
     assert found == ({OLD, NEW} if there else {NEW})

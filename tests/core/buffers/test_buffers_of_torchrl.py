@@ -14,10 +14,21 @@ from tensordict import is_tensor_collection
 from rbtool.core import buffers, checkpointers, samplers, storages, writers
 from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.buffers.layout import map_tensors
+from rbtool.core.samplers import prioritized, prioritized_slices, slices, slices_without_replacement
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent.name for case in WRITTEN.glob("*/case.json"))
-NAMES = {name: value for part in (storages, samplers, writers, checkpointers) for name, value in vars(part).items()}
+PARTS = (
+    storages,
+    samplers,
+    prioritized,
+    prioritized_slices,
+    slices,
+    slices_without_replacement,
+    writers,
+    checkpointers,
+)
+NAMES = {name: value for part in PARTS for name, value in vars(part).items()}
 
 
 def buffer_of(facts: dict[str, Any], **more: Any) -> ReplayBuffer:

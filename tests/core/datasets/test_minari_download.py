@@ -47,7 +47,7 @@ print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, s
 
 def test_the_example_of_the_reference_page(machine: Machine) -> None:
     warned, shapes, dtypes = run(machine, EXAMPLE).splitlines()
-    assert warned == f"['door-human-v1 is published today as {DOOR}: that was taken']"
+    assert warned == f"['no dataset is called door-human-v1: {DOOR}, of the same words, is taken']"
     assert eval(shapes) == {
         "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
         "next.truncated": [32, 1], "action": [32, 28], "episode": [32], "index": [32], "observation": [32, 39],

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.dataset import RemoteDataset, RemoteFile, fs
+from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, RemoteDataset, RemoteFile, Request, fs
 from rbtool.core.remote import Originals
+from rbtool.core.ted import EndReason, Field
 from rbtool.core.testing.walks import write_walks
 
 DAY = 24 * 3600
+Written = Callable[[Mapping[Field, np.ndarray], Sequence[int]], Path]
 
 
 class Store:
@@ -62,3 +66,17 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "root")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Write columns as a dataset with episodes of these lengths."""
+
+    def write(columns: Mapping[Field, np.ndarray], lengths: Sequence[int]) -> Path:
+        with DatasetBuilder(tmp_path / "written", list(columns)) as builder:
+            builder.append({field.key: values for field, values in columns.items()})
+            rows = [EpisodeRow(n, length, 0.0, True, False, EndReason.TERMINATED) for n, length in enumerate(lengths)]
+            builder.finish(rows, Origin(Request("test", "test", "odd")))
+        return tmp_path / "written"
+
+    return write

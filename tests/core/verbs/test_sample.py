@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,8 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps, save_checkpoint
-from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, Request, TedReader
-from rbtool.core.ted import EndReason, Field
+from rbtool.core.dataset import TedReader
+from rbtool.core.ted import Field
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 
@@ -70,17 +72,8 @@ def test_what_cannot_be_drawn(walks: Path, n: int, seed: int, message: str) -> N
         rbtool.sample(walks, n, seed=seed)
 
 
-def write(folder: Path, columns: dict[Field, np.ndarray]) -> Path:
-    rows = len(next(iter(columns.values())))
-    with DatasetBuilder(folder, list(columns)) as builder:
-        builder.append({field.key: values for field, values in columns.items()})
-        episodes = [EpisodeRow(0, rows, 0.0, True, False, EndReason.TERMINATED)] if rows else []
-        builder.finish(episodes, Origin(Request("test", "test", "odd")))
-    return folder
-
-
-def test_a_dataset_without_steps(tmp_path: Path) -> None:
-    empty = write(tmp_path / "empty", {Field(("x",), "int8", (), "info"): np.empty(0, np.int8)})
+def test_a_dataset_without_steps(written) -> None:
+    empty = written({Field(("x",), "int8", (), "info"): np.empty(0, np.int8)}, [])
     with pytest.raises(rbtool.UsageError, match="has no steps: there is nothing to sample"):
         rbtool.sample(empty)
 
@@ -97,11 +90,32 @@ def test_a_dataset_without_steps(tmp_path: Path) -> None:
         ("uint8", "text", [65, 66, 67], (None, None, None)),
     ],
 )
-def test_odd_values_are_described(tmp_path: Path, dtype: str, role, values: list, expected: tuple) -> None:
+def test_odd_values_are_described(written, dtype: str, role, values: list, expected: tuple) -> None:
     field = Field(("x",), dtype, (3,), role)
-    path = write(tmp_path / "odd", {field: np.array([values] * 4).astype(field.numpy)})
+    path = written({field: np.array([values] * 4).astype(field.numpy)}, [4])
     result = rbtool.sample(path, 8, seed=0)
     (found,) = result.fields
     assert (found.min, found.mean, found.max) == pytest.approx(expected)
     assert (found.shape, found.true_fraction) == ((8, 3), None)
     assert to_document(result)["kind"] == "sample"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "slice"},
+        {"sampler": "slice", "slice_len": 10},
+        {"sampler": "prioritized", "priority": "nothing"},
+        {"sampler": "prioritized", "priority": "next.done"},
+    ],
+)
+def test_what_is_wrong_is_told_before_torch_is_loaded(walks: Path, options: dict) -> None:
+    script = f"""
+import sys
+import rbtool
+try:
+    rbtool.sample({str(walks)!r}, **{options!r})
+except rbtool.UsageError:
+    print("torch" in sys.modules)
+"""
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"

@@ -1,0 +1,346 @@
+"""Time samplers behind buffers: beside TorchRL's and cpprb's, beside each other, and on a GPU where there is one.
+
+    python benchmarks/samplers.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
+
+TorchRL and cpprb have to be installed in the same environment; what is not is left out, and said. Everything runs in
+one process with one torch thread, and what is compared takes turns. Figures are medians of the time of one call in
+microseconds. At the end stands a table of what is promised: the ratio found, and the least or the most it may be.
+Rows are those of storages.py, 11 leaves of 758 bytes, in episodes of 100 to 400 steps; where the number of steps is
+what is varied they are of 45 bytes. `--only` keeps the parts whose names hold PART. `--cpu` counts the time of the
+processor, which others who work on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from storages import CHUNK, Job, peer, state_rows
+from tensordict import TensorDict
+
+from rbtool.core import buffers, storages
+from rbtool.core.kernels.trees import priority_tree
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.slices import SliceSampler
+
+try:
+    import cpprb
+except ImportError:
+    cpprb = None
+
+ALPHA, BETA = 0.6, 0.4
+PATIENCE = 10_000.0  # microseconds that one turn takes, or a single call
+
+FIRST_USE = """
+import sys
+import time
+import torch
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.storages import TensorStorage
+torch.set_num_threads(1)
+storage = TensorStorage(torch.arange(100_000))
+now = getattr(time, sys.argv[1])
+begun = now()
+sampler = PrioritizedSampler(100_000, 0.6, 0.4)
+sampler.extend(torch.arange(100_000))
+index, info = sampler.sample(storage, 256)
+sampler.update_priority(index, torch.rand(256))
+print(now() - begun)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ratio that was found, and what is promised of it: at least `least`, or at most `most`."""
+
+    what: str
+    found: float
+    least: float | None = None
+    most: float | None = None
+    unit: str = "×"
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Write it as a line of the table."""
+        if self.least is not None:
+            kept, promised = self.found >= self.least, f"≥ {self.least:g} {self.unit}"
+        else:
+            kept, promised = self.found <= (self.most or 0.0), f"≤ {self.most:g} {self.unit}"
+        return self.what, f"{self.found:.2f} {self.unit}", promised, "kept" if kept else "MISSED"
+
+
+Claims = Iterator[Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Measures jobs in so many rounds, by the clock of that name."""
+
+    rounds: int
+    clock: str = "perf_counter"
+
+    def medians(self, part: str, jobs: dict[str, Job]) -> dict[str, float]:
+        """Let the jobs take turns; print and return the median time of a call of each."""
+        for job in jobs.values():
+            job()
+        calls = {name: max(1, int(PATIENCE / max(self._time_of(job, 2), 1.0))) for name, job in jobs.items()}
+        taken: dict[str, list[float]] = {name: [] for name in jobs}
+        for _ in range(self.rounds):
+            for name, job in jobs.items():
+                taken[name].append(self._time_of(job, calls[name]))
+        found = {name: statistics.median(times) for name, times in taken.items()}
+        for name, median in found.items():
+            print(f"{part:32} {name:44} {median:11.1f} µs", flush=True)
+        return found
+
+    def _time_of(self, job: Job, calls: int) -> float:
+        now = getattr(time, self.clock)
+        begun = now()
+        for _ in range(calls):
+            job()
+        return float(now() - begun) / calls * 1e6
+
+
+# What is in the buffers ------------------------------------------------------------------------------
+
+
+def episodes(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number the episodes of 100 to 400 steps that so many rows are of, and flag their last rows."""
+    lengths = np.random.default_rng(0).integers(100, 401, rows // 100 + 1)
+    numbers = np.repeat(np.arange(len(lengths)), lengths)[:rows]
+    last = np.append(numbers[1:] != numbers[:-1], True)
+    return torch.from_numpy(numbers), torch.from_numpy(last)[:, None]
+
+
+def narrow_rows(rows: int) -> TensorDict:
+    """Rows of 45 bytes."""
+    after = TensorDict({"reward": torch.rand(rows, 1), "done": torch.zeros(rows, 1, dtype=torch.bool)}, [rows])
+    return TensorDict({"observation": torch.rand(rows, 8), "episode": torch.zeros(rows).long(), "next": after}, [rows])
+
+
+def filled(buffer: Any, rows: int, make: Callable[[int], TensorDict] = state_rows) -> Any:
+    """Write rows into a buffer, in episodes."""
+    numbers, last = episodes(rows)
+    chunk = make(min(rows, CHUNK))
+    for start in range(0, rows, CHUNK):
+        part = chunk[: rows - start].clone()
+        part["episode"] = numbers[start : start + CHUNK]
+        part["next", "done"] = last[start : start + CHUNK]
+        buffer.extend(part)
+    return buffer
+
+
+def ours(sampler: Any, rows: int, make: Callable[[int], TensorDict] = state_rows) -> Any:
+    """Make a full buffer of ours."""
+    storage = storages.LazyTensorStorage(rows)
+    return filled(buffers.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
+
+
+def trained(buffer: Any, batch: int) -> Job:
+    """Sample a batch and give its steps other priorities, as training does."""
+    priorities = [torch.rand(batch) for _ in range(16)]
+    turn = iter(range(1 << 62))
+
+    def job() -> None:
+        index = buffer.sample(batch)["index"]
+        buffer.update_priority(index.reshape(-1), priorities[next(turn) % 16])
+
+    return job
+
+
+# The parts -------------------------------------------------------------------------------------------
+
+
+def slices(rows: int, watch: Watch) -> Claims:
+    """Slices beside TorchRL's, as it does it by default and with cached boundaries."""
+    options = {"slice_len": 32, "traj_key": "episode"}
+    made = {"ours": ours(SliceSampler(**options), rows)}
+    if peer is None:
+        print("TorchRL is not installed here: no comparison of slices with it (pip install torchrl)")
+    else:
+        for name, more in (("TorchRL", {}), ("TorchRL, cached", {"cache_values": True})):
+            storage, sampler = peer.LazyTensorStorage(rows), peer.SliceSampler(**options, **more)
+            made[name] = filled(peer.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows)
+    for count, least in ((8, (15, 4)), (128, (5, 3))):
+        jobs = {name: (lambda rb=rb, n=count * 32: rb.sample(n)) for name, rb in made.items()}
+        found = watch.medians(f"slices {count} of 32", jobs)
+        for name, floor in zip(("TorchRL", "TorchRL, cached"), least, strict=True):
+            if name in found:
+                yield Claim(f"slices {count} of 32, {name} : ours", found[name] / found["ours"], least=floor)
+
+
+def prioritized_slices(rows: int, watch: Watch) -> Claims:
+    """Prioritized slices, sampled and updated, beside plain ones, at several numbers of steps."""
+    for steps in (rows // 10, rows, rows * 10):
+        plain = ours(SliceSampler(slice_len=32), steps, narrow_rows)
+        sampler = PrioritizedSliceSampler(steps, ALPHA, BETA, slice_len=32)
+        prioritized = buffers.TensorDictReplayBuffer(storage=plain.storage, sampler=sampler)
+        jobs: dict[str, Job] = {
+            "slices": lambda rb=plain: rb.sample(256),
+            "prioritized slices, sample": lambda rb=prioritized: rb.sample(256),
+            "prioritized slices, sample and update": trained(prioritized, 256),
+        }
+        found = watch.medians(f"8 of 32, {steps:,} steps", jobs)
+        ratio = found["prioritized slices, sample and update"] / found["slices"]
+        yield Claim(f"prioritized slices : slices, {steps:,} steps", ratio, most=4)
+
+
+def growth(rows: int, watch: Watch) -> Claims:
+    """Slices at ten times and at a tenth of the number of steps."""
+    sizes = (rows // 10, rows * 10)
+    for weight in ("episode", "step"):
+        made = {n: ours(SliceSampler(slice_len=32, weight=weight), n, narrow_rows) for n in sizes}
+        jobs = {f"{n:,} steps, by {weight}": (lambda rb=rb: rb.sample(256)) for n, rb in made.items()}
+        few, many = watch.medians("slices 8 of 32", jobs).values()
+        yield Claim(f"slices, {sizes[1]:,} : {sizes[0]:,} steps, by {weight}", many / few, most=1.5)
+
+
+def writes(rows: int, watch: Watch) -> Claims:
+    """One-row writes into a full ring, with a slice sampler that knows it, and without one."""
+    bare = filled(buffers.TensorDictReplayBuffer(storage=storages.LazyTensorStorage(rows)), rows)
+    sliced = ours(SliceSampler(slice_len=32), rows)
+    row = state_rows(1)
+    for buffer in (bare, sliced):
+        buffer.sample(256)
+
+    def both() -> None:
+        sliced.extend(row)
+        sliced.sample(256)
+
+    jobs: dict[str, Job] = {
+        "without a slice sampler": lambda: bare.extend(row),
+        "with one": lambda: sliced.extend(row),
+        "with one, and slices 8 of 32": both,
+    }
+    found = watch.medians("extend by 1 row", jobs)
+    yield Claim("extend by 1 row, with : without slices", found["with one"] / found["without a slice sampler"], most=2)
+
+
+def priorities(rows: int, watch: Watch) -> Claims:
+    """Prioritized steps, sampled and updated, beside cpprb, of wide and of narrow rows."""
+    if cpprb is None:
+        print("cpprb is not installed here: no comparison of priorities with it (pip install cpprb)")
+    for kind, make in (("wide", state_rows), ("narrow", narrow_rows)):
+        buffer = ours(PrioritizedSampler(rows, ALPHA, BETA), rows, make)
+        buffer.update_priority(torch.arange(rows), torch.rand(rows))
+        other = None if cpprb is None else cpprb_buffer(buffer[:], rows)
+        for batch in (256, 4096):
+            jobs: dict[str, Job] = {"ours": trained(buffer, batch)}
+            if other is not None:
+                given = np.random.default_rng(0).random(batch, np.float32)
+                jobs["cpprb"] = lambda rb=other, n=batch, given=given: rb.update_priorities(
+                    rb.sample(n, beta=BETA)["indexes"], given
+                )
+            found = watch.medians(f"prioritized {batch}, {kind} rows", jobs)
+            if other is not None:
+                yield Claim(f"prioritized {batch}, {kind} rows, cpprb : ours", found["cpprb"] / found["ours"], least=2)
+
+
+def cpprb_buffer(data: TensorDict, rows: int) -> Any:
+    """Make a buffer of cpprb with the same leaves."""
+    leaves = {name: leaf.numpy() for name, leaf in data.flatten_keys("_").items() if name != "index"}
+    about = {name: {"dtype": leaf.dtype, "shape": leaf.shape[1:] or 1} for name, leaf in leaves.items()}
+    made = cpprb.PrioritizedReplayBuffer(rows, about, alpha=ALPHA)
+    given = np.random.default_rng(1).random(rows, np.float32)
+    for start in range(0, rows, CHUNK):
+        part = {name: leaf[start : start + CHUNK] for name, leaf in leaves.items()}
+        made.add(**part, priorities=given[start : start + CHUNK])
+    return made
+
+
+def bare(rows: int, watch: Watch) -> Claims:
+    """What a prioritized sampler does, taken apart: the tree, the weights, the update."""
+    storage = storages.TensorStorage(torch.arange(rows))
+    sampler = PrioritizedSampler(rows, ALPHA, BETA)
+    sampler.extend(torch.arange(rows))
+    sampler.update_priority(torch.arange(rows), torch.rand(rows))
+    tree = priority_tree(rows)
+    tree.load((torch.rand(rows) + 1e-8) ** ALPHA)
+    for batch in (256, 4096):
+        fractions, index, given = torch.rand(batch).double(), torch.randint(rows, (batch,)), torch.rand(batch)
+        jobs: dict[str, Job] = {
+            "tree, draw": lambda fractions=fractions: tree.draw(fractions),
+            "sampler, sample: draw and weights": lambda n=batch: sampler.sample(storage, n),
+            "tree, set": lambda index=index, given=given: tree.set(index, given),
+            "sampler, update": lambda index=index, given=given: sampler.update_priority(index, given),
+        }
+        watch.medians(f"bare sampler {batch}, {rows:,} steps", jobs)
+    yield from ()
+
+
+def first_use(_rows: int, watch: Watch) -> Claims:
+    """The first batch of a process, where kernels have to be compiled and where they are kept."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"NUMBA_CACHE_DIR": cache}
+        command = [sys.executable, "-c", FIRST_USE, watch.clock]
+        taken = []
+        for _ in range(4):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            taken.append(float(done.stdout))
+    yield Claim("first use, kernels compiled", taken[0], most=3, unit="s")
+    yield Claim("first use of a later process", statistics.median(taken[1:]), most=0.5, unit="s")
+
+
+def placements(rows: int, watch: Watch) -> Claims:
+    """Storage and trees on a GPU or not, at batches that pay there."""
+    if not torch.cuda.is_available():
+        print("there is no GPU here: placements on one are left out")
+        return
+    from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+
+    jobs: dict[str, Job] = {}
+    for storage_device, tree_device in (("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"), ("cuda", "cpu")):
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=ALPHA, beta=BETA, storage=storages.LazyTensorStorage(rows, device=storage_device),
+            sampler_device=tree_device, batch_size=65_536,
+        )  # fmt: skip
+        filled(buffer, rows)
+
+        def job(buffer: Any = buffer, device: str = storage_device) -> None:
+            batch = buffer.sample()
+            batch["td_error"] = torch.ones(65_536, device=device)
+            buffer.update_tensordict_priority(batch)
+            torch.cuda.synchronize()
+
+        jobs[f"rows on {storage_device}, trees on {tree_device}"] = job
+    watch.medians("prioritized 65,536", jobs)
+    yield from ()
+
+
+PARTS: tuple[Callable[[int, Watch], Claims], ...] = (
+    slices, prioritized_slices, growth, writes, priorities, bare, first_use, placements,
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help=f"one of {', '.join(part.__name__ for part in PARTS)}")
+    parser.add_argument("--cpu", action="store_true", help="count the time of the processor")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    watch = Watch(options.rounds, "process_time" if options.cpu else "perf_counter")
+    claims = [
+        claim
+        for part in PARTS
+        if options.only in part.__name__
+        for claim in part(options.rows, watch)
+    ]  # fmt: skip
+    print()
+    for what, found, promised, kept in (claim.cells() for claim in claims):
+        print(f"{what:56} {found:>10}   {promised:>9}   {kept}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The priority tree in loops that numba compiles; importing this imports numba.
+
+The machine code is kept in files like that of `compiled`, which says where.
+
+A node has 16 children, which lie together and fill two lines of the cache: half as deep as a tree of four, and what
+is read at one level is there at once. Batches go down and up level by level, not leaf by leaf, so that the reads of
+one level, which do not depend on each other, overlap.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SchemaError
+from .addresses import prefetch
+from .trees import PriorityTree, level_sizes
+
+__all__ = ["CompiledTree"]
+
+Numbers = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+_BITS = 4
+_WIDTH = 1 << _BITS
+_LINE = 8  # values in a line of the cache
+_AHEAD = 16
+_FOUND = -1.0  # no node has this sum: it marks those that are to be made anew
+_NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, highs, and where each level starts
+
+
+@numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
+def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Numbers) -> None:
+    """Make nodes just above the leaves anew, each of its children, then all above them.
+
+    `nodes` are different ones; they are overwritten.
+    """
+    leaves, found = starts[1], nodes.size
+    for level in range(1, starts.size - 1):
+        begin, below, above = starts[level], starts[level - 1], starts[level + 1]
+        count, found = found, 0
+        for number in range(count):
+            node = nodes[number]
+            child = below + (node << _BITS)
+            children = sums[child : child + _WIDTH]
+            total, low, high = 0.0, math.inf, 0.0
+            for quarter in range(0, _WIDTH, 4):  # in the order in which `_chosen` adds: then its last sum is this one
+                inside = 0.0
+                for place in range(quarter, quarter + 4):
+                    inside += children[place]
+                total += inside
+            if level == 1:
+                for place in range(_WIDTH):
+                    high = max(high, children[place])
+                    low = min(low, children[place] if children[place] > 0 else math.inf)
+            else:
+                child -= leaves
+                lowest, highest = lows[child : child + _WIDTH], highs[child : child + _WIDTH]
+                for place in range(_WIDTH):
+                    high = max(high, highest[place])
+                    low = min(low, lowest[place])
+            sums[begin + node] = total
+            lows[begin + node - leaves] = low
+            highs[begin + node - leaves] = high
+            parent = node >> _BITS
+            if level < starts.size - 2 and sums[above + parent] >= 0:
+                sums[above + parent] = _FOUND
+                nodes[found] = parent
+                found += 1
+
+
+@numba.njit(f"int64(int64[::1], float64[::1], {_NODES}, int64)", nogil=True, cache=True)
+def set_leaves(
+    index: Numbers, weights: Values, sums: Values, lows: Values, highs: Values, starts: Numbers, capacity: int
+) -> int:
+    """Give leaves their weights, or all the one in `weights`; return -1, or where `index` names a leaf not there."""
+    count = index.size
+    for number in range(count):
+        if index[number] < 0 or index[number] >= capacity:
+            return number
+    leaves, step = starts[1], 0 if weights.size == 1 else 1
+    place = sums.ctypes.data
+    nodes = np.empty(min(count, starts[2] - leaves), np.int64)
+    found = 0
+    for number in range(count):
+        if number + _AHEAD < count:
+            coming = index[number + _AHEAD] >> _BITS
+            line = place + 8 * (coming << _BITS)
+            prefetch(line)
+            prefetch(line + 8 * _LINE)
+            prefetch(place + 8 * (leaves + coming))
+        leaf = index[number]
+        sums[leaf] = weights[number * step]
+        node = leaf >> _BITS
+        if sums[leaves + node] >= 0:
+            sums[leaves + node] = _FOUND
+            nodes[found] = node
+            found += 1
+    renew(nodes[:found], sums, lows, highs, starts)
+    return -1
+
+
+@numba.njit(inline="always")
+def _chosen(children: Values, mass: float) -> tuple[int, float]:
+    """Find the child into which `mass` falls, and how far; the sum of the children is above 0."""
+    count, before, begin = 0, 0.0, 0.0
+    for quarter in range(0, _WIDTH, 4):  # so that not every addition has to wait for all before it
+        inside = 0.0
+        for place in range(quarter, quarter + 4):
+            inside += children[place]
+            stop = begin + inside
+            if stop <= mass:
+                count += 1
+                before = stop
+        begin += inside
+    if count < _WIDTH:
+        return count, mass - before
+    # Roundings added up to more than there is: the last child that can be drawn, at its very end.
+    count = _WIDTH - 1
+    while children[count] <= 0:
+        count -= 1
+    return count, children[count]
+
+
+@numba.njit("void(float64[::1], float64[::1], int64[::1], int64[::1], float64[::1])", nogil=True, cache=True)
+def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers, weights: Values) -> None:
+    """Find the leaves where fractions of the total fall, and their weights."""
+    count, place, root = fractions.size, sums.ctypes.data, starts.size - 2
+    masses = weights  # as long as there are no weights yet
+    for number in range(count):
+        index[number] = 0
+        masses[number] = fractions[number] * sums[starts[root]]
+    for level in range(root - 1, -1, -1):
+        begin = starts[level]
+        below = starts[level - 1] if level else 0
+        for number in range(count):
+            first = begin + (index[number] << _BITS)
+            child, masses[number] = _chosen(sums[first : first + _WIDTH], masses[number])
+            node = (index[number] << _BITS) + child
+            index[number] = node
+            if level:
+                line = place + 8 * (below + (node << _BITS))
+                prefetch(line)
+                prefetch(line + 8 * _LINE)
+    for number in range(count):
+        weights[number] = sums[index[number]]
+
+
+class CompiledTree(PriorityTree):
+    """A `PriorityTree` on the CPU; its functions let other threads run while they work."""
+
+    def __init__(
+        self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(capacity, dtype, device)
+        # All levels in one array, leaves first, each from a multiple of 16 on; `starts` ends with the end of the last.
+        sizes = [-(-size // _WIDTH) * _WIDTH for size in level_sizes(self.capacity, _WIDTH)]
+        self._starts = np.cumsum([0, *sizes])
+        self._type = np.float32 if dtype == torch.float32 else np.float64
+        nodes = sum(sizes[1:])
+        self._levels = torch.zeros(sum(sizes), dtype=torch.float64)  # torch's memory begins with a line of the cache
+        self._leaves = self._levels[: self.capacity]
+        self._sums = self._levels.numpy()
+        self._lows = torch.full((nodes,), math.inf, dtype=torch.float64).numpy()
+        self._highs = torch.zeros(nodes, dtype=torch.float64).numpy()
+        self._root = int(self._starts[-2])
+        self._top = self._root - sizes[0]
+        self._nodes = self._sums, self._lows, self._highs, self._starts
+
+    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
+        numbers = np.ascontiguousarray(index.numpy(force=True), np.int64)
+        given = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else np.array([weights])
+        values = np.ascontiguousarray(given.astype(self._type, copy=False), np.float64)
+        if values.size not in (1, numbers.size):
+            raise SchemaError(f"{values.size} weights were given for {numbers.size} leaves")
+        if set_leaves(numbers, values, *self._nodes, self.capacity) >= 0:
+            self._check_index(index)
+
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        self._check_run(start, stop)
+        self._sums[start:stop] = self._rounded(weight)
+        self._renew_run(start, stop)
+
+    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self._check_total()
+        given = np.ascontiguousarray(fractions.numpy(force=True), np.float64)
+        index, weights = np.empty(given.size, np.int64), np.empty(given.size)
+        draw_leaves(given, self._sums, self._starts, index, weights)
+        return torch.from_numpy(index), torch.from_numpy(weights.astype(self._type, copy=False))
+
+    def get(self, index: torch.Tensor) -> torch.Tensor:
+        return self._leaves[index].to(self.dtype)
+
+    def weights(self) -> torch.Tensor:
+        return self._leaves.to(self.dtype, copy=True)
+
+    def load(self, weights: torch.Tensor) -> None:
+        self._check_size(weights)
+        self._leaves[: len(weights)] = weights.to(self.dtype)
+        self._leaves[len(weights) :] = 0
+        self._renew_run(0, self.capacity)
+
+    def _renew_run(self, start: int, stop: int) -> None:
+        renew(np.arange(start >> _BITS, -(-stop // _WIDTH)), *self._nodes)
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[self._root])
+
+    @property
+    def minimum(self) -> float:
+        return float(self._lows[self._top])
+
+    @property
+    def maximum(self) -> float:
+        return float(self._highs[self._top])

@@ -1,0 +1,167 @@
+"""Draws leaves with a probability that is proportional to their weight."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from abc import ABC, abstractmethod
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from ..errors import SchemaError, UsageError
+from .importing import collector_paused
+
+__all__ = ["DTYPES", "PriorityTree", "level_sizes", "priority_tree"]
+
+DTYPES = (torch.float32, torch.float64)
+
+
+class PriorityTree(ABC):
+    """Weights of leaves, 0 to `capacity - 1`, with their sum, their minimum and their maximum always at hand.
+
+    Leaves and nodes are kept in float64, and every node is made anew of its children whenever one of them changes:
+    errors do not add up, however many updates there were. Weights are rounded to `dtype` on their way in, and that is
+    the type they come out with. Tensors are on `device`. A tree is not safe to be used by several threads at once.
+
+    Weights are finite and at least 0: that is for the caller to see to. IndexError, with nothing changed, for leaves
+    that are not there. A pickle holds the leaves alone.
+    """
+
+    def __init__(
+        self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> None:
+        self.capacity = operator.index(capacity)
+        self.dtype = dtype
+        self.device = torch.device("cpu" if device is None else device)
+        if self.capacity < 1:
+            raise UsageError(f"a tree of {capacity} leaves was asked for; at least 1 is needed")
+        if dtype not in DTYPES:
+            raise UsageError(f"a tree of {dtype} was asked for, expected one of {', '.join(map(str, DTYPES))}")
+
+    @abstractmethod
+    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
+        """Give the leaves `index`, int64 `[n]`, their weights, `[n]`, or all of them one weight.
+
+        Of several weights for one leaf the last one counts.
+        """
+
+    @abstractmethod
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        """Give the leaves from `start` up to but not including `stop` one weight."""
+
+    @abstractmethod
+    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find where these fractions of the total, float64 `[n]` in [0, 1), fall; return leaves and their weights.
+
+        Leaves are laid out one after the other, each as long as its weight. So for fractions that are uniform each
+        leaf is found with a probability of its weight by the total, and one of weight 0 never, whatever is rounded.
+        SchemaError (a RuntimeError) if all weights are 0.
+        """
+
+    @abstractmethod
+    def get(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the weights of leaves."""
+
+    @abstractmethod
+    def weights(self) -> torch.Tensor:
+        """Return a copy of all weights, `[capacity]`."""
+
+    @abstractmethod
+    def load(self, weights: torch.Tensor) -> None:
+        """Replace all weights; leaves beyond those given, `[k]`, get 0. SchemaError for more than the capacity."""
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """The sum of all weights."""
+
+    @property
+    @abstractmethod
+    def minimum(self) -> float:
+        """The smallest weight above 0; infinity if there is none."""
+
+    @property
+    @abstractmethod
+    def maximum(self) -> float:
+        """The largest weight."""
+
+    def clear(self) -> None:
+        """Set all weights to 0."""
+        self.load(torch.empty(0, dtype=self.dtype))
+
+    def grown(self, capacity: int) -> PriorityTree:
+        """Make a tree of more leaves with these weights; those that are new have weight 0."""
+        larger = type(self)(capacity, self.dtype, self.device)
+        larger.load(self.weights())
+        return larger
+        self.load(torch.empty(0, dtype=self.dtype))
+
+    def _rounded(self, weight: float) -> float:
+        """Return the value next to `weight` that `dtype` can hold."""
+        return weight if self.dtype == torch.float64 else float(np.float32(weight))
+
+    def _check_index(self, index: torch.Tensor) -> None:
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.capacity:
+            raise IndexError(f"leaves {int(index.min())} to {int(index.max())} were named, there are {self.capacity}")
+
+    def _check_run(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.capacity:
+            raise IndexError(f"leaves {start} to {stop} were named, there are {self.capacity}")
+
+    def _check_size(self, weights: torch.Tensor) -> None:
+        if weights.dim() != 1 or len(weights) > self.capacity:
+            raise SchemaError(f"weights are {list(weights.shape)}, expected a vector of up to {self.capacity}")
+
+    def _check_total(self) -> None:
+        if not self.total > 0:
+            raise SchemaError("no leaf can be drawn: all weights are 0")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (type(self), self.capacity, self.dtype, self.device, self.weights())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(capacity={self.capacity}, dtype={self.dtype}, device={str(self.device)!r})"
+
+
+def _rebuilt(
+    kind: type[PriorityTree], capacity: int, dtype: torch.dtype, device: torch.device, weights: torch.Tensor
+) -> PriorityTree:
+    tree = kind(capacity, dtype, device)
+    tree.load(weights)
+    return tree
+
+
+def level_sizes(capacity: int, width: int) -> list[int]:
+    """Count the nodes of each level, the leaves first, the root last; every node has up to `width` children."""
+    sizes = [capacity]
+    while len(sizes) == 1 or sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // width))
+    return sizes
+
+
+def priority_tree(
+    capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> PriorityTree:
+    """Make the compiled kind on the CPU where numba can be imported, else the one made of torch's functions.
+
+    UsageError (a ValueError) for a capacity below 1 and for a `dtype` other than float32 and float64.
+    """
+    from .torch_trees import TorchTree
+
+    place = torch.device("cpu" if device is None else device)
+    compiled = _compiled() if place.type == "cpu" else None
+    kind = TorchTree if compiled is None else compiled.CompiledTree
+    tree: PriorityTree = kind(capacity, dtype, place)
+    return tree
+
+
+@functools.cache
+def _compiled() -> ModuleType | None:
+    try:
+        with collector_paused():
+            from . import compiled_trees
+    except ImportError:
+        return None
+    return compiled_trees

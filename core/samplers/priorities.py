@@ -1,0 +1,305 @@
+"""Priorities of elements, and the weights that they are drawn with."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import SchemaError, UsageError
+from ..kernels.trees import PriorityTree, priority_tree
+from .priority_folder import NEVER_WRITTEN, SCHEMA_VERSION
+
+__all__ = ["Priorities", "at_least_zero"]
+
+_STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
+_ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in float32
+
+
+class Priorities:
+    """The weights `(priority + eps) ** alpha` of up to `capacity` elements in a tree, and what new elements get.
+
+    The elements 0 to `known - 1` have a weight, those beyond weight 0: whoever names an element says that all before
+    it are there, too, and those that were given no priority yet get the default one. With `within_buffer` that is
+    the largest among the elements, else the largest that was ever given. What is refused changes nothing.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        alpha: float,
+        eps: float,
+        dtype: torch.dtype = torch.float32,
+        within_buffer: bool = False,
+        device: torch.device | None = None,
+        make_tree: Callable[[int, torch.dtype, torch.device | None], PriorityTree] = priority_tree,
+    ) -> None:
+        self.alpha = at_least_zero("alpha", alpha)
+        self.eps = at_least_zero("eps", eps)
+        self.within_buffer = within_buffer
+        self._make_tree = make_tree
+        self.tree = make_tree(capacity, dtype, device)
+        self._largest_sum = torch.finfo(dtype).max
+        self._forget()
+
+    def _forget(self) -> None:
+        self.known = 0
+        self._largest: float | None = None  # of the priorities that were given
+        self._largest_number = -1
+        self._forget_weights()
+
+    def _forget_weights(self) -> None:
+        # A number of torch's, where the priorities are, is added in half the time.
+        self._offset = torch.tensor(self.eps, dtype=self.tree.dtype, device=self.tree.device)
+        self._weighed: tuple[float, float] | None = None  # a priority and its weight
+
+    def clear(self) -> None:
+        """Forget all elements."""
+        self.tree.clear()
+        self._forget()
+
+    @property
+    def heaviest(self) -> float:
+        """The largest weight that may be: so that the sum of all is finite."""
+        return self._largest_sum / self.tree.capacity
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more elements; SchemaError (a RuntimeError) if the weights would be too large then."""
+        weight, heaviest = max(self.tree.maximum, self._weight(self.default)), self._largest_sum / capacity
+        if weight > heaviest:
+            raise SchemaError(f"a weight is {weight:g}, {capacity} elements can have up to {heaviest:g}")
+        self.tree = self.tree.grown(capacity)
+
+    def move(self, device: torch.device) -> None:
+        """Go on there with the same weights."""
+        previous = self.tree
+        self.tree = self._make_tree(previous.capacity, previous.dtype, device)
+        self.tree.load(previous.weights())
+        self._forget_weights()
+
+    # Priorities that are given ------------------------------------------------------------------------
+
+    def update(self, numbers: torch.Tensor, priorities: torch.Tensor, *, only_known: bool = False) -> None:
+        """Give the elements `numbers`, int64 `[n]`, priorities, `[n]` or `[1]`; of several for one the last counts.
+
+        Negative numbers are passed over. UsageError (a ValueError) for priorities that are negative or not finite,
+        IndexError for elements beyond the capacity, and with `only_known` for those that are not known to be there,
+        SchemaError (a RuntimeError) for another number of priorities.
+        """
+        values = priorities.to(self.tree.device, self.tree.dtype)
+        if len(values) not in (1, len(numbers)):
+            raise SchemaError(f"{len(values)} priorities were given for {len(numbers)} elements")
+        if not len(numbers):
+            return
+        low, high = _bounds(numbers)
+        if low < 0:
+            kept = numbers >= 0
+            values = values[kept.to(values.device)] if len(values) > 1 else values
+            self.update(numbers[kept], values, only_known=only_known)
+            return
+        least, largest = (float(bound) for bound in values.aminmax())
+        if not 0 <= least <= largest < math.inf:  # nor is NaN
+            raise UsageError(f"priorities are {least:g} to {largest:g}, finite ones of at least 0 are expected")
+        self._check_weight(largest)
+        if high >= self.tree.capacity:
+            raise IndexError(f"element {high} was named, the sampler's max_capacity is {self.tree.capacity}")
+        if high >= self.known:
+            if only_known:
+                raise IndexError(f"element {high} was named, the storage has {self.known}")
+            self.renew_run(self.known, high + 1)
+        self.tree.set(numbers, self._weights(values))
+        if self._largest is None or largest > self._largest:
+            self._largest, self._largest_number = largest, int(numbers[int(values.argmax())])
+
+    def _check_weight(self, priority: float) -> None:
+        try:
+            weight = (priority + self.eps) ** self.alpha
+        except OverflowError:
+            weight = math.inf
+        if weight > self.heaviest:
+            raise UsageError(
+                f"a priority is {priority:g}: with alpha={self.alpha:g} its weight is beyond {self.heaviest:g}, what "
+                f"{self.tree.capacity} elements of {self.tree.dtype} can have"
+            )
+
+    def change_alpha(self, value: float) -> None:
+        """Transform the weights to another alpha; from 0 that cannot be, which is warned of."""
+        alpha = at_least_zero("alpha", value)
+        if self.alpha and alpha != self.alpha:
+            weights = self.tree.weights()
+            weights = torch.where(weights > 0, weights.pow(alpha / self.alpha), 0)
+            if float(weights.max()) > self.heaviest:
+                raise UsageError(f"alpha is {value}: the largest weight would be beyond {self.heaviest:g}")
+            self.tree.load(weights)
+        elif alpha and self.known and not self.alpha:
+            warnings.warn(
+                "alpha was 0: what the priorities were is not known, all are alike until they are updated", stacklevel=3
+            )
+        self.alpha = alpha
+        self._forget_weights()
+
+    # The default priority -----------------------------------------------------------------------------
+
+    @property
+    def default(self) -> float:
+        """Priority of new elements; 1 if none was given, or none is left."""
+        if self.within_buffer and self._largest is not None and self.alpha:
+            heaviest = self.tree.maximum
+            if self._weight(self._largest) > heaviest * (1 + _ROUNDING):  # whose it was is gone
+                left = max(heaviest ** (1 / self.alpha) - self.eps, 0.0)
+                self._largest, self._largest_number = left if heaviest else None, -1
+        return 1.0 if self._largest is None else self._largest
+
+    def _weight(self, priority: float) -> float:
+        """Return the weight of a priority, as the tree holds it."""
+        if self._weighed is None or self._weighed[0] != priority:
+            self._weighed = (
+                priority,
+                float(self._weights(torch.tensor(priority, dtype=self.tree.dtype, device=self.tree.device))),
+            )
+        return self._weighed[1]
+
+    def _weights(self, priorities: torch.Tensor) -> torch.Tensor:
+        return priorities.to(self.tree.dtype).add(self._offset).pow_(self.alpha)
+
+    def renew(self, numbers: torch.Tensor) -> None:
+        """Give elements the default priority, as if they were new; negative numbers are passed over.
+
+        SchemaError (a RuntimeError) for an element beyond the capacity.
+        """
+        if not len(numbers):
+            return
+        low, high = _bounds(numbers)
+        if low < 0:
+            self.renew(numbers[numbers >= 0])
+            return
+        self._check_written(high)
+        replaces = self.within_buffer and low < self.known
+        if replaces and float(self.tree.get(numbers).max()) >= self.tree.maximum:
+            self.tree.set(numbers, 0.0)  # what is replaced is no longer the largest
+        weight = self._weight(self.default)
+        if low < self.known:
+            self.tree.set(numbers, weight)
+        if high >= self.known:
+            self.tree.fill(self.known, high + 1, weight)
+            self.known = high + 1
+
+    def renew_run(self, start: int, stop: int) -> None:
+        """Give the elements from `start` up to but not including `stop` the default priority, at the least cost."""
+        if stop <= start:
+            return
+        self._check_written(stop - 1)
+        if self.within_buffer and start < self.known:
+            self.renew(torch.arange(start, stop))
+            return
+        self.tree.fill(min(start, self.known), stop, self._weight(self.default))
+        self.known = max(self.known, stop)
+
+    def meet(self, count: int) -> None:
+        """Take note that the elements are 0 to `count - 1`."""
+        if count >= self.known:
+            self.renew_run(self.known, count)
+        else:
+            self.tree.fill(count, self.known, 0.0)
+            self.known = count
+
+    def _check_written(self, number: int) -> None:
+        if number >= self.tree.capacity:
+            raise SchemaError(
+                f"element {number} was written, the sampler's max_capacity is {self.tree.capacity}",
+                hint="make the sampler with the max_size of the storage",
+            )
+
+    # State --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return alpha and eps, the largest priority and whose it is, and the leaves, as TorchRL calls them.
+
+        `_sum_tree` and `_min_tree` are float64 `[capacity]`, with 0 and float32's largest number for elements that
+        were never written. `_max_priority` is float64 `[2]`, a priority and an element, -1 where none was given.
+        """
+        weights = self.tree.weights().to("cpu", torch.float64)
+        lows = weights.clone()
+        lows[self.known :] = NEVER_WRITTEN
+        largest, number = self.default, self._largest_number
+        if self._largest is not None and number < 0:
+            number = int(weights.argmax())
+        return {
+            "_schema_version": SCHEMA_VERSION,
+            "_alpha": self.alpha,
+            "_eps": self.eps,
+            "_max_priority": torch.tensor([largest, number], dtype=torch.float64),
+            "_max_capacity": self.tree.capacity,
+            "_sum_tree": weights,
+            "_min_tree": lows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, any_capacity: bool = False) -> None:
+        """Take over a state, with `any_capacity` one of another capacity, too, for which this one grows.
+
+        SchemaError (a RuntimeError) for one that cannot be taken over.
+        """
+        missing = [name for name in _STATE if name not in state]
+        if missing:
+            raise SchemaError(f"{', '.join(missing)} is missing in the state of priorities")
+        version = int(state.get("_schema_version", 0))
+        if version > SCHEMA_VERSION:
+            raise SchemaError(f"the state has version {version}, those up to {SCHEMA_VERSION} are known")
+        sums, lows = _checked_leaves(state, None if any_capacity else self.tree.capacity)
+        capacity = max(len(sums), self.tree.capacity)
+        heaviest = self._largest_sum / capacity
+        if not bool(((sums >= 0) & (sums <= heaviest)).all()):
+            raise SchemaError(f"the state holds weights that are not from 0 to {heaviest:g}")
+        alpha, eps = (at_least_zero(name, state[f"_{name}"]) for name in ("alpha", "eps"))
+        largest, number = _checked_largest(state, capacity)
+        self.alpha, self.eps = alpha, eps
+        self._forget()
+        if capacity > self.tree.capacity:
+            self.tree = self.tree.grown(capacity)
+        self.tree.load(sums)
+        written = ((sums > 0) | (lows < NEVER_WRITTEN)).nonzero()
+        self.known = int(written[-1]) + 1 if len(written) else 0
+        if number >= 0:
+            # States without a version hold the weight instead, where the largest is one in the buffer: pytorch/rl#3925.
+            transformed = not version and self.within_buffer and alpha
+            self._largest = max(largest ** (1 / alpha) - eps, 0.0) if transformed else largest
+            self._largest_number = number
+
+
+def _checked_leaves(state: Mapping[str, Any], capacity: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the leaves of a state, `[capacity]`; None stands for any."""
+    sums, lows = state["_sum_tree"], state["_min_tree"]
+    for name, leaves in (("_sum_tree", sums), ("_min_tree", lows)):
+        if not isinstance(leaves, torch.Tensor):
+            raise SchemaError(f"{name} is a {type(leaves).__name__} in the state, a tensor is expected")
+        if capacity is None and leaves.dim() == 1:
+            capacity = len(leaves)
+        if leaves.shape != (capacity,):
+            raise SchemaError(f"the state holds {leaves.numel()} priorities, the sampler's max_capacity is {capacity}")
+    return sums, lows
+
+
+def _checked_largest(state: Mapping[str, Any], capacity: int) -> tuple[float, int]:
+    largest = torch.as_tensor(state["_max_priority"], dtype=torch.float64)
+    if largest.shape != (2,) or not -math.inf < float(largest[1]) < capacity:
+        raise SchemaError(f"_max_priority is {largest.tolist()} in the state, a priority and an element are expected")
+    return at_least_zero("the largest priority", float(largest[0])), int(largest[1])
+
+
+def at_least_zero(name: str, value: float) -> float:
+    """Return a number that was given; UsageError (a ValueError) for what is no finite number of at least 0."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{name} is {value!r}, a finite number of at least 0 is expected")
+    return number
+
+
+def _bounds(numbers: torch.Tensor) -> tuple[int, int]:
+    low, high = numbers.aminmax()
+    return int(low), int(high)

@@ -1,0 +1,335 @@
+"""Sampling in proportion to priorities."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..kernels.trees import DTYPES, PriorityTree, priority_tree
+from ..storages import Storage
+from .base import Index, Sampler
+from .numbering import element_numbers, marked_numbers
+from .priorities import Priorities, at_least_zero
+from .priority_folder import read_priorities, write_priorities
+
+__all__ = ["PrioritizedSampler", "UnknownOptionError"]
+
+_REDUCTIONS = ("max", "mean", "median", "min", "sum")
+_NORMALIZATIONS = ("batch", "buffer")
+_CPU = torch.device("cpu")
+_BOUNDLESS = 1 << 62
+"""What storages have room for that have no bounds, or more."""
+
+
+class UnknownOptionError(UsageError, NotImplementedError):
+    """An argument names something that is not built."""
+
+
+class PrioritizedSampler(Sampler):
+    """Draws elements with a probability in proportion to `(priority + eps) ** alpha`, with replacement.
+
+    - `max_capacity`: how many elements there may be, counted over all dimensions of the storage. It grows with a
+      storage that says only later how many it has room for: one of several dimensions, which holds whole rows, and a
+      list without bounds. A buffer refuses a sampler that has no room for its storage: SchemaError (a RuntimeError).
+    - `alpha`: 0 draws uniformly. Set, it transforms the weights that are there; from 0 it cannot, and warns.
+    - `beta`: how far `"priority_weight"`, float32 `[batch_size]`, makes up for the unequal probabilities: it is
+      `(w / least w) ** -beta` of the weights w, in (0, 1]. The least one is that of all elements that can be drawn, or
+      with `normalize="batch"` of the batch, so that one tiny priority does not bring all others near 0.
+    - `dtype`: what priorities are kept in, float32 or float64; sums are float64 in any case.
+    - `reduction`: how a buffer makes one priority of several numbers: max, min, mean, median or sum.
+    - `max_priority_within_buffer`: new elements get the largest priority among those that are there, instead of the
+      largest that was ever given; 1 before any was given.
+    - `device`: where the priorities live. None follows the storage, to CUDA or else the CPU, and takes along what is
+      there already.
+
+    Elements of priority 0 with `eps=0` are never drawn. Elements that a storage has and this was not told of get the
+    default priority. Draws come from the generator a buffer set, else from torch's own.
+
+    UsageError (a ValueError) for an alpha, beta or eps that is negative or not finite; UnknownOptionError (also a
+    NotImplementedError) for another dtype or reduction. The idea is Schaul et al., Prioritized Experience Replay
+    (2016); names and the formula of the weights are those of TorchRL.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0)
+    >>> sampler.update_priority(torch.arange(10), torch.tensor([0.0] * 8 + [1, 3]))
+    >>> index, info = sampler.sample(TensorStorage(torch.arange(10)), 100)
+    >>> sorted(set(index.tolist())), sorted(set(info["priority_weight"].mul(3).round().tolist()))
+    ([8, 9], [1.0, 3.0])
+    """
+
+    by_number: ClassVar[bool] = True
+    by_marks: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        device: torch.device | str | int | None = None,
+        *,
+        normalize: str = "buffer",
+    ) -> None:
+        self.beta = beta
+        if dtype not in DTYPES:
+            raise UnknownOptionError(f"dtype is {dtype}, expected {' or '.join(map(str, DTYPES))}")
+        if reduction not in _REDUCTIONS:
+            raise UnknownOptionError(f"reduction is {reduction!r}, expected one of {', '.join(_REDUCTIONS)}")
+        if normalize not in _NORMALIZATIONS:
+            raise UsageError(f"normalize is {normalize!r}, expected one of {', '.join(_NORMALIZATIONS)}")
+        self.reduction = reduction
+        self.normalize = normalize
+        self._device = None if device is None else torch.device(device)
+        self._priorities = Priorities(
+            max_capacity, alpha, eps, dtype, max_priority_within_buffer, self._device, self._make_tree
+        )
+        self._fits = False
+        self._open = False
+        self._forget()
+
+    @staticmethod
+    def _make_tree(capacity: int, dtype: torch.dtype, device: torch.device | None) -> PriorityTree:
+        """Make what weights are kept in and drawn from."""
+        return priority_tree(capacity, dtype, device)
+
+    def _forget(self) -> None:
+        self._lanes: tuple[int, ...] | None = None  # dimensions of the storage after the first
+        self._unnumbered: list[torch.Tensor] = []
+
+    # What it was made with --------------------------------------------------------------------------
+
+    @property
+    def max_capacity(self) -> int:
+        """How many elements there may be."""
+        return self._priorities.tree.capacity
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What priorities are kept in."""
+        return self._priorities.tree.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where priorities live, as far as is known yet."""
+        return self._priorities.tree.device
+
+    @property
+    def max_priority_within_buffer(self) -> bool:
+        """Whether new elements get the largest priority of those that are there."""
+        return self._priorities.within_buffer
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority."""
+        return self._priorities.eps
+
+    @property
+    def alpha(self) -> float:
+        """How much priorities count."""
+        return self._priorities.alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._priorities.change_alpha(value)
+
+    @property
+    def beta(self) -> float:
+        """How far the weights of a batch make up for unequal probabilities."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = at_least_zero("beta", value)
+
+    # Sampling ---------------------------------------------------------------------------------------
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw `batch_size` elements; the info holds their `"priority_weight"`.
+
+        SchemaError (a RuntimeError) for an empty storage, and where no element can be drawn.
+        """
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+        if not self._meet(storage):
+            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
+        tree, generator = self._priorities.tree, self._rng
+        if not 0 < tree.total < math.inf:
+            raise SchemaError(
+                f"non-positive p_sum: the weights of {self._priorities.known} elements add up to {tree.total:g}",
+                hint="give priorities above 0, or the sampler an eps above 0",
+            )
+        device = tree.device if generator is None else generator.device
+        fractions = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=device)
+        numbers, weights = tree.draw(fractions)
+        least = tree.minimum if self.normalize == "buffer" else weights.min()
+        weights = weights.div_(least).pow_(-self._beta).float()
+        if tree.device != _CPU and getattr(storage, "device", _CPU) == _CPU:
+            numbers, weights = numbers.cpu(), weights.cpu()
+        index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)
+        return index, {"priority_weight": weights}
+
+    def fit(self, storage: Storage) -> None:
+        """Have room for whatever this storage, and any other one that comes in its place, can hold; never less."""
+        self._fits = True
+        self._make_room(storage)
+
+    def _make_room(self, storage: Storage) -> None:
+        """Grow to what a storage has room for; from what it has in powers of two, if that is without bounds."""
+        boundless = storage.max_size >= _BOUNDLESS
+        self._open = boundless or storage.ndim > 1
+        if self._open or self._fits:
+            capacity = 1 << len(storage).bit_length() if boundless else storage.max_size
+            if capacity > self.max_capacity:
+                self._priorities.grow(capacity)
+
+    def _check_storage(self, storage: Storage) -> None:
+        if not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS:
+            raise SchemaError(
+                f"the sampler's max_capacity is {self.max_capacity}, the storage has room for {storage.max_size}",
+                hint="make the sampler with the max_size of the storage",
+            )
+
+    def _meet(self, storage: Storage) -> int:
+        """Learn from a storage where it is, and how many elements it may have and has, which is returned."""
+        self._make_room(storage)
+        device, priorities = getattr(storage, "device", _CPU), self._priorities
+        if self._device is None and device != priorities.tree.device:
+            place = device if getattr(device, "type", "") == "cuda" else _CPU  # a lazy storage may not know yet
+            if place != priorities.tree.device:
+                priorities.move(place)
+        if storage.ndim > 1:
+            self._lanes = tuple(storage.shape[1:])
+            while self._unnumbered:
+                self.extend(self._unnumbered.pop(0))
+        length = len(storage)
+        if length != priorities.known:
+            priorities.meet(length)
+        return length
+
+    # Priorities -------------------------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Give elements other priorities.
+
+        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension; what has several dimensions
+        needs the storage. Negative numbers stand for elements that were not written, and are passed over. `priority`
+        is one number for all, or has as many elements as `index` names; of several for one element the last counts.
+
+        UsageError (a ValueError) for priorities that are negative or not finite, IndexError for elements beyond the
+        capacity or, with the storage, beyond those that it has, SchemaError (a RuntimeError) for another number of
+        priorities. Then nothing has changed.
+        """
+        if storage is not None:
+            self._meet(storage)
+        values = torch.as_tensor(priority, dtype=self.dtype).detach().reshape(-1)
+        self._priorities.update(element_numbers(index, self._lanes), values, only_known=storage is not None)
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of new elements."""
+        return self._priorities.default
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Hear that elements were changed: they get the default priority, as if they were new.
+
+        `index` is anything that a storage can be written at; without the storage, numbers.
+        """
+        if storage is None:
+            self._priorities.renew(element_numbers(index, self._lanes))
+            return
+        length = self._meet(storage)
+        if type(index) is int and storage.ndim == 1 and -length <= index < length:
+            self._priorities.renew_run(index % length, index % length + 1)
+        else:
+            self._priorities.renew(marked_numbers(index, storage))
+
+    def add(self, index: Any) -> None:
+        """Hear that an element was written; it gets the default priority."""
+        if isinstance(index, int):
+            self.extend_run(index, index + 1)
+        else:
+            self.extend(index)
+
+    def extend(self, index: Any) -> None:
+        """Hear that elements were written; they get the default priority. Negative numbers are passed over.
+
+        SchemaError (a RuntimeError) for an element beyond the capacity.
+        """
+        if self._lanes is None and isinstance(index, torch.Tensor) and index.dim() == 2 and index.shape[1] > 1:
+            # How to number them is not known before the storage was seen; elements that are new by then are found then.
+            if self._priorities.known:
+                self._unnumbered.append(index.clone())
+            return
+        self._priorities.renew(element_numbers(index, self._lanes))
+
+    def extend_run(self, start: int, stop: int) -> None:
+        """Hear that the elements from `start` up to but not including `stop` were written, at the least cost."""
+        self._priorities.renew_run(start, stop)
+
+    def _empty(self) -> None:
+        self._priorities.clear()
+        self._forget()
+
+    # State ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return alpha, beta and eps, the largest priority and whose it is, and the weights.
+
+        Of `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and float32's
+        largest number. `_max_priority` is float64 `[2]`: a priority and an element, -1 where none was given.
+        """
+        return self._priorities.state_dict() | {"_beta": self._beta}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one that cannot be this one's.
+
+        That of another capacity is none, unless the storage is one that `max_capacity` grows with.
+        """
+        try:
+            beta = at_least_zero("beta", state_dict.get("_beta", math.nan))
+            self._priorities.load_state_dict(state_dict, any_capacity=self._open)
+        except UsageError as error:
+            raise SchemaError(f"this state cannot be taken over: {error}") from error
+        self._beta = beta
+        self._forget()
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into the folder `path`: the leaves of both trees, and a JSON file, as TorchRL writes them."""
+        write_priorities(Path(path), self.state_dict())
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps`, here or in TorchRL, wrote.
+
+        SchemaError (a RuntimeError) for another capacity, CorruptDataError for what cannot be such a state; nothing
+        has changed then.
+        """
+        state = read_priorities(Path(path), None if self._open else self.max_capacity)
+        try:
+            self.load_state_dict(state)
+        except SchemaError as error:
+            raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            raise SchemaError(
+                f"a {type(self).__name__} cannot go to another process: priorities are not shared",
+                hint="make the buffer with sync=False: other processes write, and this one samples",
+            )
+        return super().__getstate__()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self.alpha:g}, beta={self.beta:g}, "
+            f"eps={self.eps:g})"
+        )

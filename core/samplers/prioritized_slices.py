@@ -1,0 +1,215 @@
+"""Slices that begin where priorities are high."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict.utils import NestedKey
+
+from ..storages import Storage
+from .base import Index
+from .priorities import Priorities
+from .prioritized import PrioritizedSampler
+from .slice_starts import StartRule
+from .slices import SliceSampler
+from .start_tree import StartTree
+from .trajectories import TrajectoryTable
+
+__all__ = ["PrioritizedSliceSampler"]
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_CHUNK = 1 << 18
+
+
+class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
+    """Draws the first steps of slices, among all that a slice may begin at, in proportion to their weights.
+
+    The weight of a step is `(priority + eps) ** alpha`; `max_capacity`, `alpha`, `beta`, `eps`, `dtype`, `reduction`,
+    `max_priority_within_buffer` and `normalize` are those of `PrioritizedSampler`, all others and the output those of
+    `SliceSampler`. A slice may begin where a whole one has room in the trajectory; with `strict_length=False` a
+    shorter trajectory is taken from its first step on. The info has in addition `"priority_weight"`, float32, for
+    each step that of the first one of its slice. The least weight it is measured by is that of all steps, whether or
+    not a slice may begin there.
+
+    Slices may hang over the ends of trajectories, but not over their beginnings, where there is no step with a
+    priority: a left `span` is left out, with a warning.
+
+    Two trees are kept, one with the weights of all steps and one with those that a slice may begin at, and follow what
+    is written and updated. So a batch costs the same whatever the number of steps, and only the first one, or one
+    with slices of another length than those before, looks at all of them. Both are in the memory of the CPU.
+
+    SchemaError (a RuntimeError) where no trajectory is long enough, and where all starts have weight 0.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from rbtool.core.storages import TensorStorage
+    >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])}, [8]))
+    >>> sampler = PrioritizedSliceSampler(8, alpha=1.0, beta=0.0, eps=0.0, slice_len=2)
+    >>> sampler.update_priority(torch.arange(8), torch.tensor([0.0, 0, 0, 9, 0, 1, 0, 9]))
+    >>> index, info = sampler.sample(storage, 4)
+    >>> index
+    (tensor([5, 6, 5, 6]),)
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: NestedKey | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
+        traj_key: NestedKey | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        use_gpu: bool | torch.device | str = False,
+        max_priority_within_buffer: bool = False,
+        normalize: str = "buffer",
+        anchor: str = "any",
+        batched: bool = False,
+    ) -> None:
+        SliceSampler.__init__(
+            self,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            span=_without_left(span),
+            use_gpu=use_gpu,
+            anchor=anchor,
+            batched=batched,
+        )
+        within = max_priority_within_buffer
+        PrioritizedSampler.__init__(
+            self, max_capacity, alpha, beta, eps, dtype, reduction, within, "cpu", normalize=normalize
+        )
+        self._priorities = Priorities(max_capacity, alpha, eps, dtype, within, make_tree=StartTree)
+        self._marked: _Marked | None = None
+
+    # Sampling ---------------------------------------------------------------------------------------
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw slices that begin where priorities are high."""
+        count, slice_len = self._measure(batch_size)
+        table = self._table(storage)
+        self._meet(storage)
+        tree = self._mark_starts(table, storage.shape[0], slice_len)
+        if not tree.total and not tree.any_legal:
+            self._refuse_short(table, slice_len)
+        index, drawn = PrioritizedSampler.sample(self, storage, count)
+        lane, start = _places(table, storage, index)
+        length = np.minimum(table.reach(start, lane, slice_len), slice_len)
+        places, info = self._assemble(storage, table, lane, start, length, slice_len)
+        weights = drawn["priority_weight"]
+        if places[0].dim() > 1:
+            info["priority_weight"] = weights[:, None].repeat(1, slice_len)
+        elif len(places[0]) == count * slice_len:
+            info["priority_weight"] = weights.repeat_interleave(slice_len)
+        else:
+            info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(length))
+        return places, info
+
+    def _mark_starts(self, table: TrajectoryTable, rows: int, slice_len: int) -> StartTree:
+        """Bring the tree of starts up to date with a table of a storage of which so many rows are written."""
+        tree = self._priorities.tree
+        assert isinstance(tree, StartTree)  # made so above
+        rule = StartRule(slice_len, self.strict_length, self._overhang(slice_len), self.anchor)
+        known = self._marked
+        same = known is not None and known.table() is table and known.rule == rule
+        added = table.changes(known.version) if known is not None and same else None
+        if added is None:
+            tree.allow_only(_all_legal(rule, table, rows, tree.capacity))
+        elif known is not None and known.version != table.version:
+            # Of what was there, the last steps have more room now, and the oldest may have become the first ones.
+            stop = table.newest + 1
+            _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
+            _allow(tree, rule, table, rows, table.oldest, min(table.oldest + slice_len, stop))
+        self._marked = _Marked(weakref.ref(table), rule, table.version)
+        return tree
+
+    # What both parents have ---------------------------------------------------------------------------
+
+    def _empty(self) -> None:
+        SliceSampler._empty(self)
+        PrioritizedSampler._empty(self)
+        self._marked = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_marked": None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """What the tree of starts was brought up to date with."""
+
+    table: weakref.ref[TrajectoryTable]
+    rule: StartRule
+    version: int
+
+
+def _all_legal(rule: StartRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
+    """Tell of all elements, bool `[capacity]`, whether a slice may begin there."""
+    legal = np.zeros((table.capacity, table.lanes), np.bool_)
+    for first in range(table.oldest, table.newest + 1, _CHUNK):
+        stop = min(first + _CHUNK, table.newest + 1)
+        slots = np.arange(first, stop) % table.capacity
+        legal[slots] = rule.legal_rows(table, rows, first, stop)
+    found = torch.zeros(capacity, dtype=torch.bool)
+    elements = torch.from_numpy(legal).flatten()[:capacity]
+    found[: len(elements)] = elements
+    return found
+
+
+def _allow(tree: StartTree, rule: StartRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> None:
+    """Tell the tree at which of the steps from `first` to `stop` a slice may begin."""
+    slots = np.arange(first, stop) % table.capacity
+    numbers = slots[:, None] * table.lanes + np.arange(table.lanes)
+    legal = rule.legal_rows(table, rows, first, stop)
+    tree.allow(torch.from_numpy(numbers.reshape(-1)), torch.from_numpy(legal.reshape(-1)))
+
+
+def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Numbers, Numbers]:
+    """Return the lanes of elements, and their rows as they are numbered in time."""
+    parts = [part.numpy() for part in (index if isinstance(index, tuple) else (index,))]
+    lane = np.zeros_like(parts[0])
+    for part, size in zip(parts[1:], storage.shape[1:], strict=True):
+        lane = lane * size + part
+    return lane, table.oldest + (parts[0] - table.oldest) % table.capacity
+
+
+def _without_left(span: Any) -> Any:
+    left, right = span if isinstance(span, tuple | list) else (span, span)
+    if left:
+        warnings.warn(
+            f"slices that are drawn by the priority of their first step cannot begin before it: span={span!r} is taken "
+            f"as {(False, right)!r}",
+            stacklevel=3,
+        )
+    return False, right

@@ -1,0 +1,363 @@
+"""Sampling stretches of trajectories."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import MissingKeyError, SchemaError, UsageError
+from ..storages import Storage
+from .base import Index, Sampler
+from .lane_runs import Window
+from .signals import EpisodeSignal, FlagSignal, IdSignal, Key, Signal, StaticSignal, changes_of, has_entry
+from .slice_marks import SliceEnds, SliceMarks
+from .trajectories import TrajectoryTable, trajectory_table
+
+__all__ = ["Anchor", "ConflictingArgumentsError", "SliceSampler", "Weight", "scaled"]
+
+Numbers: TypeAlias = NDArray[np.int64]
+Anchor: TypeAlias = Literal["any", "start", "end"]
+Weight: TypeAlias = Literal["episode", "step"]
+
+_LOG = logging.getLogger("rbtool")
+_DONE: Key = ("next", "done")
+_IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
+
+
+class ConflictingArgumentsError(UsageError, TypeError):
+    """Of some arguments exactly one has to be given."""
+
+
+class SliceSampler(Sampler):
+    """Draws slices: stretches of trajectories, each with the same number of steps, one after the other in the batch.
+
+    - `num_slices`, `slice_len`: one of them; the other follows from the batch size, which it has to divide.
+    - `traj_key`: the entry that holds the ids of trajectories. `end_key`, `end_keys`: flags that end them, of which
+      absent ones are passed over. What is named and absent is replaced once by the other kind, which is logged.
+      Unless told, it is `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets
+      know their episodes without reading them.
+    - `ends`, `trajectories`: the same as a vector for all rows of a full storage, with `cache_values=True`. They
+      stay what they are, whatever is written.
+    - `truncated_key`: unless None, the info says that the last step of each slice is truncated, and under the names
+      beside it whether steps are done (as stored, or truncated so) and terminated (as stored); bool `[batch, 1]`.
+    - `strict_length`: whether trajectories that are shorter than a slice are left out. If not, they are taken whole,
+      and the batch has fewer steps; with `pad_output` their last step is repeated, and `("collector", "mask")`, bool
+      `[batch]`, tells the steps that are real.
+    - `span`: by how many steps slices may hang over the ends of their trajectories; what hangs over is cut off. A
+      number, True for all but one step, or a pair of these for the beginning and the end.
+    - `weight`: whether every trajectory (`episode`) is as likely as every other, as in TorchRL, or every place to
+      begin at (`step`). `anchor`: whether slices lie anywhere, at the `start` or at the `end` of their trajectories.
+    - `batched`: whether the index, and so the batch, is `[num_slices, slice_len]`; it always has the mask, then.
+    - `cache_values`, `compile`, `use_gpu` are accepted for the sake of TorchRL's signature: where trajectories lie is
+      kept up to date at any rate, and there is nothing to speed up.
+
+    No slice crosses the end of a trajectory, nor the newest row of a ring, unless rows were written one after the
+    other. The index is a tuple of a tensor a dimension of the storage, also of one. Data with an entry `"is_init"`
+    gets it set at the first step of every slice.
+
+    SchemaError (a RuntimeError) for an empty storage, a batch that is not divisible, trajectories that are all too
+    short and a signal of another shape than the storage; MissingKeyError (a KeyError) where nothing tells
+    trajectories apart; ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given;
+    UsageError (a ValueError) for other arguments that make no sense. Names are those of TorchRL.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from rbtool.core.storages import TensorStorage
+    >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 1, 1, 1])}, [6]))
+    >>> (index,), info = SliceSampler(slice_len=3).sample(storage, 6)
+    >>> storage[index]["episode"].view(2, 3).float().std(1)
+    tensor([0., 0.])
+    """
+
+    _without_replacement: ClassVar[type[Sampler]]
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: Any = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        use_gpu: bool | torch.device | str = False,
+        weight: Weight = "episode",
+        anchor: Anchor = "any",
+        batched: bool = False,
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise ConflictingArgumentsError(
+                f"num_slices is {num_slices} and slice_len is {slice_len}, exactly one of them is expected"
+            )
+        _check_count("num_slices", num_slices)
+        _check_count("slice_len", slice_len)
+        if pad_output and strict_length:
+            raise UsageError("pad_output=True was given with strict_length=True, which leaves nothing to pad")
+        if weight not in get_args(Weight) or anchor not in get_args(Anchor):
+            raise UsageError(
+                f"weight is {weight!r} and anchor {anchor!r}, expected are episode or step, any, start or end"
+            )
+        self.num_slices = num_slices
+        self.slice_len = slice_len
+        self.span = _checked_span(span)
+        self.strict_length = strict_length
+        self.pad_output = pad_output
+        self.weight: Weight = weight
+        self.anchor: Anchor = anchor
+        self.batched = batched
+        self.cache_values = cache_values
+        self.compile = bool(compile)
+        self.use_gpu = torch.device(use_gpu) if isinstance(use_gpu, str) else use_gpu
+        self._choose_keys(end_key, end_keys, traj_key)
+        self._static = _static_signal(ends, trajectories, cache_values, end_key, end_keys, traj_key)
+        self._marks = SliceMarks(None if truncated_key is None else _key(truncated_key))
+        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
+        self._last_window: Window | None = None
+        self._last_ends: SliceEnds | None = None
+
+    def _choose_keys(self, end_key: Any, end_keys: Any, traj_key: Any) -> None:
+        if end_key is not None and end_keys is not None:
+            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, one of them is expected")
+        self.traj_key = None if traj_key is None else _key(traj_key)
+        self.end_keys: tuple[Key, ...] | None = None
+        if end_key is not None or end_keys is not None:
+            self.end_keys = tuple(_key(key) for key in ([end_key] if end_keys is None else end_keys))
+
+    @property
+    def truncated_key(self) -> Key | None:
+        """The entry that says of the last step of each slice that it is truncated."""
+        return self._marks.truncated
+
+    # Sampling ----------------------------------------------------------------------------------------
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw slices of `batch_size` steps in all."""
+        count, slice_len = self._measure(batch_size)
+        table = self._table(storage)
+        eligible = table.eligible(self._window(slice_len))
+        if not eligible.count:
+            self._refuse_short(table, slice_len)
+        chances = self._fractions(2 * count)
+        if self.weight == "step":
+            lane, first, length, place = eligible.by_place(scaled(chances[:count], eligible.place_count))
+        else:
+            lane, first, length = eligible.by_number(scaled(chances[:count], eligible.count))
+            place = None
+        start, taken = self._placed(first, length, slice_len, chances[count:], place)
+        return self._assemble(storage, table, lane, start, taken, slice_len)
+
+    def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Draw slices and read their steps, of which flags are known then without reading them for themselves."""
+        with self._marks.reading_rows():
+            index, info = self.sample(storage, batch_size)
+            return index, info, self._marks.rows
+
+    def _measure(self, batch_size: int) -> tuple[int, int]:
+        """Return the number of slices and their length; SchemaError for a batch that cannot be divided."""
+        name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
+        assert known is not None  # one of them is
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} steps was asked for; at least 1 is needed")
+        other, rest = divmod(batch_size, known)
+        if rest:
+            raise SchemaError(f"the batch size {batch_size} is not divisible by {name}={known}")
+        return (known, other) if self.num_slices else (other, known)
+
+    def _table(self, storage: Storage) -> TrajectoryTable:
+        """Return the trajectories of a storage, as they are now."""
+        if self._found is None or self._found[0]() is not storage:
+            if not len(storage):
+                raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
+            self._found = weakref.ref(storage), trajectory_table(storage, self._signal(storage))
+        table = self._found[1]
+        table.refresh()
+        return table
+
+    def _signal(self, storage: Storage) -> Signal:
+        """Choose what tells trajectories apart."""
+        if self._static is not None:
+            return self._static
+        ids = (self.traj_key,) if self.traj_key is not None else _IDS
+        if self.traj_key in (None, ("episode",)) and self.end_keys is None and storage.episode_lengths() is not None:
+            return EpisodeSignal()
+        by_ids = next((IdSignal(key) for key in ids if has_entry(storage, key)), None)
+        flags = (_DONE,) if self.end_keys is None else self.end_keys
+        by_flags = FlagSignal(flags) if any(has_entry(storage, key) for key in flags) else None
+        wanted, other = (by_ids, by_flags) if self.traj_key is not None or self.end_keys is None else (by_flags, by_ids)
+        if wanted is None and other is not None and (self.traj_key is not None or self.end_keys is not None):
+            _LOG.info("%s is not in the storage, %s tells trajectories apart", self.traj_key or flags, other.keys)
+        found = wanted or other
+        if found is None:
+            names = ", ".join(".".join(key) for key in (*ids, *flags))
+            raise MissingKeyError(f"nothing in the storage tells trajectories apart: none of {names} is there")
+        return found
+
+    def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:
+        lengths = table.runs()[2]
+        raise SchemaError(
+            f"no trajectory is long enough for slices of {slice_len:,} steps: the {len(lengths):,} that there are have "
+            f"{lengths.min():,} to {lengths.max():,}",
+            hint="ask for shorter slices, or take strict_length=False",
+        )
+
+    # Places ------------------------------------------------------------------------------------------
+
+    def _overhangs(self, slice_len: int) -> tuple[int, int]:
+        """By how many steps slices may hang over the beginning and the end; UsageError for all of them."""
+        found = []
+        for span in self.span:
+            if span is not True and span >= slice_len:
+                raise UsageError(f"a span of {int(span)} was asked for, slices have {slice_len} steps")
+            found.append(slice_len - 1 if span is True else int(span))
+        return found[0], found[1]
+
+    def _overhang(self, slice_len: int) -> int:
+        """By how many steps slices may hang over the end."""
+        return self._overhangs(slice_len)[1]
+
+    def _window(self, slice_len: int) -> Window:
+        """Say where in a trajectory slices may begin."""
+        if self._last_window is None or self._last_window.length != slice_len:
+            left, right = self._overhangs(slice_len)
+            self._last_window = Window(slice_len, self.strict_length, left, right, self.anchor != "any")
+        return self._last_window
+
+    def _placed(
+        self,
+        first: Numbers,
+        length: Numbers,
+        slice_len: int,
+        chances: NDArray[np.float64] | None = None,
+        place: Numbers | None = None,
+    ) -> tuple[Numbers, Numbers]:
+        """Choose a slice of each of these trajectories; return their first steps and their lengths.
+
+        Where slices begin is decided by fractions in [0, 1), else drawn, unless `place` says which place it is.
+        """
+        window = self._window(slice_len)
+        if self.anchor == "any" and place is None:
+            chances = self._fractions(len(first)) if chances is None else chances
+            place = scaled(chances, window.places(length))
+        if window.is_plain:
+            start = first + (0 if self.anchor == "start" else length - slice_len if place is None else place)
+            return start, np.full(len(first), slice_len)
+        size = np.minimum(length, slice_len)
+        early = -np.minimum(size - 1, window.left)
+        late = length - size + np.minimum(size - 1, window.right)
+        start = first + (early if self.anchor == "start" else late if place is None else early + place)
+        stop = np.minimum(start + size, first + length)
+        start = np.maximum(start, first)
+        return start, stop - start
+
+    def _fractions(self, count: int) -> NDArray[np.float64]:
+        device = self._rng.device if self._rng is not None else None
+        found = torch.rand(count, dtype=torch.float64, generator=self._rng, device=device)
+        return found.numpy(force=True)
+
+    def _assemble(
+        self, storage: Storage, table: TrajectoryTable, lane: Numbers, start: Numbers, taken: Numbers, slice_len: int
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        """Return the index of slices from `start`, of `taken` steps each, and what is to be said of their steps."""
+        rows = start[:, None] + np.arange(slice_len)
+        short = bool((taken < slice_len).any())
+        if short:
+            rows = np.minimum(rows, (start + taken - 1)[:, None])
+        if table.newest >= table.capacity:
+            rows %= table.capacity
+        parts = [rows]
+        if storage.ndim > 1:
+            lanes = np.unravel_index(lane, storage.shape[1:])
+            parts += [np.repeat(part, slice_len).reshape(rows.shape) for part in lanes]
+        marks = SliceEnds.of(taken, slice_len) if short else self._whole(len(taken), slice_len)
+        if self.batched:
+            return self._told(storage, parts, marks, marks.real)
+        if not short or self.pad_output:
+            marks = marks.flat()
+            return self._told(
+                storage, [part.reshape(-1) for part in parts], marks, marks.real if self.pad_output else None
+            )
+        return self._told(storage, [part[marks.real] for part in parts], marks.kept(), None)
+
+    def _whole(self, count: int, slice_len: int) -> SliceEnds:
+        """Mark slices of which every step is real; most batches have the same."""
+        if self._last_ends is None or self._last_ends.real.shape != (count, slice_len):
+            self._last_ends = SliceEnds.of(np.full(count, slice_len), slice_len)
+        return self._last_ends
+
+    def _told(
+        self, storage: Storage, parts: list[Numbers], ends: SliceEnds, mask: NDArray[np.bool_] | None
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        """Add to an index what is to be said of its steps."""
+        index = tuple(map(torch.from_numpy, parts))
+        info = self._marks.of(storage, index, ends)
+        if mask is not None:
+            info["collector", "mask"] = torch.from_numpy(mask.copy())
+        return index, info
+
+    def _empty(self) -> None:
+        self._found = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the generator and what was found behind; both are found anew."""
+        return super().__getstate__() | {"_found": None}
+
+    def __repr__(self) -> str:
+        size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
+        return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
+
+
+def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
+    """Choose numbers from 0 to below `sizes` by fractions in [0, 1)."""
+    return np.minimum((chances * sizes).astype(np.int64), sizes - 1)  # the product may be rounded up to the size
+
+
+def _check_count(name: str, number: Any) -> None:
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise UsageError(f"{name} is {number!r}, a number from 1 is expected")
+
+
+def _key(key: Any) -> Key:
+    found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not found or not all(isinstance(part, str) for part in found):
+        raise UsageError(f"{key!r} was given for a key, a name or a tuple of names is expected")
+    return found
+
+
+def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
+    pair = tuple(span) if isinstance(span, list | tuple) else (span, span)
+    if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
+        raise UsageError(f"span is {span!r}, expected a bool, a number of steps or a pair of these")
+    return pair
+
+
+def _static_signal(
+    ends: torch.Tensor | None, trajectories: torch.Tensor | None, cache_values: bool, *keys: Any
+) -> Signal | None:
+    given = ends if ends is not None else trajectories
+    if given is None:
+        return None
+    name = "ends" if ends is not None else "trajectories"
+    if ends is not None and trajectories is not None:
+        raise SchemaError("ends and trajectories were given, one of them is expected")
+    if any(key is not None for key in keys):
+        raise SchemaError(f"{name} was given along with the key of an entry, one of them is expected")
+    if not cache_values:
+        raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
+    if given.dim() != 1 or not len(given):
+        raise SchemaError(f"{name} is {list(given.shape)}, a vector of an element a row is expected")
+    values = given.numpy(force=True)
+    found = values.astype(bool) if ends is not None else changes_of(values.reshape(-1, 1, 1))[:, 0]
+    return StaticSignal(found.reshape(-1, 1))

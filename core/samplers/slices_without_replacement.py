@@ -1,0 +1,236 @@
+"""Slices in epochs: of every trajectory one before any comes again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tensordict.utils import NestedKey
+
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..storages import Storage
+from .base import Index
+from .folder import read_state, write_state
+from .slices import SliceSampler
+from .trajectories import TrajectoryTable
+from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
+
+__all__ = ["SliceSamplerWithoutReplacement"]
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """Goes through all trajectories in epochs and draws one slice of each, from anywhere in it or at its `anchor`.
+
+    With `strict_length=False` every trajectory comes exactly once an epoch, a short one as a whole. With
+    `strict_length=True` that holds of those with at least a slice's length. Others take no place in a batch: only the
+    last batch of an epoch has fewer slices, where TorchRL's gets smaller with every short trajectory that it meets.
+    With `drop_last` what is less than a batch is left out. `shuffle=False` takes trajectories in the order of time.
+
+    A trajectory that begins in the middle of an epoch still comes in it. One that is being written comes once however
+    long it grows, and one that was overwritten no longer comes. `ran_out` is True from the last batch of an epoch to
+    the next batch. The other arguments and the output are those of `SliceSampler`.
+
+    SchemaError (a RuntimeError) where no trajectory is long enough; UsageError (a ValueError) with `drop_last` for a
+    batch of more slices than there are trajectories.
+
+    The whole state, that is the order of what is left, goes into checkpoints. Trajectories have the numbers that
+    TorchRL gives them: lane by lane, in the order of the rows that their last steps lie in.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from rbtool.core.storages import TensorStorage
+    >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])}, [8]))
+    >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, strict_length=False, shuffle=False, anchor="start")
+    >>> [sampler.sample(storage, 4)[0][0].tolist() for _ in range(3)]
+    [[0, 1, 4], [5, 6], [0, 1, 4]]
+    """
+
+    _replacement: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: NestedKey | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
+        traj_key: NestedKey | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        shuffle: bool = True,
+        compile: bool | dict[str, Any] = False,
+        use_gpu: bool | torch.device | str = False,
+        pad_output: bool = False,
+        anchor: str = "any",
+        batched: bool = False,
+    ) -> None:
+        super().__init__(
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=True,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            pad_output=pad_output,
+            compile=compile,
+            use_gpu=use_gpu,
+            anchor=anchor,
+            batched=batched,
+        )
+        self.drop_last = drop_last
+        self._epoch = TrajectoryEpoch(shuffle)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._epoch.forget()
+        self._followed: weakref.ref[Storage] | None = None
+        self._slices = 0
+        self._ran_out = False
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether the order is random."""
+        return self._epoch.shuffle
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw slices of the next trajectories of the epoch, or of those that are left."""
+        count, slice_len = self._measure(batch_size)
+        table, epoch = self._table(storage), self._epoch
+        if self._followed is not None and self._followed() is not storage:
+            epoch.forget()  # the trajectories of another storage
+        epoch.catch_up(table, storage.log.now, slice_len if self.strict_length else 1, self._rng)
+        self._followed = weakref.ref(storage)
+        fewest = count if self.drop_last else 1
+        if epoch.eligible < fewest:
+            self._refuse(table, slice_len, count)
+        if not epoch.begun or len(epoch) < fewest:
+            epoch.begin(self._rng)
+        lane, first, length = epoch.take(count)
+        self._slices = count
+        self._ran_out = len(epoch) < fewest
+        if self._ran_out:
+            epoch.begin(self._rng)
+        start, taken = self._placed(first, length, slice_len)
+        return self._assemble(storage, table, lane, start, taken, slice_len)
+
+    def _refuse(self, table: TrajectoryTable, slice_len: int, count: int) -> None:
+        found = self._epoch.eligible
+        if not found:
+            self._refuse_short(table, slice_len)
+        raise UsageError(
+            f"a batch of {count} slices was asked for, there are {found} trajectories and incomplete batches are left "
+            "out",
+            hint="ask for fewer, or take drop_last=False",
+        )
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the batch drawn last was the last of its epoch."""
+        return self._ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._ran_out = bool(value)
+
+    @property
+    def _remaining_batches(self) -> int:
+        """How many batches of as many slices as the one drawn last are left of the epoch."""
+        if not self._slices:
+            return sys.maxsize
+        left = len(self._epoch)
+        return left // self._slices if self.drop_last else -(-left // self._slices)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._forget()
+
+    # State -----------------------------------------------------------------------------------------
+
+    def _saved(self) -> SavedEpoch | None:
+        """Return the epoch as it is for the rows that are there now."""
+        storage = None if self._followed is None else self._followed()
+        if storage is None or not len(storage):
+            return self._epoch.saved(None, None)
+        return self._epoch.saved(self._table(storage), storage.log.now)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is left of the epoch and how to go on, as TorchRL calls it, and some more.
+
+        `_sample_list` holds the numbers of trajectories that are left, int64, or None before the first draw, and
+        `_waiting` those that are not part of the epoch yet; `len_storage` counts all trajectories.
+        """
+        saved = self._saved()
+        waiting = None if saved is None or not len(saved.waiting) else torch.from_numpy(saved.waiting)
+        return {
+            "len_storage": 0 if saved is None else saved.count,
+            "_sample_list": None if saved is None else torch.from_numpy(saved.left),
+            "drop_last": self.drop_last,
+            "_ran_out": self._ran_out,
+            "shuffle": self.shuffle,
+            "_slices": self._slices,
+            "_waiting": waiting,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, also one of TorchRL's; SchemaError for another's.
+
+        If the trajectories that it is of are not those that are found at the next draw, an epoch begins.
+        """
+        missing = [name for name in ("len_storage", "_sample_list", "drop_last", "_ran_out") if name not in state_dict]
+        if missing:
+            raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+        count, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
+        saved = None
+        if left is not None:
+            waiting = state_dict.get("_waiting")
+            given = [_checked(left, count), _checked(torch.empty(0).long() if waiting is None else waiting, count)]
+            saved = SavedEpoch(*given, count)
+            if len(np.unique(np.concatenate(given))) < sum(map(len, given)):
+                raise SchemaError("_sample_list and _waiting name a trajectory twice")
+        self._forget()
+        self._epoch.load(saved)
+        self._epoch.shuffle = bool(state_dict.get("shuffle", self.shuffle))
+        self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
+        self._slices = int(state_dict.get("_slices", 0))
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into the folder `path`, as a memory-mapped tensordict."""
+        state = self.state_dict()
+        write_state(Path(path), {k: v if v is None else torch.as_tensor(v) for k, v in state.items()})
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps`, here or in TorchRL, wrote; CorruptDataError for a state that cannot be."""
+        state = read_state(Path(path))
+        try:
+            self.load_state_dict(state)
+        except SchemaError as error:
+            raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        epoch = TrajectoryEpoch(self.shuffle)
+        epoch.load(self._saved())
+        return super().__getstate__() | {"_epoch": epoch, "_followed": None}
+
+
+def _checked(numbers: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if not isinstance(numbers, torch.Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
+        raise SchemaError("the trajectories that are left are not an int64 vector in the state")
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise SchemaError(f"a trajectory outside of the {count} that the state counts is left")
+    return numbers.numpy(force=True).copy()
+
+
+SliceSampler._without_replacement = SliceSamplerWithoutReplacement

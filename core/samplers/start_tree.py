@@ -1,0 +1,89 @@
+"""A priority tree of all elements that draws only those at which a slice may begin."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.trees import PriorityTree, priority_tree
+
+__all__ = ["StartTree"]
+
+
+class StartTree(PriorityTree):
+    """Two trees that change together: `whole` has the weights of all elements, `starts` those of legal starts alone.
+
+    Weights, minimum and maximum are those of all elements, as if there were no second tree. What is drawn, and the
+    total, are of legal starts. Which ones are legal is told with `allow`; at first none is.
+    """
+
+    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self.whole = priority_tree(capacity, dtype, device)
+        self.starts = priority_tree(capacity, dtype, device)
+        super().__init__(capacity, dtype, self.whole.device)
+        self._legal = torch.zeros(self.capacity, dtype=torch.bool, device=self.device)
+
+    def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
+        """Say of the leaves `index`, int64 `[n]`, whether a slice may begin there, bool `[n]`; none is named twice."""
+        self._legal[index] = legal
+        self.starts.set(index, self.whole.get(index).where(legal, 0))
+
+    def allow_only(self, legal: torch.Tensor) -> None:
+        """Say of all leaves, bool `[capacity]`, whether a slice may begin there."""
+        self._legal.copy_(legal)
+        self.starts.load(self.whole.weights().where(self._legal, 0))
+
+    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
+        index = index.to(self.device)
+        self.whole.set(index, weights)
+        legal = self._legal[index]
+        if not isinstance(weights, torch.Tensor):
+            self.starts.set(index[legal], weights)
+        else:
+            self.starts.set(index, weights.to(self.device).where(legal, 0))
+
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        self.whole.fill(start, stop, weight)
+        if stop - start == 1:
+            self.starts.fill(start, stop, weight if self._legal[start] else 0.0)
+        else:
+            self.starts.set(self._legal[start:stop].nonzero()[:, 0] + start, weight)
+
+    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.starts.draw(fractions)
+
+    def get(self, index: torch.Tensor) -> torch.Tensor:
+        return self.whole.get(index)
+
+    def weights(self) -> torch.Tensor:
+        return self.whole.weights()
+
+    def load(self, weights: torch.Tensor) -> None:
+        self.whole.load(weights)
+        kept = self._legal[: len(weights)]
+        self.starts.load(weights.to(self.device).where(kept, 0))
+
+    def grown(self, capacity: int) -> StartTree:
+        larger = StartTree(capacity, self.dtype, self.device)
+        larger._legal[: self.capacity] = self._legal
+        larger.load(self.weights())
+        return larger
+
+    @property
+    def any_legal(self) -> bool:
+        """Whether a slice may begin anywhere, be its weight 0; looks at all leaves."""
+        return bool(self._legal.any())
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights of legal starts."""
+        return self.starts.total
+
+    @property
+    def minimum(self) -> float:
+        """The smallest weight above 0 of any element."""
+        return self.whole.minimum
+
+    @property
+    def maximum(self) -> float:
+        """The largest weight of any element."""
+        return self.whole.maximum

@@ -1,0 +1,228 @@
+"""Which trajectories are left of an epoch, while the ring takes some away and others are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..storages.write_log import Written
+from .trajectories import TrajectoryTable
+
+__all__ = ["Runs", "SavedEpoch", "TrajectoryEpoch"]
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Trajectories, lane by lane and the oldest first, with the numbers of their first and last rows in time."""
+
+    lane: Numbers
+    first: Numbers
+    last: Numbers
+
+    @classmethod
+    def of(cls, table: TrajectoryTable) -> Runs:
+        """Take all trajectories out of a table."""
+        lane, start, length = table.runs()
+        return cls(lane, start, start + length - 1)
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    @property
+    def length(self) -> Numbers:
+        """How many steps each has."""
+        return self.last - self.first + 1
+
+    def moved(self, steps: int) -> Runs:
+        """Return the same trajectories in other numbers."""
+        return Runs(self.lane, self.first + steps, self.last + steps)
+
+    def by_place(self, rows: int) -> Numbers:
+        """Return the order that TorchRL numbers them in: lane by lane, by the place of the last row in the ring."""
+        return np.lexsort((self.last % rows, self.lane))
+
+    def found_in(self, other: Runs) -> Numbers:
+        """Say as which trajectory of `other`, which is later, each goes on: -1 if its last row is no longer there."""
+        if not len(other):
+            return np.full(len(self), -1)
+        begin = min(int(self.last.min(initial=0)), int(other.first.min()))
+        span = max(int(self.last.max(initial=0)), int(other.last.max())) - begin + 1
+        places = np.searchsorted(
+            other.lane * span + (other.first - begin), self.lane * span + (self.last - begin), "right"
+        )
+        places = np.maximum(places - 1, 0)
+        there = (
+            (other.lane[places] == self.lane) & (other.first[places] <= self.last) & (self.last <= other.last[places])
+        )
+        return np.where(there, places, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEpoch:
+    """An epoch in the numbers of `Runs.by_place`: what is left in order, what is not part of it yet, of how many."""
+
+    left: Numbers
+    waiting: Numbers
+    count: int
+
+
+class _Seen(NamedTuple):
+    """What a table was like, and what had been written then."""
+
+    version: int
+    newest: int
+    capacity: int
+    written: Written
+    minimum: int
+
+    def moved_by(self, now: _Seen) -> int | None:
+        """Return how far numbers of steps have moved, as when the table was made anew; None for another ring."""
+        added = now.written.rows - self.written.rows
+        goes_on = (self.written.next_row + added) % self.capacity == now.written.next_row % self.capacity
+        return now.newest - self.newest - added if now.capacity == self.capacity and goes_on else None
+
+
+class TrajectoryEpoch:
+    """The order in which trajectories come that did not come yet.
+
+    One that is being written comes once, however long it grows; one that begins, or grows long enough to be drawn,
+    in the middle of an epoch still comes in it; one of which no row is left that was there the last time is gone.
+    Every trajectory is `left`, or drawn, or waits until it is long enough.
+    """
+
+    def __init__(self, shuffle: bool) -> None:
+        self.shuffle = shuffle
+        self.forget()
+
+    def forget(self) -> None:
+        """Go back to before the first epoch."""
+        self.begun = False
+        self._runs = Runs(_NOTHING, _NOTHING, _NOTHING)
+        self._left: Numbers = _NOTHING  # never edited in place
+        self._waiting = np.empty(0, np.bool_)
+        self._seen: _Seen | None = None
+        self._loaded: SavedEpoch | None = None
+
+    def __len__(self) -> int:
+        """Count the trajectories that are left."""
+        return len(self._left) if self._loaded is None else len(self._loaded.left)
+
+    def begin(self, generator: torch.Generator | None) -> None:
+        """Start an epoch with all trajectories that are long enough."""
+        eligible = np.flatnonzero(self._eligible)
+        self._left = eligible[self._permutation(len(eligible), generator)] if self.shuffle else eligible
+        self._waiting = ~self._eligible
+        self.begun = True
+
+    def catch_up(
+        self, table: TrajectoryTable, written: Written, minimum: int, generator: torch.Generator | None
+    ) -> None:
+        """Follow a table that is up to date with what was written; `minimum` is the least length that can be drawn."""
+        now = _Seen(table.version, table.newest, table.capacity, written, minimum)
+        if now == self._seen:
+            return
+        if self._loaded is not None:
+            self._resume(table, self._loaded)
+        else:
+            self._follow(table, now)
+        self._seen = now
+        self._eligible = self._runs.length >= minimum
+        if not self.begun:
+            return
+        short = ~self._eligible[self._left]
+        if short.any():  # the ring has taken too much of them
+            self._waiting[self._left[short]] = True
+            self._left = self._left[~short]
+        late = np.flatnonzero(self._waiting & self._eligible)
+        if len(late):
+            self._waiting[late] = False
+            self._left = self._mixed(late, generator)
+
+    def _follow(self, table: TrajectoryTable, now: _Seen) -> None:
+        """Find what was left and what was drawn among the trajectories that are there now."""
+        runs, steps = Runs.of(table), self._seen.moved_by(now) if self._seen is not None else 0
+        if steps is None:  # the ring does not go on where it was
+            self.begun, self._runs = False, runs
+            self._left, self._waiting = _NOTHING, np.ones(len(runs), np.bool_)
+            return
+        found = self._runs.moved(steps).found_in(runs)
+        drawn = np.ones(len(self._runs), np.bool_)
+        drawn[self._left] = False
+        drawn &= ~self._waiting
+        waiting = np.ones(len(runs), np.bool_)
+        waiting[found[drawn & (found >= 0)]] = False
+        left = found[self._left]
+        left = left[left >= 0]
+        left = left[waiting[left]]  # of trajectories that became one, one was drawn
+        left = left[np.sort(np.unique(left, return_index=True)[1])]
+        waiting[left] = False
+        self._runs, self._left, self._waiting = runs, left, waiting
+
+    def _resume(self, table: TrajectoryTable, saved: SavedEpoch) -> None:
+        """Take up a saved epoch, unless the trajectories are not those that it was of."""
+        self._loaded, self._runs = None, Runs.of(table)
+        self._left, self._waiting = _NOTHING, np.ones(len(self._runs), np.bool_)
+        self.begun = len(self._runs) == saved.count
+        if self.begun:
+            order = self._runs.by_place(table.capacity)
+            self._left, waiting = order[saved.left], order[saved.waiting]
+            self._waiting[:] = False
+            self._waiting[waiting] = True
+
+    def _mixed(self, late: Numbers, generator: torch.Generator | None) -> Numbers:
+        """Put trajectories among those that are left, so that all orders are equally likely."""
+        order = np.concatenate([self._left, late])
+        if not self.shuffle:
+            return order
+        # One swap each keeps a random order random: a step of the shuffle by Durstenfeld, run inside out.
+        device = generator.device if generator is not None else None
+        chances = torch.rand(len(late), generator=generator, device=device, dtype=torch.float64).tolist()
+        for place, chance in enumerate(chances, start=len(self._left)):
+            other = int(chance * (place + 1))
+            order[place], order[other] = order[other], order[place]
+        return order
+
+    @staticmethod
+    def _permutation(length: int, generator: torch.Generator | None) -> Numbers:
+        device = generator.device if generator is not None else None
+        return torch.randperm(length, generator=generator, device=device).numpy(force=True)
+
+    def take(self, count: int) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the lanes, first rows and lengths of the next trajectories, and count them as drawn."""
+        chosen, self._left = self._left[:count], self._left[count:]
+        runs = self._runs
+        return runs.lane[chosen], runs.first[chosen], runs.last[chosen] - runs.first[chosen] + 1
+
+    @property
+    def eligible(self) -> int:
+        """How many trajectories can be drawn in a whole epoch."""
+        return int(self._eligible.sum())
+
+    # State -----------------------------------------------------------------------------------------
+
+    def saved(self, table: TrajectoryTable | None, written: Written | None) -> SavedEpoch | None:
+        """Return the epoch in numbers that hold for the rows that are there now; None before the first one."""
+        if self._loaded is not None or not self.begun or table is None or written is None:
+            return self._loaded
+        other = TrajectoryEpoch(self.shuffle)  # what is asked for must not change what is drawn next
+        other.begun, other._seen = True, self._seen
+        other._runs, other._left, other._waiting = self._runs, self._left, self._waiting
+        other._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
+        if not other.begun:
+            return None
+        place = np.empty(len(other._runs), np.int64)
+        place[other._runs.by_place(table.capacity)] = np.arange(len(place))
+        return SavedEpoch(place[other._left], np.sort(place[other._waiting]), len(place))
+
+    def load(self, saved: SavedEpoch | None) -> None:
+        """Take up a saved epoch with the next draw."""
+        self.forget()
+        self._loaded = saved

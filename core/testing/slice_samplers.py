@@ -1,0 +1,299 @@
+"""What every slice sampler must do: subclass `SliceSamplerTests`, say how to make one, and pytest runs the rest."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from ..buffers import TensorDictReplayBuffer
+from ..samplers import Sampler
+from ..storages import LazyTensorStorage
+from .raising import error_of
+from .slices import (
+    Ending,
+    RingModel,
+    Signal,
+    Slice,
+    SliceRule,
+    Step,
+    assert_drawn_as_said,
+    episodes,
+    expected_marks,
+    legal_slices,
+    rows_of,
+    tensordict_of,
+)
+
+__all__ = ["CONTENTS", "SIGNAL_OPTIONS", "SITUATIONS", "SliceSamplerTests", "Twin", "cut", "situation"]
+
+SIGNAL_OPTIONS: dict[Signal, dict[str, Any]] = {
+    "ids": {"traj_key": "episode"},
+    "done": {"end_key": ("next", "done")},
+    "either": {"end_keys": [("next", "terminated"), ("next", "truncated")]},
+}
+
+CONTENTS: dict[str, tuple[Sequence[int], Sequence[Ending]]] = {
+    "one step": ((1,), ("terminated",)),
+    "ragged": ((3, 1, 5, 2), ("terminated", "truncated", "both")),
+    "truncated": ((4, 3), ("truncated",)),
+    "terminated": ((4, 3), ("terminated",)),
+    "unterminated tail": ((3, 100), ("terminated",)),
+}
+"""Episode lengths and endings, gone through again and again."""
+
+SITUATIONS = ("partly filled", "exactly full", "wrapped mid-episode", "re-used ids", "larger capacity", "refilled")
+
+_CAPACITY = 12
+
+
+class Twin:
+    """A buffer and, beside it, the model that is told of the same writes."""
+
+    def __init__(self, capacity: int, sampler: Sampler | None = None, lanes: int = 1, ndim: int = 1) -> None:
+        storage = LazyTensorStorage(capacity * lanes, ndim=ndim)
+        self.buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
+        self.model = RingModel(capacity, lanes, ndim)
+
+    def extend(self, rows: Sequence[tuple[Step, ...]]) -> None:
+        """Write rows at the cursor."""
+        self.buffer.extend(tensordict_of(rows, self.model.ndim))
+        self.model.extend(rows)
+
+    def replace(self, slot: int, row: tuple[Step, ...]) -> None:
+        """Write over one row, wherever the cursor is."""
+        data = tensordict_of([row], self.model.ndim)
+        data = data.transpose(0, 1) if self.model.ndim > 1 else data
+        data["index"] = self.buffer.storage[slot : slot + 1]["index"]
+        self.buffer.storage[slot : slot + 1] = data
+        self.model.replace(slot, row)
+
+    def loaded(self, capacity: int, sampler: Sampler | None = None) -> Twin:
+        """Make a twin of another capacity that has loaded the rows of this one."""
+        model = self.model.loaded(capacity)
+        other = Twin(capacity, None, model.lanes, model.ndim)
+        other.model = model
+        other.buffer.storage.load_state_dict(self.buffer.storage.state_dict())
+        other.buffer.writer.load_state_dict(self.buffer.writer.state_dict())
+        if sampler is not None:
+            other.buffer.set_sampler(sampler)
+        return other
+
+    def draw(self, batch_size: int) -> tuple[list[Slice], dict[Any, Any]]:
+        """Have the sampler draw; return the slices, cut where they end, and all that it says of them."""
+        index, info = self.buffer.sampler.sample(self.buffer.storage, batch_size)
+        return cut(index, info), info
+
+    def legal(self, signal: Signal, rule: SliceRule) -> dict[Slice, Any]:
+        """Return what may be drawn now, each slice with its exact probability."""
+        return legal_slices(self.model.runs(signal), rule)
+
+
+def cut(index: Any, info: dict[Any, Any]) -> list[Slice]:
+    """Cut a batch where its slices end; steps that only fill a slice up are left out."""
+    parts = index if isinstance(index, tuple) else (index,)
+    coordinates = torch.stack([part.reshape(-1) for part in parts], -1).tolist()
+    mask = info.get(("collector", "mask"))
+    real = [True] * len(coordinates) if mask is None else mask.reshape(-1).tolist()
+    ends = info["next", "truncated"].reshape(-1).tolist()
+    slices: list[Slice] = []
+    begun: list[tuple[int, ...]] = []
+    for place, is_real, end in zip(coordinates, real, ends, strict=True):
+        if is_real:
+            begun.append(tuple(place))
+        if is_real and end:
+            slices.append(tuple(begun))
+            begun = []
+    assert not begun, "the last slice has no end"
+    return slices
+
+
+def situation(
+    name: str, contents: str, sampler: Sampler | None = None, lanes: int = 1, ndim: int = 1, slots: int = _CAPACITY
+) -> Twin:
+    """Make a twin that is filled in one of the ways of `SITUATIONS` with one of the `CONTENTS`."""
+    lengths, endings = CONTENTS[contents]
+    ids = (0, 1) if name == "re-used ids" else None
+    plenty = [episodes([*lengths[lane % len(lengths) :], *lengths * 4 * slots], endings, ids) for lane in range(lanes)]
+    rows = rows_of(plenty, 3 * slots)
+    if name == "partly filled":
+        twin = Twin(slots, sampler, lanes, ndim)
+        twin.extend(rows[: slots - 3])
+    elif name == "exactly full":
+        twin = Twin(slots, sampler, lanes, ndim)
+        twin.extend(rows[:4])
+        twin.extend(rows[4:slots])
+    elif name in {"wrapped mid-episode", "re-used ids"}:
+        twin = Twin(slots, sampler, lanes, ndim)
+        for start in range(0, slots + 5, 5):
+            twin.extend(rows[start : min(start + 5, slots + 5)])
+    else:
+        small = Twin(slots - 3, None, lanes, ndim)
+        small.extend(rows[: slots - 3])
+        small.extend(rows[slots - 3 : slots + 2])
+        twin = small.loaded(slots, sampler)
+        if name == "refilled":
+            twin.extend(rows[slots + 2 : 2 * slots + 6])
+    return twin
+
+
+class SliceSamplerTests(ABC):
+    """The contract of a sampler of slices of trajectories."""
+
+    replacement = True
+    """Whether a trajectory may be drawn again before all others were."""
+
+    uniform_over: Literal["episode", "step"] = "episode"
+    """What is drawn with equal probabilities where nothing else was said, trajectories or starts of slices."""
+
+    @abstractmethod
+    def make(self, **options: Any) -> Sampler:
+        """Make a sampler for storages of 12 rows, with up to 2 lanes."""
+
+    def twin(self, name: str = "wrapped mid-episode", contents: str = "ragged", ndim: int = 1, **options: Any) -> Twin:
+        """Make a sampler on a buffer that is filled already."""
+        options = {"slice_len": 2, "end_key": ("next", "done"), **options}
+        return situation(name, contents, self.make(**options), lanes=ndim, ndim=ndim)
+
+    def slices(self, twin: Twin, count: int, slice_len: int = 2) -> list[Slice]:
+        """Draw slices, batch by batch."""
+        drawn: list[Slice] = []
+        while len(drawn) < count:
+            drawn += twin.draw(4 * slice_len)[0]
+        return drawn
+
+    def test_slices_are_legal(self) -> None:
+        for ndim in (1, 2):
+            twin = self.twin(ndim=ndim)
+            assert set(self.slices(twin, 40)) <= set(twin.legal("done", SliceRule(2)))
+
+    def test_an_index_is_a_tensor_a_dimension(self) -> None:
+        for ndim in (1, 2):
+            twin = self.twin(ndim=ndim, strict_length=False, batched=True)
+            index, _ = twin.buffer.sampler.sample(twin.buffer.storage, 6)
+            assert isinstance(index, tuple)
+            assert [(part.dtype, tuple(part.shape)) for part in index] == [(torch.int64, (3, 2))] * ndim
+
+    def test_what_is_said_of_steps_fits_the_data(self) -> None:
+        for ndim in (1, 2):
+            twin = self.twin(ndim=ndim, strict_length=False)
+            for _ in range(6):
+                drawn, info = twin.draw(6)
+                said = {"is_init": info["is_init"]} | {
+                    name: info["next", name] for name in ("truncated", "terminated", "done")
+                }
+                steps = sum(map(len, drawn))
+                assert {name: value.shape for name, value in said.items()} == dict.fromkeys(said, (steps, 1))
+                found = {name: value.flatten().tolist() for name, value in said.items()}
+                assert found == expected_marks(twin.model, drawn)
+
+    def test_batches_can_have_a_row_for_each_slice(self) -> None:
+        flat, rows = (self.twin(strict_length=True, batched=batched) for batched in (False, True))
+        for twin in (flat, rows):
+            twin.buffer.set_rng(torch.Generator().manual_seed(4))
+        for _ in range(3):
+            (index, info), (table, said) = (twin.buffer.sampler.sample(twin.buffer.storage, 6) for twin in (flat, rows))
+            count = len(index[0]) // 2
+            assert torch.equal(table[0], index[0].reshape(count, 2))
+            assert said.pop(("collector", "mask")).all()
+            assert said.keys() == info.keys()
+            assert all(torch.equal(said[key], info[key].unflatten(0, (count, 2))) for key in info)
+
+    def test_short_slices_repeat_their_last_step(self) -> None:
+        twin = self.twin(slice_len=4, strict_length=False, batched=True)
+        for _ in range(6):
+            index, info = twin.buffer.sampler.sample(twin.buffer.storage, 12)
+            mask, end = info["collector", "mask"], info["next", "truncated"][..., 0]
+            lengths = mask.sum(-1)
+            assert (mask.shape, mask.dtype) == (index[0].shape, torch.bool)
+            assert torch.equal(mask, torch.arange(4) < lengths[:, None])
+            last = index[0].gather(1, lengths[:, None] - 1)
+            assert torch.equal(
+                index[0].where(mask, -1), last.expand_as(index[0]).where(~mask, index[0]).where(mask, -1)
+            )
+            assert ((index[0] == last) | mask).all()
+            assert torch.equal(end & mask, torch.arange(4) == lengths[:, None] - 1)
+
+    def test_a_batch_of_the_buffer_holds_the_slices(self) -> None:
+        for ndim in (1, 2):
+            twin = self.twin(ndim=ndim, strict_length=False)
+            batch = twin.buffer.sample(8)
+            places = [tuple(place) for place in batch["index"].reshape(len(batch), -1).tolist()]
+            assert batch["number"].tolist() == [twin.model.step_at(place).number for place in places]
+
+    def test_the_seed_decides(self) -> None:
+        def drawn(seed: int) -> list[Slice]:
+            twin = self.twin()
+            twin.buffer.set_rng(torch.Generator().manual_seed(seed))
+            return self.slices(twin, 40)
+
+        assert drawn(3) == drawn(3) != drawn(4)
+
+    def test_torch_manual_seed_decides(self) -> None:
+        def drawn(seed: int) -> list[Slice]:
+            torch.manual_seed(seed)
+            return self.slices(self.twin(), 40)
+
+        assert drawn(3) == drawn(3) != drawn(4)
+
+    def test_writes_are_seen(self) -> None:
+        twin = self.twin("partly filled", strict_length=False)
+        rows = rows_of([episodes([2, 5] * 20, ["terminated"], first=1000)], 60)
+        seen: Counter[str] = Counter()
+        for start in range(60):
+            twin.extend(rows[start : start + 1])
+            drawn, _ = twin.draw(6)
+            assert set(drawn) <= set(twin.legal("done", SliceRule(2, strict_length=False)))
+            seen.update("one" if len(part) == 1 else "two" for part in drawn)
+        assert seen["two"]
+
+    def test_what_cannot_be_divided_is_a_runtime_error(self) -> None:
+        error = error_of(partial(self.twin().draw, 7))
+        assert isinstance(error, RuntimeError)
+        assert "7" in str(error)
+        assert "2" in str(error)
+
+    def test_one_measure_of_slices_is_given(self) -> None:
+        for options in ({}, {"slice_len": 2, "num_slices": 3}):
+            error = error_of(partial(self.make, **options))
+            assert isinstance(error, TypeError)
+
+    def test_no_trajectory_that_is_long_enough_is_a_runtime_error(self) -> None:
+        error = error_of(partial(self.twin(slice_len=6, contents="ragged").draw, 6))
+        assert isinstance(error, RuntimeError)
+        assert "6" in str(error)
+
+    def test_data_without_a_signal_are_a_key_error(self) -> None:
+        storage = LazyTensorStorage(12)
+        storage.set(range(8), tensordict_of(rows_of([episodes([8], ["terminated"])], 8)).select("number"))
+        for options in ({}, {"end_key": ("next", "done")}, {"traj_key": "id"}):
+            error = error_of(partial(self.make(slice_len=2, **options).sample, storage, 4))
+            assert isinstance(error, KeyError)
+
+    def test_an_empty_storage_is_a_runtime_error(self) -> None:
+        twin = Twin(12, self.make(slice_len=2))
+        assert isinstance(error_of(partial(twin.draw, 4)), RuntimeError)
+        filled = self.twin()
+        filled.buffer.empty()
+        assert isinstance(error_of(partial(filled.draw, 4)), RuntimeError)
+
+    def test_a_pickle_leaves_the_generator_behind(self) -> None:
+        twin = self.twin()
+        twin.buffer.set_rng(torch.Generator().manual_seed(0))
+        twin.draw(4)
+        again = pickle.loads(pickle.dumps(twin.buffer.sampler))
+        assert again._rng is None
+        other = self.twin()
+        other.buffer.set_sampler(again)
+        assert set(other.draw(4)[0]) <= set(other.legal("done", SliceRule(2)))
+
+    def test_slices_come_as_often_as_they_should(self) -> None:
+        twin, rule = self.twin(), SliceRule(2, weight=self.uniform_over)
+        if self.replacement:
+            twin.buffer.set_rng(torch.Generator().manual_seed(11))
+            assert_drawn_as_said(Counter(self.slices(twin, 2000)), twin.legal("done", rule))

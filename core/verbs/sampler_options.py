@@ -1,0 +1,159 @@
+"""Which sampler `sample` draws with, and what it is told: checked before anything slow is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+
+__all__ = ["ALPHA", "BETA", "SAMPLERS", "SamplerOptions"]
+
+_DEFAULT_BATCH = 256
+ALPHA, BETA = 0.6, 0.4
+"""Exponents of the priorities and of the weights, as Schaul et al. (2015) have them for the proportional variant."""
+
+_WORDS = {"weight": ("episode", "step"), "anchor": ("any", "start", "end")}
+
+_EPOCHS = frozenset({"drop_last", "shuffle"})
+_SLICES = frozenset({"slice_len", "num_slices", "anchor", "strict", "pad", "batched"})
+_PRIORITIES = frozenset({"alpha", "beta", "priority"})
+SAMPLERS: Mapping[str, frozenset[str]] = {
+    "random": frozenset(),
+    "without-replacement": _EPOCHS,
+    "slice": _SLICES | {"weight"},
+    "slice-without-replacement": _SLICES | _EPOCHS,
+    "prioritized": _PRIORITIES,
+    "prioritized-slice": _SLICES | _PRIORITIES,
+}
+"""The samplers by the names they have here, and the options that each of them takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOptions:
+    """A sampler by name and its options; None, and False for a switch, stand for what was not given.
+
+    UsageError for a sampler that is none, an option that this sampler does not take, and values out of range.
+    """
+
+    sampler: str = "random"
+    slice_len: int | None = None
+    num_slices: int | None = None
+    weight: str | None = None
+    anchor: str | None = None
+    strict: bool | None = None
+    pad: bool = False
+    batched: bool = False
+    drop_last: bool = False
+    shuffle: bool | None = None
+    alpha: float | None = None
+    beta: float | None = None
+    priority: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UsageError(f"the sampler {self.sampler!r} was given, expected one of {', '.join(SAMPLERS)}")
+        for name, value in self.given().items():
+            if name not in SAMPLERS[self.sampler]:
+                others = [sampler for sampler, known in SAMPLERS.items() if name in known]
+                raise UsageError(
+                    f"{_flag(name, value)} was given, which the sampler {self.sampler} does not take",
+                    hint=f"it is for {', '.join(others)}",
+                )
+        self._check_values()
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sampler"}
+        return {name: value for name, value in values.items() if value is not None and not _left(name, value)}
+
+    def _check_values(self) -> None:
+        for name in ("slice_len", "num_slices"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UsageError(f"{_flag(name)} is {number}, it must be 1 or more")
+        for name in ("alpha", "beta"):
+            number = getattr(self, name)
+            if number is not None and not (math.isfinite(number) and number >= 0):
+                raise UsageError(f"{_flag(name)} is {number}, a finite number from 0 is expected")
+        for name, words in _WORDS.items():
+            word = getattr(self, name)
+            if word is not None and word not in words:
+                raise UsageError(f"{_flag(name)} is {word!r}, expected one of {', '.join(words)}")
+        if self.strict and self.pad:
+            raise UsageError(
+                "--strict and --pad were given: the first leaves short episodes out, the second takes and fills them up"
+            )
+        if self.in_slices and self.slice_len is None and self.num_slices is None:
+            raise UsageError(
+                f"the sampler {self.sampler} needs the length or the number of slices, neither was given",
+                hint="add --slice-len L or --num-slices K",
+            )
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether it draws runs of steps."""
+        return "slice_len" in SAMPLERS[self.sampler]
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether it draws by priorities."""
+        return "alpha" in SAMPLERS[self.sampler]
+
+    @property
+    def strict_length(self) -> bool:
+        """Whether episodes shorter than a slice are left out."""
+        return not self.pad if self.strict is None else self.strict
+
+    def batch_size(self, n: int | None) -> int:
+        """Return how many steps a batch has; UsageError where that does not go with the slices."""
+        length, count = self.slice_len, self.num_slices
+        if n is None:
+            n = length * count if length and count else _default_for(length or count or 1)
+        if n < 1:
+            raise UsageError(f"a sample of {n} steps was asked for, at least 1 is needed")
+        if length and count and length * count != n:
+            raise UsageError(
+                f"a batch of {n} steps was asked for, {count} slices of {length} steps are {length * count}",
+                hint=f"-n {length * count}, or leave out -n or one of the others",
+            )
+        part, what = (length, "the length of a slice") if length else (count, "the number of slices")
+        if part and n % part:
+            raise UsageError(
+                f"a batch of {n} steps was asked for, which {what}, {part}, does not divide",
+                hint=f"-n {max(1, round(n / part)) * part}",
+            )
+        return n
+
+    def steps_of_a_slice(self, batch_size: int) -> int:
+        """Return how long the slices of a batch are."""
+        return self.slice_len or batch_size // (self.num_slices or 1)
+
+    def check_lengths(self, lengths: np.ndarray[Any, Any], batch_size: int) -> None:
+        """Raise UsageError where every episode is shorter than a slice, and those are left out."""
+        wanted = self.steps_of_a_slice(batch_size)
+        if not self.in_slices or not self.strict_length or wanted <= lengths.max():
+            return
+        raise UsageError(
+            f"slices of {wanted} steps were asked for, the longest of {len(lengths):,} episodes has {lengths.max():,}",
+            hint="--pad takes shorter ones and fills them up, --no-strict takes them whole",
+        )
+
+
+def _default_for(part: int) -> int:
+    """The multiple of `part` that is nearest to the usual batch."""
+    return max(1, round(_DEFAULT_BATCH / part)) * part
+
+
+def _left(name: str, value: Any) -> bool:
+    """Whether a switch stands where it stands by itself."""
+    return name in {"pad", "batched", "drop_last"} and value is False
+
+
+def _flag(name: str, value: Any = None) -> str:
+    no = "no-" if value is False and name in {"shuffle", "strict"} else ""
+    return f"--{no}{name.replace('_', '-')}"

@@ -1,0 +1,90 @@
+"""What `rbtool sample` shows of steps, slices and speed, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from rbtool.cli.sample import AnchorName, SamplerName, WeightName
+from rbtool.core.verbs.sampler_options import SAMPLERS, SamplerOptions
+
+
+def test_the_samplers_are_completed_and_listed(shell):
+    done = shell("rbtool", _RBTOOL_COMPLETE="complete_bash", COMP_WORDS="rbtool sample --sampler ", COMP_CWORD="3")
+    names = done.stdout.split()
+    assert len(names) == 6
+    assert " ".join(names) in re.sub(r"\s+", " ", shell("rbtool sample --help").stdout.replace(",", ""))
+
+
+def test_the_words_are_those_of_the_library():
+    assert [*SamplerName] == [*SAMPLERS]
+    for weight, anchor in zip([*WeightName, None], AnchorName, strict=True):
+        SamplerOptions(sampler="slice", slice_len=1, weight=weight, anchor=anchor)
+
+
+def test_steps_are_shown_with_their_episodes(shell):
+    lines = shell("rbtool sample ./cartpole -n 3 --sampler without-replacement --no-shuffle --seed 5").stdout.split(
+        "\n"
+    )
+    assert lines[0].endswith("3 steps of cartpole   seed 5   without-replacement")
+    assert lines[1] == "drawn    episode:step 0:0 0:1 0:2"
+
+
+def test_slices_are_shown_with_their_ends(shell):
+    lines = shell("rbtool sample ./cartpole --sampler slice --slice-len 8 -n 64 --seed 5").stdout.split("\n")
+    assert lines[0] == "64 steps in 8 slices of cartpole   seed 5   slice"
+    slices = re.fullmatch(r"drawn    episode:first-last((?: \d+:\d+-\d+\(8\)){6}) …", lines[1])
+    assert slices is not None, lines[1]
+    for first, last in re.findall(r":(\d+)-(\d+)", slices[1]):
+        assert int(last) - int(first) == 7
+
+
+def test_padded_slices_tell_how_much_of_them_is_real(shell):
+    line = "rbtool sample ./cartpole --sampler slice --slice-len 1000 --pad --seed 5"
+    lines = shell(line).stdout.split("\n")
+    found = re.fullmatch(r"drawn    episode:first-last \d+:0-(\d+)\((\d+)\+(\d+)\)", lines[1])
+    assert found is not None, lines[1]
+    last, length, padding = map(int, found.groups())
+    assert (last, length + padding) == (length - 1, 1000)
+    (one,) = json.loads(shell(f"{line} --json").stdout)["slices"]
+    assert (one["length"], one["padding"]) == (length, padding)
+
+
+def test_the_speed_is_told(shell):
+    line = "rbtool sample ./cartpole --time --seconds 0.05 -n 32"
+    lines = shell(line).stdout.split("\n")
+    assert re.fullmatch(r"speed    [\d,]+ batch(es)?/s · [\d,]+ steps/s · [\d.]+ [kMG]?B/s", lines[-4]), lines[-4]
+    timing = json.loads(shell(f"{line} --json").stdout)["timing"]
+    assert timing["steps_per_second"] == pytest.approx(32 * timing["batches_per_second"])
+    assert 0 < timing["median_us"] <= timing["p95_us"]
+
+
+def test_without_a_time_there_is_none(shell):
+    document = json.loads(shell("rbtool sample ./cartpole -n 2 --json --seed 1").stdout)
+    assert (document["timing"], document["slices"], document["sampler"]) == (None, [], "random")
+    assert (document["options"], len(document["indices"])) == ({}, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--sampler shuffled", "invalid value for '--sampler': 'shuffled' is not one of random, without-replacement,"),
+        ("--seconds soon", "invalid value for '--seconds': 'soon' is not a number"),
+        ("--slice-len 4", "--slice-len was given, which the sampler random does not take"),
+        ("--no-shuffle", "--no-shuffle was given, which the sampler random does not take"),
+        ("--sampler slice", "the sampler slice needs the length or the number of slices, neither was given"),
+        ("--sampler slice --slice-len 3 -n 10", "a batch of 10 steps was asked for, which the length of a slice, 3,"),
+        ("--sampler slice --slice-len 99999", "slices of 99999 steps were asked for, the longest of"),
+        ("--sampler prioritized --priority nothing", "--priority is 'nothing', and"),
+        ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1]: real numbers"),
+        ("--sampler prioritized --alpha -1", "--alpha is -1.0, a finite number from 0 is expected"),
+        ("--sampler without-replacement --drop-last -n 99999", "a batch of 99999 elements was asked for"),
+        ("--seconds 2", "--seconds says for how long to measure, and no time is taken"),
+    ],
+)
+def test_what_has_no_meaning(words, sentence, shell):
+    done = shell(f"rbtool sample ./cartpole {words}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {sentence}")

@@ -1,0 +1,127 @@
+"""What the prioritized sampler refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rbtool.core.errors import RbtoolError
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.storages import TensorStorage
+
+
+def filled(priorities: Any, **options: Any) -> PrioritizedSampler:
+    sampler = PrioritizedSampler(len(priorities), **({"alpha": 0.7, "beta": 0.9} | options))
+    sampler.update_priority(torch.arange(len(priorities)), torch.as_tensor(priorities, dtype=torch.float64))
+    return sampler
+
+
+def storage() -> TensorStorage:
+    return TensorStorage(torch.arange(10))
+
+
+def weights(sampler: PrioritizedSampler) -> torch.Tensor:
+    found: torch.Tensor = sampler.state_dict()["_sum_tree"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "eps"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, -math.inf, "much", None])
+def test_numbers_out_of_range_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*finite number of at least 0"):
+        PrioritizedSampler(10, **({"alpha": 1, "beta": 1} | {name: value}))
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "x"])
+def test_alpha_out_of_range_cannot_be_set(value: Any) -> None:
+    sampler = filled([1, 2])
+    with pytest.raises(ValueError, match="alpha is"):
+        sampler.alpha = value
+    assert sampler.alpha == 0.7
+
+
+def test_an_alpha_that_makes_too_large_weights_cannot_be_set() -> None:
+    sampler = filled([1, 1e9])
+    before = weights(sampler)
+    with pytest.raises(ValueError, match="largest weight"):
+        sampler.alpha = 5
+    assert torch.equal(weights(sampler), before)
+    assert sampler.alpha == 0.7
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_sampler_of_nothing_is_refused(capacity: int) -> None:
+    with pytest.raises(ValueError, match=f"{capacity} leaves"):
+        PrioritizedSampler(capacity, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": torch.float16}, {"dtype": torch.int64}, {"reduction": "mode"}, {"reduction": None}]
+)
+def test_unknown_options_are_not_implemented(options: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="expected") as caught:
+        PrioritizedSampler(10, 1, 1, **options)
+    assert isinstance(caught.value, RbtoolError)
+
+
+def test_an_unknown_normalization_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of batch, buffer"):
+        PrioritizedSampler(10, 1, 1, normalize="none")
+
+
+def test_there_is_no_sibling_without_replacement() -> None:
+    with pytest.raises(TypeError, match="replacement=False"):
+        PrioritizedSampler(10, 1, 1, replacement=False)
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "kind", "message"),
+    [
+        ([0, 1, 2], [1.0, 2.0], RuntimeError, "2 priorities were given for 3 elements"),
+        ([0, 1], [[1.0, 2.0], [3.0, 4.0]], RuntimeError, "4 priorities were given for 2 elements"),
+        ([0, 1], [], RuntimeError, "0 priorities"),
+        ([0, 10], 1.0, IndexError, "element 10 .* max_capacity is 10"),
+        ([[0, 1]], 1.0, RuntimeError, "2 coordinates"),
+        ([0.5], 1.0, IndexError, "whole numbers"),
+        ([True, False], 1.0, IndexError, "whole numbers"),
+        ([0], 1e39, ValueError, "inf"),
+        ([0], 1e38, ValueError, "beyond"),
+    ],
+)
+def test_updates_that_cannot_be_change_nothing(index: Any, priority: Any, kind: Any, message: str) -> None:
+    sampler = filled(range(1, 11), alpha=2)
+    before = weights(sampler)
+    with pytest.raises(kind, match=message):
+        sampler.update_priority(index, priority)
+    assert torch.equal(weights(sampler), before)
+    assert sampler.default_priority == 10
+
+
+@pytest.mark.parametrize(
+    ("index", "kind", "message"),
+    [([[0, 3]], IndexError, "coordinate 3"), ([[0, 0, 0]], RuntimeError, "3 coordinates, .* 2 dimensions")],
+)
+def test_coordinates_that_are_not_there_are_refused(index: Any, kind: Any, message: str) -> None:
+    sampler = filled([1] * 6)
+    with pytest.raises(kind, match=message):
+        sampler.update_priority(index, 1.0, storage=TensorStorage(torch.zeros(2, 3), ndim=2))
+
+
+def test_a_storage_beyond_the_capacity_is_refused() -> None:
+    sampler = PrioritizedSampler(5, 1, 1)
+    for tell in (
+        lambda: sampler.sample(storage(), 1),
+        lambda: sampler.extend(torch.arange(10)),
+        lambda: sampler.add(9),
+    ):
+        with pytest.raises(RuntimeError, match="element 9 was written, the sampler's max_capacity is 5"):
+            tell()
+    assert not weights(sampler).any()
+
+
+def test_priorities_of_zero_without_eps_cannot_be_drawn() -> None:
+    with pytest.raises(RuntimeError, match="non-positive p_sum"):
+        filled([0] * 10, eps=0).sample(storage(), 1)
