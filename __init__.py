@@ -112,6 +112,7 @@ _RENAMED = {
     **{group: (f"core.verbs.{group}", "") for group in ("cache", "checkpoint")},
 }
 
+# Without `list`: a star import must not hide Python's own.
 __all__ = [
     "AuthorisationError",
     "BaseDatasetExperienceReplay",
@@ -176,7 +177,6 @@ __all__ = [
     "download",
     "find_start_stop_traj",
     "inspect",
-    "list",
     "list_remote",
     "load_dataset",
     "preprocess",
@@ -195,4 +195,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> Iterable[str]:
-    return __all__
+    return sorted({*__all__, *_RENAMED})

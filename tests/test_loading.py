@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import subprocess
@@ -80,3 +81,11 @@ def test_all_modules_go_by_the_name_of_the_package(tmp_path: Path) -> None:
 def test_the_test_run_itself_loads_nothing_twice() -> None:
     loaded = {name: file for name, module in sys.modules.items() if (file := getattr(module, "__file__", None))}
     assert misnamed(loaded) == {}
+
+
+def test_a_star_import_hides_nothing_of_pythons() -> None:
+    import rbtool
+
+    assert not set(rbtool.__all__) & set(dir(builtins))
+    assert all(hasattr(rbtool, name) for name in dir(rbtool))
+    assert callable(rbtool.list)

@@ -78,7 +78,7 @@ class DatasetStorage(TensorStorage):
                 f"{self.path} is open copy-on-write: no other process sees what is edited here",
                 hint="other processes read it without being told to share; mode='r+' edits the files",
             )
-        self._filled.share_()
+        self._share_counts()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -96,7 +96,6 @@ class PriorityTree(ABC):
         larger = type(self)(capacity, self.dtype, self.device)
         larger.load(self.weights())
         return larger
-        self.load(torch.empty(0, dtype=self.dtype))
 
     def _rounded(self, weight: float) -> float:
         """Return the value next to `weight` that `dtype` can hold."""

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +15,9 @@ from tensordict.utils import NestedKey
 
 from ..storages import Storage
 from .base import Index
-from .priorities import Priorities
 from .prioritized import PrioritizedSampler
 from .slice_starts import StartRule
-from .slices import SliceSampler
+from .slices import Anchor, SliceSampler
 from .start_tree import StartTree
 from .trajectories import TrajectoryTable
 
@@ -59,6 +58,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     (tensor([5, 6, 5, 6]),)
     """
 
+    by_number: ClassVar[bool] = False
+
     def __init__(
         self,
         max_capacity: int,
@@ -84,7 +85,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         use_gpu: bool | torch.device | str = False,
         max_priority_within_buffer: bool = False,
         normalize: str = "buffer",
-        anchor: str = "any",
+        anchor: Anchor = "any",
         batched: bool = False,
     ) -> None:
         SliceSampler.__init__(
@@ -110,8 +111,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         PrioritizedSampler.__init__(
             self, max_capacity, alpha, beta, eps, dtype, reduction, within, "cpu", normalize=normalize
         )
-        self._priorities = Priorities(max_capacity, alpha, eps, dtype, within, make_tree=StartTree)
         self._marked: _Marked | None = None
+
+    @staticmethod
+    def _make_tree(capacity: int, dtype: torch.dtype, device: torch.device | None) -> StartTree:
+        return StartTree(capacity, dtype, device)
 
     # Sampling ---------------------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         count, slice_len = self._measure(batch_size)
         table = self._table(storage)
         self._meet(storage)
-        tree = self._mark_starts(table, storage.shape[0], slice_len)
+        tree = self._mark_starts(table, storage, slice_len)
         if not tree.total and not tree.any_legal:
             self._refuse_short(table, slice_len)
         index, drawn = PrioritizedSampler.sample(self, storage, count)
@@ -128,25 +132,25 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         length = np.minimum(table.reach(start, lane, slice_len), slice_len)
         places, info = self._assemble(storage, table, lane, start, length, slice_len)
         weights = drawn["priority_weight"]
-        if places[0].dim() > 1:
-            info["priority_weight"] = weights[:, None].repeat(1, slice_len)
-        elif len(places[0]) == count * slice_len:
-            info["priority_weight"] = weights.repeat_interleave(slice_len)
+        if places[0].numel() == count * slice_len:
+            info["priority_weight"] = weights[:, None].repeat(1, slice_len).view(places[0].shape)
         else:
             info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(length))
         return places, info
 
-    def _mark_starts(self, table: TrajectoryTable, rows: int, slice_len: int) -> StartTree:
-        """Bring the tree of starts up to date with a table of a storage of which so many rows are written."""
+    def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:
+        """Bring the tree of starts up to date with a table, which is that of this storage."""
         tree = self._priorities.tree
         assert isinstance(tree, StartTree)  # made so above
         rule = StartRule(slice_len, self.strict_length, self._overhang(slice_len), self.anchor)
         known = self._marked
         same = known is not None and known.table() is table and known.rule == rule
-        added = table.changes(known.version) if known is not None and same else None
+        if known is not None and same and known.version == table.version:
+            return tree
+        added, rows = table.changes(known.version) if known is not None and same else None, storage.shape[0]
         if added is None:
             tree.allow_only(_all_legal(rule, table, rows, tree.capacity))
-        elif known is not None and known.version != table.version:
+        else:
             # Of what was there, the last steps have more room now, and the oldest may have become the first ones.
             stop = table.newest + 1
             _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
@@ -163,6 +167,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_marked": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(starts={PrioritizedSampler.__repr__(self)}, slices={SliceSampler.__repr__(self)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +206,12 @@ def _allow(tree: StartTree, rule: StartRule, table: TrajectoryTable, rows: int, 
 
 def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Numbers, Numbers]:
     """Return the lanes of elements, and their rows as they are numbered in time."""
-    parts = [part.numpy() for part in (index if isinstance(index, tuple) else (index,))]
-    lane = np.zeros_like(parts[0])
-    for part, size in zip(parts[1:], storage.shape[1:], strict=True):
-        lane = lane * size + part
-    return lane, table.oldest + (parts[0] - table.oldest) % table.capacity
+    first, *others = index if isinstance(index, tuple) else (index,)
+    lane: Numbers = np.zeros(len(first), np.int64)
+    if others:
+        for part, size in zip(others, storage.shape[1:], strict=True):
+            lane = lane * size + part.numpy()
+    return lane, table.oldest + (first.numpy() - table.oldest) % table.capacity
 
 
 def _without_left(span: Any) -> Any:

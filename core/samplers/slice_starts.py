@@ -29,11 +29,14 @@ class StartRule:
         """Tell whether a slice may begin at these places of trajectories of these lengths."""
         taken = np.minimum(length, self.slice_len)
         last = length - taken + np.minimum(self.overhang, taken - 1)
+        legal: NDArray[np.bool_]
         if self.anchor == "any":
             legal = place <= last
         else:
             legal = place == (0 if self.anchor == "start" else last)
-        return legal & (length >= self.slice_len) if self.strict_length else legal
+        if self.strict_length:
+            legal &= length >= self.slice_len
+        return legal
 
     def legal_rows(self, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
         """Tell it of all steps from `first` up to but not including `stop`, numbered in time: `[steps, lanes]`.

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..storages import Storage
 from .base import Index
 from .folder import read_state, write_state
-from .slices import SliceSampler
+from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
 from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
 
@@ -70,7 +71,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         compile: bool | dict[str, Any] = False,
         use_gpu: bool | torch.device | str = False,
         pad_output: bool = False,
-        anchor: str = "any",
+        anchor: Anchor = "any",
         batched: bool = False,
     ) -> None:
         super().__init__(
@@ -196,9 +197,9 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         saved = None
         if left is not None:
             waiting = state_dict.get("_waiting")
-            given = [_checked(left, count), _checked(torch.empty(0).long() if waiting is None else waiting, count)]
-            saved = SavedEpoch(*given, count)
-            if len(np.unique(np.concatenate(given))) < sum(map(len, given)):
+            late = np.empty(0, np.int64) if waiting is None else _checked(waiting, count)
+            saved = SavedEpoch(_checked(left, count), late, count)
+            if len(np.unique([*saved.left, *late])) < len(saved.left) + len(late):
                 raise SchemaError("_sample_list and _waiting name a trajectory twice")
         self._forget()
         self._epoch.load(saved)
@@ -225,7 +226,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return super().__getstate__() | {"_epoch": epoch, "_followed": None}
 
 
-def _checked(numbers: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _checked(numbers: Any, count: int) -> NDArray[np.int64]:
     if not isinstance(numbers, torch.Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
         raise SchemaError("the trajectories that are left are not an int64 vector in the state")
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:

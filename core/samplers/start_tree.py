@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ..kernels.trees import PriorityTree, priority_tree
@@ -13,14 +14,15 @@ class StartTree(PriorityTree):
     """Two trees that change together: `whole` has the weights of all elements, `starts` those of legal starts alone.
 
     Weights, minimum and maximum are those of all elements, as if there were no second tree. What is drawn, and the
-    total, are of legal starts. Which ones are legal is told with `allow`; at first none is.
+    total, are of legal starts. Which ones are legal is told with `allow`; at first none is. Both are on the CPU.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        self.whole = priority_tree(capacity, dtype, device)
-        self.starts = priority_tree(capacity, dtype, device)
-        super().__init__(capacity, dtype, self.whole.device)
-        self._legal = torch.zeros(self.capacity, dtype=torch.bool, device=self.device)
+        super().__init__(capacity, dtype, torch.device("cpu"))
+        self.whole = priority_tree(capacity, dtype)
+        self.starts = priority_tree(capacity, dtype)
+        self._legal = torch.zeros(self.capacity, dtype=torch.bool)
+        self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
 
     def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
         """Say of the leaves `index`, int64 `[n]`, whether a slice may begin there, bool `[n]`; none is named twice."""
@@ -33,13 +35,10 @@ class StartTree(PriorityTree):
         self.starts.load(self.whole.weights().where(self._legal, 0))
 
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
-        index = index.to(self.device)
         self.whole.set(index, weights)
-        legal = self._legal[index]
-        if not isinstance(weights, torch.Tensor):
-            self.starts.set(index[legal], weights)
-        else:
-            self.starts.set(index, weights.to(self.device).where(legal, 0))
+        legal = self._flags[index.numpy(force=True)]
+        values = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else weights
+        self.starts.set(index, torch.from_numpy(np.where(legal, values, 0.0)))
 
     def fill(self, start: int, stop: int, weight: float) -> None:
         self.whole.fill(start, stop, weight)
@@ -60,7 +59,7 @@ class StartTree(PriorityTree):
     def load(self, weights: torch.Tensor) -> None:
         self.whole.load(weights)
         kept = self._legal[: len(weights)]
-        self.starts.load(weights.to(self.device).where(kept, 0))
+        self.starts.load(weights.cpu().where(kept, 0))
 
     def grown(self, capacity: int) -> StartTree:
         larger = StartTree(capacity, self.dtype, self.device)

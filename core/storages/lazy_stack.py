@@ -42,7 +42,7 @@ class LazyStackStorage(ListStorage):
 
     def _gathered(self, items: list[Any]) -> Any:
         if items:
-            # Who puts an entry into the batch puts it into none of the elements, nor twice into one that is there twice.
+            # An entry that is put into the batch is put into none of the elements, nor into one of them twice.
             return LazyStackedTensorDict.lazy_stack([item.copy() for item in items], self.stack_dim)
         if not self._items:
             return TensorDict({}, [0])

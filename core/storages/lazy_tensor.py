@@ -82,8 +82,7 @@ class LazyTensorStorage(TensorStorage):
             warnings.warn(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored", stacklevel=4)
             self.device = torch.device("cpu")
         self._maps = maps
-        self._filled.share_()
-        self.log.share_()
+        self._share_counts()
         maps.make_folder()
         self._own(maps)
 
@@ -143,7 +142,7 @@ class LazyTensorStorage(TensorStorage):
         """Make tensors of these types and shapes, all zeros."""
         if self._maps is not None:
             leaves = self._maps.make(structure, wanted, lead, join=self._shared_init)
-            self._filled.share_()
+            self._share_counts()
             return leaves
         if self._consolidated:
             return _in_one_buffer(wanted, self.device)
@@ -244,7 +243,7 @@ class LazyTensorStorage(TensorStorage):
         if self._shared_init:
             self._maps.make_folder()
         if self._structure is not None:
-            self._filled.share_()
+            self._share_counts()
             self._take(self._structure, self._maps.open())
 
 

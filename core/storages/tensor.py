@@ -334,6 +334,10 @@ class TensorStorage(Storage):
         for leaf in self.columns.leaves:
             if leaf.is_cpu and not leaf.is_shared():
                 leaf.share_memory_()
+        self._share_counts()
+
+    def _share_counts(self) -> None:
+        """Move into shared memory what other processes have to count with."""
         self._filled.share_()
         self.log.share_()
 

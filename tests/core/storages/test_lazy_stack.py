@@ -120,3 +120,14 @@ def test_a_state_of_other_things_changes_nothing() -> None:
     with pytest.raises(SchemaError, match="batch dimensions cannot lie"):
         storage.load_state_dict({"_storage": [ragged(1).state_dict(), NonTensorData("x").state_dict()]})
     assert len(storage) == 2
+
+
+@pytest.mark.parametrize("index", [slice(None), [0, 1, 1]])
+def test_batches_share_tensors_with_the_elements_but_no_entries(index: object) -> None:
+    storage = filled(2)
+    batch = storage[index]
+    batch.tensordicts[1]["b"] = torch.zeros(2)
+    assert set(storage[1].keys()) == {"a"}
+    assert all("b" not in part for place, part in enumerate(batch.tensordicts) if place != 1)
+    batch.tensordicts[1]["a"].fill_(7)
+    assert storage[1]["a"].eq(7).all()
