@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from .core.verbs.demo import demo
     from .core.verbs.download import download
     from .core.verbs.inspect import inspect
-    from .core.verbs.listing import list_datasets as list
+    from .core.verbs.listing import list_datasets as list  # noqa: F401  # of the module, not of a star import
     from .core.verbs.preprocess import preprocess
     from .core.verbs.remote_listing import list_remote
     from .core.verbs.sample import sample

@@ -119,7 +119,7 @@ def situation(
     """Make a twin that is filled in one of the ways of `SITUATIONS` with one of the `CONTENTS`."""
     lengths, endings = CONTENTS[contents]
     ids = (0, 1) if name == "re-used ids" else None
-    plenty = [episodes([*lengths[lane % len(lengths) :], *lengths * 4 * slots], endings, ids) for lane in range(lanes)]
+    plenty = [episodes([*lengths[lane % len(lengths) :], *list(lengths) * 4 * slots], endings, ids) for lane in range(lanes)]
     rows = rows_of(plenty, 3 * slots)
     if name == "partly filled":
         twin = Twin(slots, sampler, lanes, ndim)

@@ -130,7 +130,7 @@ class RingModel:
 
     def runs(self, signal: Signal) -> list[Slice]:
         """Return all trajectories, each as the places of its steps in order."""
-        runs = []
+        runs: list[Slice] = []
         for lane in range(self.lanes):
             filled = [slot for slot in range(self.capacity) if self.steps[slot] is not None]
             begins = [slot for slot in filled if not self.follows((slot - 1) % self.capacity, lane, signal)]
