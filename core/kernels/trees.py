@@ -32,11 +32,11 @@ class PriorityTree(ABC):
     def __init__(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
-        self.capacity = operator.index(capacity)
+        self.capacity = operator.index(capacity) if hasattr(capacity, "__index__") else 0
         self.dtype = dtype
         self.device = torch.device("cpu" if device is None else device)
         if self.capacity < 1:
-            raise UsageError(f"a tree of {capacity} leaves was asked for; at least 1 is needed")
+            raise UsageError(f"a tree of {capacity} leaves was asked for; a whole number from 1 is needed")
         if dtype not in DTYPES:
             raise UsageError(f"a tree of {dtype} was asked for, expected one of {', '.join(map(str, DTYPES))}")
 

@@ -1,4 +1,4 @@
-"""Finished trajectories of every lane in the order of time, kept up to date while a ring takes the oldest away."""
+"""Trajectories of every lane in the order of time, kept up to date while a ring takes the oldest away."""
 
 from __future__ import annotations
 
@@ -54,26 +54,27 @@ class Window(NamedTuple):
 
 
 class LaneRuns:
-    """The trajectories of `lanes` lanes that are over and long enough for a window.
+    """The trajectories of `lanes` lanes that are long enough for a window, ready to be drawn.
 
-    Steps are numbered in time, without end. In each lane trajectories come and go like in a queue: `append` adds the
-    newest, `evict` removes what the ring has overwritten; of the oldest one some steps may be gone. Next to each
-    stands how many places there were for a slice to begin at in all before it and itself, which makes it possible to
-    draw by place.
+    Steps are numbered in time, without end. In each lane trajectories come and go like in a queue: `append` adds those
+    that are over; `follow` takes away what the ring has overwritten, of the oldest one maybe some steps, and puts the
+    one that still grows behind the others. Next to each stands how many places there are for a slice to begin at in
+    all before it and itself, which makes it possible to draw by place. Room is made for as many in every lane as the
+    one with most has.
     """
 
     def __init__(self, lanes: int, window: Window) -> None:
-        self.minimum = window.minimum
         self.window = window
-        self.oldest = 0
-        self.head: Numbers = np.zeros(lanes, np.int64)
-        self.tail: Numbers = np.zeros(lanes, np.int64)
+        self.minimum = window.minimum
+        self.count = 0
+        """How many there are in all lanes."""
+        self._lanes = np.arange(lanes)
+        self._head: Numbers = np.zeros(lanes, np.int64)
+        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind those that are over
+        self._end: Numbers = np.zeros(lanes, np.int64)  # behind all
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
-
-    @property
-    def counts(self) -> Numbers:
-        """How many there are in each lane, int64 `[lanes]`."""
-        return self.tail - self.head
+        self._sums: Numbers = np.zeros(lanes, np.int64)
+        self._mass: _Mass | None = None
 
     # Keeping up --------------------------------------------------------------------------------------
 
@@ -84,109 +85,144 @@ class LaneRuns:
             lane, start, stop = lane[long], start[long], stop[long]
         if not len(lane):
             return
-        new = np.bincount(lane, minlength=len(self.head))
+        new = np.bincount(lane, minlength=len(self._lanes))
         self._make_room(new)
         begin = np.cumsum(new) - new
-        place = self.tail[lane] + np.arange(len(lane)) - begin[lane]
+        place = self._tail[lane] + np.arange(len(lane)) - begin[lane]
         self._start[lane, place], self._stop[lane, place] = start, stop
         places = self.window.places(stop - start + 1)
-        before = np.where(self.tail > 0, self._places[np.arange(len(new)), np.maximum(self.tail - 1, 0)], 0)
         within = np.cumsum(places)
         within -= (within - places)[begin[lane]]  # a running sum a lane
-        self._places[lane, place] = before[lane] + within
-        self.tail += new
+        self._places[lane, place] = self._places_before(self._tail)[lane] + within
+        self._tail += new
 
     def _make_room(self, new: Numbers) -> None:
+        """See that so many can be added to the lanes, and one more that still grows."""
         width = self._start.shape[1]
-        if int((self.tail + new).max()) <= width:
+        if int((self._tail + new).max()) < width:
             return
-        lasting = int((self.counts + new).max())
+        there = self._tail - self._head
+        lasting = int((there + new).max()) + 1
         wider = max(_FIRST_WIDTH, 2 * lasting)  # so that this happens once in as many appends as there are trajectories
-        columns = np.arange(int(self.counts.max(initial=0)))
-        source = np.minimum(self.head[:, None] + columns, width - 1)
-        lanes = np.arange(len(self.head))[:, None]
-        gone = np.where(self.head > 0, self._places[lanes[:, 0], np.maximum(self.head - 1, 0)], 0)
+        columns = np.arange(int(there.max()))
+        source = np.minimum(self._head[:, None] + columns, width - 1)
+        gone = self._places_before(self._head)
         for name in ("_start", "_stop", "_places"):
-            moved = np.zeros((len(self.head), wider), np.int64)
-            moved[:, : len(columns)] = getattr(self, name)[lanes, source]
+            moved = np.zeros((len(self._lanes), wider), np.int64)
+            moved[:, : len(columns)] = getattr(self, name)[self._lanes[:, None], source]
             setattr(self, name, moved)
         self._places[:, : len(columns)] -= gone[:, None]
-        self.tail -= self.head
-        self.head[:] = 0
+        self._tail = there
+        self._head = np.zeros_like(there)
 
-    def evict(self, oldest: int) -> None:
-        """Take away what is too short when steps before `oldest` are gone."""
-        self.oldest = oldest
-        lanes = np.arange(len(self.head))
-        while True:
-            place = np.minimum(self.head, self._stop.shape[1] - 1)
-            gone = (self.head < self.tail) & (self._stop[lanes, place] < oldest + self.minimum - 1)
-            if not gone.any():
-                return
-            self.head += gone
+    def _places_before(self, number: Numbers) -> Numbers:
+        """Count the places in all before the `number`-th of each lane."""
+        return np.where(number > 0, self._places[self._lanes, np.maximum(number - 1, 0)], 0)
 
-    def clear(self) -> None:
-        """Forget all trajectories."""
-        self.head[:] = 0
-        self.tail[:] = 0
+    def follow(self, growing: Numbers, newest: int, oldest: int) -> None:
+        """Catch up: steps are there from `oldest` to `newest`, of which those from `growing` on are not over."""
+        lanes = self._lanes
+        shortest = oldest + self.minimum - 1  # the last step of the first one that is still long enough
+        if ((self._head < self._tail) & (self._stop[lanes, self._head] < shortest)).any():
+            self._end = self._tail
+            self._head = self._first_above(self._stop, lanes, np.full(len(lanes), shortest - 1))
+        length = newest - growing + 1
+        self._end = self._tail + (length >= self.minimum)
+        self._start[lanes, self._tail], self._stop[lanes, self._tail] = growing, newest
+        places = self.window.places(np.maximum(length, 1))
+        self._places[lanes, self._tail] = self._places_before(self._tail) + places
+        first = self._start[lanes, self._head]
+        self._start[lanes, self._head] = np.maximum(first, oldest)
+        self._sums = np.cumsum(self._end - self._head)
+        self.count = int(self._sums[-1])
+        self._mass = None
+
+    # Drawing -----------------------------------------------------------------------------------------
+
+    def by_number(self, number: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return lanes, first steps and lengths of trajectories by number, from 0 to `count - 1`."""
+        if len(self._lanes) == 1:
+            place = number + self._head[0]
+            start = self._start[0][place]
+            return np.zeros(len(number), np.int64), start, self._stop[0][place] - start + 1
+        lane, number = _split(self._sums, number)
+        return (lane, *self._at(lane, self._head[lane] + number))
+
+    def by_place(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Return lanes, first steps and lengths of the trajectories that hold places, 0 to `place_count - 1`.
+
+        Last come the places within the trajectories, from 0 on.
+        """
+        mass = self._masses()
+        lane, place = _split(mass.sums, place)
+        target = place + mass.lost[lane]
+        found = self._first_above(self._places, lane, target)
+        own = np.where(found == self._head[lane], place, target - self._places[lane, np.maximum(found - 1, 0)])
+        return (lane, *self._at(lane, found), own)
+
+    @property
+    def place_count(self) -> int:
+        """How many places there are to begin a slice at."""
+        return int(self._masses().sums[-1])
+
+    def _masses(self) -> _Mass:
+        if self._mass is None:
+            lanes, head = self._lanes, self._head
+            first = self.window.places(self._stop[lanes, head] - self._start[lanes, head] + 1)
+            lost = self._places[lanes, head] - first
+            held = np.where(self._end > head, self._places[lanes, np.maximum(self._end - 1, 0)] - lost, 0)
+            self._mass = _Mass(lost, np.cumsum(held))
+        return self._mass
 
     # Looking up --------------------------------------------------------------------------------------
 
-    def at(self, lane: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-        """Return first and last step of the `number`-th trajectories of lanes, the oldest being 0."""
-        if len(self.head) == 1:
-            place = number + self.head[0]
-            start = self._start[0][place]
-            return (np.maximum(start, self.oldest) if self.oldest else start), self._stop[0][place]
-        place = self.head[lane] + number
-        return np.maximum(self._start[lane, place], self.oldest), self._stop[lane, place]
+    def all(self) -> tuple[Numbers, Numbers, Numbers]:
+        """List lanes, first steps and lengths of all, lane by lane, the oldest first."""
+        return self._listed(self._end)
 
-    def masses(self) -> Numbers:
-        """Count the places for a slice to begin at in each lane, int64 `[lanes]`."""
-        lanes = np.arange(len(self.head))
-        some = self.tail > self.head
-        first = np.where(some, self.head, 0)
-        last = np.where(some, self.tail - 1, 0)
-        rest = self._places[lanes, last] - self._places[lanes, first]
-        return np.where(some, rest + self._first_places(), 0)
+    def over(self) -> tuple[Numbers, Numbers, Numbers]:
+        """List lanes, first and last steps of those that do not grow any more, in the same order."""
+        lane, start, length = self._listed(self._tail)
+        return lane, start, start + length - 1
 
-    def _first_places(self) -> Numbers:
-        """Count the places in the oldest trajectory of each lane, of which some steps may be gone."""
-        lanes = np.arange(len(self.head))
-        place = np.minimum(self.head, self._start.shape[1] - 1)
-        start = np.maximum(self._start[lanes, place], self.oldest)
-        return self.window.places(self._stop[lanes, place] - start + 1)
+    def _listed(self, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        counts = end - self._head
+        lane = np.repeat(self._lanes, counts)
+        number = np.arange(len(lane)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return (lane, *self._at(lane, self._head[lane] + number))
 
-    def by_place(self, lane: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
-        """Find which trajectory of a lane holds a place, and which of its own places that is; both count from 0."""
-        first = self._first_places()[lane]
-        head = self.head[lane]
-        target = place - first + self._places[lane, head]
-        found = np.where(place < first, head, np.maximum(self._first_above(self._places, lane, target), head + 1))
-        own = np.where(found == head, place, target - self._places[lane, np.maximum(found - 1, 0)])
-        return found - head, own
-
-    def stop_of(self, step: Numbers, lane: Numbers, beyond: int) -> Numbers:
-        """Return the last steps of the trajectories that steps belong to; `beyond` where it is none of these."""
+    def stop_of(self, step: Numbers, lane: Numbers) -> Numbers:
+        """Return the last steps of the trajectories that steps belong to."""
         found = self._first_above(self._stop, lane, step - 1)
-        over = found >= self.tail[lane]
-        return np.where(over, beyond, self._stop[lane, np.minimum(found, self._stop.shape[1] - 1)])
+        return self._stop[lane, np.minimum(found, self._end[lane] - 1)]
+
+    def _at(self, lane: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
+        start = self._start[lane, place]
+        return start, self._stop[lane, place] - start + 1
 
     def _first_above(self, values: Numbers, lane: Numbers, target: Numbers) -> Numbers:
-        """Find the first trajectory of each lane whose value is above the target; the tail where there is none."""
-        low, high = self.head[lane], self.tail[lane]
-        if len(self.head) == 1:
-            begin, end = int(self.head[0]), int(self.tail[0])
+        """Find the first trajectory of each lane whose value is above the target; the end where there is none."""
+        if len(self._lanes) == 1:
+            begin, end = int(self._head[0]), int(self._end[0])
             return begin + np.searchsorted(values[0, begin:end], target, side="right")
+        low, high = self._head[lane], self._end[lane]
         for _ in range(int((high - low).max(initial=0)).bit_length()):
             middle = (low + high) // 2
             right = (middle < high) & (values[lane, np.minimum(middle, values.shape[1] - 1)] <= target)
             low, high = np.where(right, middle + 1, low), np.where(right, high, middle)
         return low
 
-    def all(self) -> tuple[Numbers, Numbers, Numbers]:
-        """List lanes, first and last steps of all, lane by lane, the oldest first."""
-        counts = self.counts
-        lane = np.repeat(np.arange(len(counts)), counts)
-        number = np.arange(len(lane)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return (lane, *self.at(lane, number))
+
+class _Mass(NamedTuple):
+    """Places that are gone from the sums of each lane, and the sum over lanes of those that are there."""
+
+    lost: Numbers
+    sums: Numbers
+
+
+def _split(sums: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
+    """Find in which lane numbers lie that count through all lanes, and which of its own they are."""
+    if len(sums) == 1:
+        return np.zeros(len(number), np.int64), number
+    lane = np.searchsorted(sums, number, side="right")
+    return lane, number - np.where(lane > 0, sums[np.maximum(lane - 1, 0)], 0)

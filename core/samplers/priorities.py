@@ -44,6 +44,7 @@ class Priorities:
         self.tree = make_tree(capacity, dtype, device)
         self._largest_sum = torch.finfo(dtype).max
         self._forget()
+        self._check_weight(self.default)
 
     def _forget(self) -> None:
         self.known = 0
@@ -68,7 +69,7 @@ class Priorities:
 
     def grow(self, capacity: int) -> None:
         """Make room for more elements; SchemaError (a RuntimeError) if the weights would be too large then."""
-        weight, heaviest = max(self.tree.maximum, self._weight(self.default)), self._largest_sum / capacity
+        heaviest, weight = self._largest_sum / capacity, max(self.tree.maximum, self._weight(self.default))
         if weight > heaviest:
             raise SchemaError(f"a weight is {weight:g}, {capacity} elements can have up to {heaviest:g}")
         self.tree = self.tree.grown(capacity)
@@ -114,23 +115,29 @@ class Priorities:
         if self._largest is None or largest > self._largest:
             self._largest, self._largest_number = largest, int(numbers[int(values.argmax())])
 
-    def _check_weight(self, priority: float) -> None:
+    def _check_weight(
+        self, priority: float, alpha: float | None = None, eps: float | None = None, capacity: int | None = None
+    ) -> None:
+        """Refuse a priority whose weight, by these numbers or those that hold now, is too large."""
+        alpha, eps = self.alpha if alpha is None else alpha, self.eps if eps is None else eps
+        capacity = self.tree.capacity if capacity is None else capacity
         try:
-            weight = (priority + self.eps) ** self.alpha
+            weight = (priority + eps) ** alpha
         except OverflowError:
             weight = math.inf
-        if weight > self.heaviest:
+        if weight > self._largest_sum / capacity:
             raise UsageError(
-                f"a priority is {priority:g}: with alpha={self.alpha:g} its weight is beyond {self.heaviest:g}, what "
-                f"{self.tree.capacity} elements of {self.tree.dtype} can have"
+                f"a priority is {priority:g}: with alpha={alpha:g} and eps={eps:g} its weight is beyond "
+                f"{self._largest_sum / capacity:g}, what {capacity} elements of {self.tree.dtype} can have"
             )
 
     def change_alpha(self, value: float) -> None:
         """Transform the weights to another alpha; from 0 that cannot be, which is warned of."""
         alpha = at_least_zero("alpha", value)
+        self._check_weight(self.default, alpha)  # that of new elements, be it given to none that is there
         if self.alpha and alpha != self.alpha:
             weights = self.tree.weights()
-            weights = torch.where(weights > 0, weights.pow(alpha / self.alpha), 0)
+            weights[: self.known] = weights[: self.known].pow(alpha / self.alpha)
             if float(weights.max()) > self.heaviest:
                 raise UsageError(f"alpha is {value}: the largest weight would be beyond {self.heaviest:g}")
             self.tree.load(weights)
@@ -255,6 +262,13 @@ class Priorities:
             raise SchemaError(f"the state holds weights that are not from 0 to {heaviest:g}")
         alpha, eps = (at_least_zero(name, state[f"_{name}"]) for name in ("alpha", "eps"))
         largest, number = _checked_largest(state, capacity)
+        if number >= 0:
+            # States without a version hold the weight instead, where the largest is one in the buffer: pytorch/rl#3925.
+            if alpha and self.within_buffer and not version:
+                largest = max(largest ** (1 / alpha) - eps, 0.0)
+        else:
+            largest = 1.0
+        self._check_weight(largest, alpha, eps, capacity)
         self.alpha, self.eps = alpha, eps
         self._forget()
         if capacity > self.tree.capacity:
@@ -263,10 +277,7 @@ class Priorities:
         written = ((sums > 0) | (lows < NEVER_WRITTEN)).nonzero()
         self.known = int(written[-1]) + 1 if len(written) else 0
         if number >= 0:
-            # States without a version hold the weight instead, where the largest is one in the buffer: pytorch/rl#3925.
-            transformed = not version and self.within_buffer and alpha
-            self._largest = max(largest ** (1 / alpha) - eps, 0.0) if transformed else largest
-            self._largest_number = number
+            self._largest, self._largest_number = largest, number
 
 
 def _checked_leaves(state: Mapping[str, Any], capacity: int | None) -> tuple[torch.Tensor, torch.Tensor]:

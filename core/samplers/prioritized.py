@@ -172,8 +172,8 @@ class PrioritizedSampler(Sampler):
         device = tree.device if generator is None else generator.device
         fractions = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=device)
         numbers, weights = tree.draw(fractions)
-        least = tree.minimum if self.normalize == "buffer" else weights.min()
-        weights = weights.div_(least).pow_(-self._beta).float()
+        least = tree.minimum if self.normalize == "buffer" else float(weights.min())
+        weights = weights.double().div_(least).pow_(-self._beta).float()  # the quotient may be beyond float32
         if tree.device != _CPU and getattr(storage, "device", _CPU) == _CPU:
             numbers, weights = numbers.cpu(), weights.cpu()
         index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)

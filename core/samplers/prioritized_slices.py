@@ -154,7 +154,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             # Of what was there, the last steps have more room now, and the oldest may have become the first ones.
             stop = table.newest + 1
             _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
-            _allow(tree, rule, table, rows, table.oldest, min(table.oldest + slice_len, stop))
+            if not rule.looks_ahead_only:
+                _allow(tree, rule, table, rows, table.oldest, min(table.oldest + slice_len, stop))
         self._marked = _Marked(weakref.ref(table), rule, table.version)
         return tree
 
@@ -215,11 +216,13 @@ def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Num
 
 
 def _without_left(span: Any) -> Any:
-    left, right = span if isinstance(span, tuple | list) else (span, span)
-    if left:
-        warnings.warn(
-            f"slices that are drawn by the priority of their first step cannot begin before it: span={span!r} is taken "
-            f"as {(False, right)!r}",
-            stacklevel=3,
-        )
-    return False, right
+    """Leave out by how far slices may hang over beginnings, and say so."""
+    left, *right = span if isinstance(span, tuple | list) else (span, span)
+    if not left or len(right) != 1:
+        return span
+    warnings.warn(
+        f"slices that are drawn by the priority of their first step cannot begin before it: span={span!r} is taken "
+        f"as {(False, *right)!r}",
+        stacklevel=4,
+    )
+    return (False, *right)

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
 from ..storages import Storage, TensorStorage
@@ -59,10 +58,10 @@ class FlagSignal(Signal):
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         found: Ends | None = None
         for key in self.keys:
-            flags = stored_entry(storage, key)
+            flags = _by_lane(storage, key, rows)
             if flags is None:
                 continue
-            part: Ends = np.any(_by_lane(flags, rows, storage, key).astype(bool, copy=False), axis=2)
+            part: Ends = np.any(flags.astype(bool, copy=False), axis=2)
             found = part if found is None else np.logical_or(found, part)
         if found is None:
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: nothing tells where a trajectory ends")
@@ -82,26 +81,36 @@ class IdSignal(Signal):
         return (self.key,)
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
-        ids = stored_entry(storage, self.key)
-        if ids is None:
+        found = _by_lane(storage, self.key, rows)
+        if found is None:
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: nothing tells trajectories apart")
-        return changes_of(_by_lane(ids, rows, storage, self.key))
+        if found.shape[2] != 1:
+            raise SchemaError(
+                f"{_listed(self.keys)} has {found.shape[2]} numbers an element, one id for each of "
+                f"{list(storage.shape)} elements is expected"
+            )
+        return changes_of(found)
 
 
 @dataclass(frozen=True, eq=False)
 class StaticSignal(Signal):
-    """Ends that were given for the rows of a full storage, and stay what they are; `[rows, lanes]`."""
+    """Ends that were given for the elements of a full storage, and stay what they are; of the storage's `shape`."""
 
     given: Ends
 
+    @classmethod
+    def of_ids(cls, ids: np.ndarray[Any, Any]) -> StaticSignal:
+        """Take a row for an end where the id of the following one, after the last that of the first, differs."""
+        return cls(ids != np.roll(ids, -1, axis=0))
+
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
-        count = storage.shape[0]
-        if self.given.shape[0] != count:
+        given, expected = self.given.shape, tuple(storage.shape)
+        if given != expected:
             raise SchemaError(
-                f"the ends that were given are of {self.given.shape[0]:,} rows, the storage holds {count:,}",
-                hint="give them for all rows, or name the entry that holds them: end_key or traj_key",
+                f"the ends that were given are {list(given)}, the storage holds {list(expected)} elements",
+                hint="give them for all elements, or name the entry that holds them: end_key or traj_key",
             )
-        return self.given[rows]
+        return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))
 
 
 def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
@@ -125,40 +134,38 @@ class EpisodeSignal(Signal):
 
 
 def has_entry(storage: Storage, key: Key) -> bool:
-    """Tell whether there is such an entry."""
-    return stored_entry(storage, key) is not None
-
-
-def stored_entry(storage: Storage, key: Key, *, valid: bool = True) -> torch.Tensor | None:
-    """Return the tensor behind an entry, of all valid rows, or of all that there is room for; None if there is none."""
+    """Tell whether there is such an entry; of a storage that keeps its elements apart, in the first one."""
     if isinstance(storage, TensorStorage):
-        if not storage.initialized:
-            return None
-        paths: Sequence[Key] = [tuple(map(str, path)) for path in storage.structure.paths()]
-        if key not in paths:
-            return None
-        leaf = storage.columns.leaves[paths.index(key)]
-        return leaf[: storage.rows] if valid else leaf
-    rows = storage.get(slice(None))
-    if isinstance(rows, list):
-        rows = torch.stack([row.select(key, strict=False) for row in rows])
-    if not is_tensor_collection(rows):
-        raise SchemaError(f"slices are sampled from tensordicts, the storage holds a {type(rows).__name__}")
-    found = rows.get(key, None)
-    return found if isinstance(found, torch.Tensor) else None
+        return stored_entry(storage, key) is not None
+    return storage.entry(key, slice(0, 1)) is not None
 
 
-def _by_lane(leaf: torch.Tensor, rows: NDArray[np.int64] | slice, storage: Storage, key: Key) -> np.ndarray[Any, Any]:
-    """Read rows of a leaf as `[rows, lanes, further]`."""
-    lead = tuple(storage.shape)
-    if leaf.shape[: len(lead)] != lead:
+def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
+    """Return the tensor behind an entry, of all rows that there is room for; None if there is none."""
+    if not storage.initialized:
+        return None
+    paths: Sequence[Key] = [tuple(map(str, path)) for path in storage.structure.paths()]
+    return storage.columns.leaves[paths.index(key)] if key in paths else None
+
+
+def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
+    """Read rows of an entry as `[rows, lanes, further]`; None where there is none."""
+    chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+    if isinstance(storage, TensorStorage):
+        leaf = stored_entry(storage, key)
+        found = None if leaf is None else leaf[: storage.rows][chosen]
+    else:
+        found = storage.entry(key, chosen)
+    if found is None:
+        return None
+    lead = tuple(storage.shape)[1:]
+    count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
+    if tuple(found.shape[: 1 + len(lead)]) != (count, *lead):
         raise SchemaError(
-            f"{_listed((key,))} is {list(leaf.shape)}, a signal of the storage's {len(lead)} dimensions "
-            f"{list(lead)} is expected"
+            f"{_listed((key,))} is {list(found.shape)} of {count:,} rows, a signal of the storage's {storage.ndim} "
+            f"dimensions {list(storage.shape)} is expected"
         )
-    chosen = leaf[rows] if isinstance(rows, slice) else leaf[torch.from_numpy(rows).to(leaf.device)]
-    lanes = int(np.prod(lead[1:], dtype=np.int64))
-    return chosen.reshape(len(chosen), lanes, -1).numpy(force=True)
+    return found.reshape(count, int(np.prod(lead, dtype=np.int64)), -1).numpy(force=True)
 
 
 def _listed(keys: Sequence[Key]) -> str:

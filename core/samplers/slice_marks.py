@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,35 +15,33 @@ from .signals import Key, stored_entry
 
 __all__ = ["SliceEnds", "SliceMarks"]
 
-Marks: TypeAlias = NDArray[np.bool_]
-
 _IS_INIT: Key = ("is_init",)
 
 
 class SliceEnds(NamedTuple):
-    """Which steps of slices come first, which last, and which are real; bool `[slices, steps]`, or as one vector."""
+    """Which steps of slices come first, which last, and which are real: bool `[slices, steps]`, or as one vector.
 
-    first: Marks
-    last: Marks
-    real: Marks
+    `last` has one more dimension, of size one, as the flags of TED have. `place` numbers the steps of one slice.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    real: torch.Tensor
+    place: NDArray[np.int64]
 
     @classmethod
-    def of(cls, taken: NDArray[np.int64], slice_len: int) -> SliceEnds:
-        """Mark slices of `slice_len` steps, of which so many are real."""
-        shape = len(taken), slice_len
-        first, last = np.zeros(shape, bool), np.zeros(shape, bool)
-        first[:, 0] = True
-        real = np.arange(slice_len) < taken[:, None]
-        last[np.arange(len(taken)), taken - 1] = True
-        return cls(first, last, real)
-
-    def flat(self) -> SliceEnds:
-        """Put the slices one behind the other."""
-        return SliceEnds(*(part.reshape(-1) for part in self))
+    def of(cls, taken: NDArray[np.int64], slice_len: int, *, flat: bool) -> SliceEnds:
+        """Mark slices of `slice_len` steps, of which so many are real; `flat` puts them one behind the other."""
+        place = np.arange(slice_len)
+        shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
+        first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
+        last = (place == taken[:, None] - 1).reshape(*shape, 1)
+        real = (place < taken[:, None]).reshape(shape)
+        return cls(torch.tensor(first), torch.from_numpy(last), torch.from_numpy(real), place)
 
     def kept(self) -> SliceEnds:
         """Leave the real steps, one slice behind the other."""
-        return SliceEnds(*(part[self.real] for part in self))
+        return SliceEnds(self.first[self.real], self.last[self.real], self.real[self.real], self.place)
 
 
 class SliceMarks:
@@ -56,49 +53,49 @@ class SliceMarks:
         beside = () if truncated is None else ((*parent, "done"), (*parent, "terminated"))
         self._keys: tuple[Key, ...] = (_IS_INIT, *beside)
         self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
+        self.keeps_rows = False
+        """Whether whole rows are read, and kept as `rows`, so that flags need not be read for themselves."""
         self.rows: Any = None
-        self._keeps_rows = False
 
     def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: SliceEnds) -> dict[Any, torch.Tensor]:
         """Return the info on the steps at an index, of which `ends` says which come first and last in a slice."""
         found = self._stored(storage, index)
         info: dict[Any, torch.Tensor] = {}
         if found[0] is not None:
-            info[_IS_INIT[0]] = found[0] | _like(torch.from_numpy(ends.first), found[0])
+            info[_IS_INIT[0]] = found[0] | _like(ends.first, found[0])
         if self.truncated is not None:
             _, done_key, terminated_key = self._keys
-            done, terminated = found[1:]
-            last = torch.from_numpy(ends.last.copy()).unsqueeze(-1)
-            info[_info_key(self.truncated)] = last
+            last = ends.last
+            done, terminated = (_with_last_dimension(flags, last) for flags in found[1:])
+            info[_info_key(self.truncated)] = last.clone()
             info[_info_key(done_key)] = last.clone() if done is None else done | _like(last, done)
             info[_info_key(terminated_key)] = torch.zeros_like(last) if terminated is None else terminated
         return info
 
     def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
         """Read the entries of the steps at an index; None for what is not stored."""
-        if self._keeps_rows or not isinstance(storage, TensorStorage):
-            rows: Any = storage.get(index if len(index) > 1 else index[0])
-            self.rows = rows if self._keeps_rows else None
-            if isinstance(rows, list):
-                rows = torch.stack(rows)
-            found = [rows.get(key, None) for key in self._keys]
-            return [flags if flags is None or flags.dtype == torch.bool else flags.bool() for flags in found]
+        if not isinstance(storage, TensorStorage):
+            return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
         columns = storage.columns
         if self._known is None or self._known[0]() is not columns:
-            self._known = weakref.ref(columns), [stored_entry(storage, key, valid=False) for key in self._keys]
-        return [None if leaf is None else _gathered(leaf, index) for leaf in self._known[1]]
+            self._known = weakref.ref(columns), [stored_entry(storage, key) for key in self._keys]
+        leaves = self._known[1]
+        if self.keeps_rows:
+            there = [None if leaf is None else key for key, leaf in zip(self._keys, leaves, strict=True)]
+            return self._shown(storage.get(index if len(index) > 1 else index[0]), there)
+        return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
 
-    @contextlib.contextmanager
-    def reading_rows(self) -> Iterator[None]:
-        """Have what is read of the storage be whole rows, and kept as `rows` meanwhile."""
-        self._keeps_rows = True
-        try:
-            yield
-        finally:
-            self._keeps_rows, self.rows = False, None
+    def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
+        """Look entries of rows up, and keep the rows where that is asked for."""
+        if self.keeps_rows:
+            self.rows = rows
+        if isinstance(rows, list):
+            rows = torch.stack(rows)
+        found = [None if key is None else rows.get(key, None) for key in keys]
+        return [flags if flags is None or flags.dtype == torch.bool else flags.bool() for flags in found]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known": None}
+        return self.__dict__ | {"_known": None, "rows": None, "keeps_rows": False}
 
 
 def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -107,6 +104,11 @@ def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tens
     else:
         found = leaf[tuple(part.to(leaf.device) for part in index)]
     return found if found.dtype == torch.bool else found.bool()
+
+
+def _with_last_dimension(flags: torch.Tensor | None, last: torch.Tensor) -> torch.Tensor | None:
+    """Give flags that are stored without a last dimension of size one this dimension."""
+    return flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags
 
 
 def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,11 @@ class StartRule:
     overhang: int
     anchor: str
 
+    @property
+    def looks_ahead_only(self) -> bool:
+        """Whether all that counts is how many steps the trajectory still has, and not how many it had before."""
+        return self.strict_length and not self.overhang and self.anchor == "any"
+
     def legal(self, length: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell whether a slice may begin at these places of trajectories of these lengths."""
         taken = np.minimum(length, self.slice_len)
@@ -48,10 +53,8 @@ class StartRule:
         begin = max(table.oldest, first - self.slice_len)
         steps = np.arange(begin, stop)[:, None]
         shape = len(steps), table.lanes
-        steps_of_all, lanes_of_all = (
-            np.broadcast_to(part, shape).reshape(-1) for part in (steps, np.arange(table.lanes))
-        )
-        ends = steps + table.reach(steps_of_all, lanes_of_all).reshape(shape)
+        reach = table.reach(np.repeat(steps, table.lanes), np.tile(np.arange(table.lanes), len(steps)))
+        ends = steps + reach.reshape(shape)
         written = steps % table.capacity < rows
         ends = np.where(written, ends, -1)
         begins = np.full(shape, begin)

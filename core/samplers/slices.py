@@ -15,7 +15,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
 from .lane_runs import Window
-from .signals import EpisodeSignal, FlagSignal, IdSignal, Key, Signal, StaticSignal, changes_of, has_entry
+from .signals import EpisodeSignal, FlagSignal, IdSignal, Key, Signal, StaticSignal, has_entry
 from .slice_marks import SliceEnds, SliceMarks
 from .trajectories import TrajectoryTable, trajectory_table
 
@@ -42,8 +42,8 @@ class SliceSampler(Sampler):
       absent ones are passed over. What is named and absent is replaced once by the other kind, which is logged.
       Unless told, it is `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets
       know their episodes without reading them.
-    - `ends`, `trajectories`: the same as a vector for all rows of a full storage, with `cache_values=True`. They
-      stay what they are, whatever is written.
+    - `ends`, `trajectories`: the same as a tensor of a full storage's shape, with `cache_values=True`. They stay what
+      they are, whatever is written.
     - `truncated_key`: unless None, the info says that the last step of each slice is truncated, and under the names
       beside it whether steps are done (as stored, or truncated so) and terminated (as stored); bool `[batch, 1]`.
     - `strict_length`: whether trajectories that are shorter than a slice are left out. If not, they are taken whole,
@@ -161,9 +161,13 @@ class SliceSampler(Sampler):
 
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their steps, of which flags are known then without reading them for themselves."""
-        with self._marks.reading_rows():
+        marks = self._marks
+        marks.keeps_rows = True
+        try:
             index, info = self.sample(storage, batch_size)
-            return index, info, self._marks.rows
+            return index, info, marks.rows
+        finally:
+            marks.keeps_rows, marks.rows = False, None
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError for a batch that cannot be divided."""
@@ -242,8 +246,8 @@ class SliceSampler(Sampler):
         slice_len: int,
         chances: NDArray[np.float64] | None = None,
         place: Numbers | None = None,
-    ) -> tuple[Numbers, Numbers]:
-        """Choose a slice of each of these trajectories; return their first steps and their lengths.
+    ) -> tuple[Numbers, Numbers | None]:
+        """Choose a slice of each of these trajectories; return their first steps and lengths, None if all are whole.
 
         Where slices begin is decided by fractions in [0, 1), else drawn, unless `place` says which place it is.
         """
@@ -252,8 +256,7 @@ class SliceSampler(Sampler):
             chances = self._fractions(len(first)) if chances is None else chances
             place = scaled(chances, window.places(length))
         if window.is_plain:
-            start = first + (0 if self.anchor == "start" else length - slice_len if place is None else place)
-            return start, np.full(len(first), slice_len)
+            return first + (0 if self.anchor == "start" else length - slice_len if place is None else place), None
         size = np.minimum(length, slice_len)
         early = -np.minimum(size - 1, window.left)
         late = length - size + np.minimum(size - 1, window.right)
@@ -263,49 +266,53 @@ class SliceSampler(Sampler):
         return start, stop - start
 
     def _fractions(self, count: int) -> NDArray[np.float64]:
-        device = self._rng.device if self._rng is not None else None
-        found = torch.rand(count, dtype=torch.float64, generator=self._rng, device=device)
-        return found.numpy(force=True)
+        rng = self._rng
+        if rng is None or rng.device.type == "cpu":
+            return torch.rand(count, dtype=torch.float64, generator=rng).numpy()
+        return torch.rand(count, dtype=torch.float64, generator=rng, device=rng.device).numpy(force=True)
 
     def _assemble(
-        self, storage: Storage, table: TrajectoryTable, lane: Numbers, start: Numbers, taken: Numbers, slice_len: int
+        self,
+        storage: Storage,
+        table: TrajectoryTable,
+        lane: Numbers,
+        start: Numbers,
+        taken: Numbers | None,
+        slice_len: int,
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return the index of slices from `start`, of `taken` steps each, and what is to be said of their steps."""
-        rows = start[:, None] + np.arange(slice_len)
-        short = bool((taken < slice_len).any())
-        if short:
+        """Return the index of slices from `start`, and what is to be said of their steps.
+
+        Each has `taken` steps, or as many as it can where that is None.
+        """
+        whole = taken is None or bool((taken == slice_len).all())
+        ends = self._whole(len(start), slice_len)
+        rows = start[:, None] + ends.place
+        if taken is not None and not whole:
             rows = np.minimum(rows, (start + taken - 1)[:, None])
+            ends = SliceEnds.of(taken, slice_len, flat=not self.batched)
         if table.newest >= table.capacity:
             rows %= table.capacity
         parts = [rows]
         if storage.ndim > 1:
             lanes = np.unravel_index(lane, storage.shape[1:])
             parts += [np.repeat(part, slice_len).reshape(rows.shape) for part in lanes]
-        marks = SliceEnds.of(taken, slice_len) if short else self._whole(len(taken), slice_len)
-        if self.batched:
-            return self._told(storage, parts, marks, marks.real)
-        if not short or self.pad_output:
-            marks = marks.flat()
-            return self._told(
-                storage, [part.reshape(-1) for part in parts], marks, marks.real if self.pad_output else None
-            )
-        return self._told(storage, [part[marks.real] for part in parts], marks.kept(), None)
+        if not self.batched:
+            parts = [part.reshape(-1) for part in parts]
+        if not (whole or self.batched or self.pad_output):
+            parts, ends = [part[ends.real.numpy()] for part in parts], ends.kept()
+        index = tuple(map(torch.from_numpy, parts))
+        info = self._marks.of(storage, index, ends)
+        if self.batched or self.pad_output:
+            info["collector", "mask"] = ends.real.clone()
+        return index, info
 
     def _whole(self, count: int, slice_len: int) -> SliceEnds:
         """Mark slices of which every step is real; most batches have the same."""
-        if self._last_ends is None or self._last_ends.real.shape != (count, slice_len):
-            self._last_ends = SliceEnds.of(np.full(count, slice_len), slice_len)
-        return self._last_ends
-
-    def _told(
-        self, storage: Storage, parts: list[Numbers], ends: SliceEnds, mask: NDArray[np.bool_] | None
-    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Add to an index what is to be said of its steps."""
-        index = tuple(map(torch.from_numpy, parts))
-        info = self._marks.of(storage, index, ends)
-        if mask is not None:
-            info["collector", "mask"] = torch.from_numpy(mask.copy())
-        return index, info
+        known = self._last_ends
+        if known is None or known.place.shape[0] != slice_len or known.real.numel() != count * slice_len:
+            known = SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
+            self._last_ends = known
+        return known
 
     def _empty(self) -> None:
         self._found = None
@@ -321,7 +328,8 @@ class SliceSampler(Sampler):
 
 def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
     """Choose numbers from 0 to below `sizes` by fractions in [0, 1)."""
-    return np.minimum((chances * sizes).astype(np.int64), sizes - 1)  # the product may be rounded up to the size
+    # The largest fraction below 1 is 1 - 2^-53: the product with a size of up to 2^53 is never rounded up to that.
+    return (chances * sizes).astype(np.int64)
 
 
 def _check_count(name: str, number: Any) -> None:
@@ -356,8 +364,7 @@ def _static_signal(
         raise SchemaError(f"{name} was given along with the key of an entry, one of them is expected")
     if not cache_values:
         raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
-    if given.dim() != 1 or not len(given):
-        raise SchemaError(f"{name} is {list(given.shape)}, a vector of an element a row is expected")
+    if not given.dim() or not given.numel():
+        raise SchemaError(f"{name} is {list(given.shape)}, a tensor of the storage's shape is expected")
     values = given.numpy(force=True)
-    found = values.astype(bool) if ends is not None else changes_of(values.reshape(-1, 1, 1))[:, 0]
-    return StaticSignal(found.reshape(-1, 1))
+    return StaticSignal(values.astype(bool)) if ends is not None else StaticSignal.of_ids(values)

@@ -7,6 +7,8 @@ catches up with `refresh`, and reads the signal of just the new rows.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from typing import TypeAlias
 
@@ -19,7 +21,7 @@ from ..storages.write_log import Change, Written
 from .lane_runs import LaneRuns, Window
 from .signals import Ends, Signal
 
-__all__ = ["Eligible", "TrajectoryTable", "trajectory_table"]
+__all__ = ["TrajectoryTable", "trajectory_table"]
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -32,16 +34,35 @@ _REMEMBERED = 1000
 _FEW = 64
 """Up to so many rows that were edited are looked at one by one."""
 
+_ENDLESS = 1 << 40
+"""A list that has room for more rows than this never comes round."""
+
 _TABLES: weakref.WeakKeyDictionary[Storage, dict[Signal, TrajectoryTable]] = weakref.WeakKeyDictionary()
+
+
+class _Turns:
+    """Lets one thread at a time change tables: several buffers may sample from one storage."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Forget who was at it; in a forked child those threads are gone."""
+        self.lock = threading.RLock()
+
+
+_TURNS = _Turns()
 
 
 def trajectory_table(storage: Storage, signal: Signal) -> TrajectoryTable:
     """Return the table of this storage's trajectories as this signal tells them; there is one for all who ask."""
-    tables = _TABLES.setdefault(storage, {})
-    table = tables.get(signal)
-    if table is None:
-        table = tables[signal] = TrajectoryTable(storage, signal)
-    return table
+    with _TURNS.lock:
+        tables = _TABLES.setdefault(storage, {})
+        table = tables.get(signal)
+        if table is None:
+            table = tables[signal] = TrajectoryTable(storage, signal)
+        return table
 
 
 class TrajectoryTable:
@@ -62,7 +83,7 @@ class TrajectoryTable:
         self._ends: Ends = np.zeros((0, 0), bool)
         self._open: Numbers = np.zeros(0, np.int64)
         self._runs = LaneRuns(0, Window())
-        self._eligible: dict[Window, Eligible] = {}
+        self._eligible: dict[Window, LaneRuns] = {}
         self._rows = 0
         self._changed: tuple[int, list[int]] | None = None
 
@@ -76,6 +97,11 @@ class TrajectoryTable:
         """
         storage = self._storage()
         assert storage is not None, "whoever asks holds the storage"
+        if storage.log.now != self._seen:
+            with _TURNS.lock:
+                self._catch_up(storage)
+
+    def _catch_up(self, storage: Storage) -> None:
         now, seen = storage.log.now, self._seen
         if now == seen:
             return
@@ -83,11 +109,11 @@ class TrajectoryTable:
             self._seen = None
             raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
         fresh = now.rows - seen.rows if seen is not None else 0
-        regular = seen is not None and 0 < fresh < self.capacity and self._still_holds(storage, seen)
+        holds = seen is not None and self._still_holds(storage, seen)
         self._seen = None  # until all went well
-        if regular:
+        if holds and 0 < fresh < self.capacity:
             self._advance(storage, fresh)
-        elif seen is None or fresh or not self._still_holds(storage, seen):
+        elif fresh or not holds:
             self._build(storage, now)
         self._seen = now
 
@@ -104,12 +130,13 @@ class TrajectoryTable:
                 return True
         if change.rows is None or storage.shape[0] != self._rows:
             return False
-        numbers = (
-            np.arange(self._rows)[change.rows] if isinstance(change.rows, slice) else change.rows.numpy(force=True)
-        )
-        if len(numbers) > _FEW:
-            return False
-        return all(self._is_as_before(storage, int(number)) for number in numbers)
+        if not self.signal.keys:
+            return True  # what the rows hold is nothing to it
+        if isinstance(change.rows, slice):
+            numbers = np.arange(change.rows.start, change.rows.stop)
+        else:
+            numbers = change.rows.numpy(force=True)
+        return len(numbers) <= _FEW and all(self._is_as_before(storage, int(number)) for number in numbers)
 
     def _is_as_before(self, storage: Storage, row: int) -> bool:
         """Tell whether the row ends a trajectory where it did, and so the one before it."""
@@ -128,21 +155,32 @@ class TrajectoryTable:
         again = self.signal.looks_ahead and self.newest % self.capacity < self._rows
         first = self.newest + (0 if again else 1)
         last = self.newest + fresh
-        steps = np.arange(first, last + 1)
-        ends = self.signal.ends(storage, steps % self.capacity)
-        self._ends[steps % self.capacity] = ends
+        rows = np.arange(first, last + 1) % self.capacity
+        ends = self.signal.ends(storage, rows)
+        self._make_room(int(rows.max()) + 1)
+        self._ends[rows] = ends
         self.newest = last
         self.oldest = max(self.oldest, last - self.capacity + 1)
         lane, step = np.nonzero(ends.T)
         if len(lane):
             self._close(lane, step + first)
-        self._runs.evict(self.oldest)
-        np.maximum(self._open, self.oldest, out=self._open)
-        for eligible in self._eligible.values():
-            eligible.follow()
-        self._rows = storage.shape[0]
-        self.version += 1
+        self._settle(storage.shape[0])
         self._note(first)
+
+    def _make_room(self, rows: int) -> None:
+        """Have a place for the ends of so many rows; a storage may never come to hold all that it has room for."""
+        there = len(self._ends)
+        if rows > there:
+            more = min(self.capacity, max(rows, 2 * there)) - there
+            self._ends = np.concatenate([self._ends, np.zeros((more, self.lanes), bool)])
+
+    def _settle(self, rows: int) -> None:
+        """Have the trajectories follow what is there now: so many rows."""
+        np.maximum(self._open, self.oldest, out=self._open)
+        for runs in (self._runs, *self._eligible.values()):
+            runs.follow(self._open, self.newest, self.oldest)
+        self._rows = rows
+        self.version += 1
 
     def _note(self, first: int) -> None:
         """Remember which step was the first that this version has changed, and forget what is long gone."""
@@ -162,67 +200,70 @@ class TrajectoryTable:
         last = np.ones(len(lane), bool)
         last[:-1] = begins[1:]
         self._open[lane[last]] = stop[last] + 1
-        self._runs.append(lane, start, stop)
-        for eligible in self._eligible.values():
-            eligible.runs.append(lane, start, stop)
+        for runs in (self._runs, *self._eligible.values()):
+            runs.append(lane, start, stop)
 
     def _build(self, storage: Storage, now: Written) -> None:
         """Read the signal of all rows."""
         rows = storage.shape[0]
         self.lanes = int(np.prod(storage.shape[1:], dtype=np.int64))
-        self.capacity = max(rows, storage.max_size // self.lanes)
+        self.capacity = max(rows, min(storage.max_size // self.lanes, _ENDLESS))
         following = now.next_row % self.capacity
-        early = rows - following if following < rows else 0  # rows that come before row 0 in time
-        order = np.concatenate([np.arange(rows - early, rows), np.arange(rows - early)])
-        steps = order + np.where(np.arange(rows) < early, 0, self.capacity if early else 0)
-        ends = np.array(self.signal.ends(storage, order if early not in (0, rows) else slice(0, rows)))
-        gap = early if rows < self.capacity else 0  # behind these lie rows that were never written
-        if gap:
-            ends[gap - 1] = True
-        self._rows = rows
-        self.oldest = int(steps[0])
-        self.newest = following + self.capacity - 1 if early else rows - 1
-        self._ends = np.zeros((self.capacity, self.lanes), bool)
-        self._ends[order] = ends
+        early = max(rows - following, 0)  # rows that come before row 0 in time
+        gap = early > 0 and rows < self.capacity  # behind these lie rows that were never written
+        late = rows - early
+        offset = self.capacity if early else 0
+        self.oldest = following if early else 0
+        self.newest = offset + late - 1
+        self._ends = np.zeros((rows, self.lanes), bool)
         self._runs, self._eligible = LaneRuns(self.lanes, Window()), {}
-        self._open = np.full(self.lanes, self.newest + 1)
-        for begin, stop in ((0, gap), (gap, rows)):
-            if begin < stop:
-                self._open[:] = steps[begin]
-                lane, place = np.nonzero(ends[begin:stop].T)
-                if len(lane):
-                    self._close(lane, steps[begin:stop][place])
-        if gap == rows:
-            self._open[:] = self.newest + 1
-        self._runs.evict(self.oldest)
-        self.version += 1
+        self._open = np.full(self.lanes, self.oldest)
+        if early:
+            self._ends[late:] = self.signal.ends(storage, slice(late, rows))
+            if gap:
+                self._ends[-1] = True
+            elif late and self.signal.looks_ahead:
+                self._ends[-1] = self.signal.ends(storage, np.array([rows - 1, 0]))[0]
+            self._close_all(late, rows, 0)
+        if gap:
+            self._open[:] = offset
+        if late:
+            self._ends[:late] = self.signal.ends(storage, slice(0, late))
+            self._close_all(0, late, offset)
+        self._settle(rows)
         self._changed = None
+
+    def _close_all(self, begin: int, stop: int, offset: int) -> None:
+        """End trajectories at rows that are known to be ends, by numbers that are the rows' and an offset."""
+        lane, row = np.nonzero(self._ends[begin:stop].T)
+        if len(lane):
+            self._close(lane, row + (begin + offset))
 
     # Looking up --------------------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
         """How many trajectories there are in all lanes."""
-        return int(self._runs.counts.sum()) + int((self._open <= self.newest).sum())
+        return self._runs.count
 
     def runs(self) -> tuple[Numbers, Numbers, Numbers]:
         """List lanes, first steps and lengths of all trajectories, lane by lane, the oldest first."""
-        lane, start, stop = self._runs.all()
-        unfinished = np.flatnonzero(self._open <= self.newest)
-        lane = np.concatenate([lane, unfinished])
-        start = np.concatenate([start, self._open[unfinished]])
-        stop = np.concatenate([stop, np.full(len(unfinished), self.newest)])
-        order = np.argsort(lane, kind="stable")
-        return lane[order], start[order], (stop - start + 1)[order]
+        return self._runs.all()
 
-    def eligible(self, window: Window) -> Eligible:
+    def eligible(self, window: Window) -> LaneRuns:
         """Return the trajectories that a slice of this window can be cut of; kept up to date from now on."""
         found = self._eligible.get(window)
-        if found is None:
+        return self._list_eligible(window) if found is None else found
+
+    def _list_eligible(self, window: Window) -> LaneRuns:
+        with _TURNS.lock:
+            found = LaneRuns(self.lanes, window)
+            found.append(*self._runs.over())
+            found.follow(self._open, self.newest, self.oldest)
             while len(self._eligible) >= _KEPT:
                 del self._eligible[next(iter(self._eligible))]
-            found = self._eligible[window] = Eligible(self, window)
-        return found
+            self._eligible[window] = found
+            return found
 
     def reach(self, step: Numbers, lane: Numbers, limit: int | None = None) -> Numbers:
         """Count the steps from each of these to the end of its trajectory, itself included; int64 `[n]`.
@@ -230,9 +271,10 @@ class TrajectoryTable:
         Steps are absolute, those of valid rows. With a `limit` no more than that many are looked at.
         """
         if limit is None or self.lanes == 1:
-            return self._runs.stop_of(step, lane, self.newest) - step + 1
+            return self._runs.stop_of(step, lane) - step + 1
         ahead = step[:, None] + np.arange(limit)
-        over = self._ends[ahead % self.capacity, lane[:, None]]
+        rows = np.minimum(ahead % self.capacity, len(self._ends) - 1)  # before what lies beyond there is an end
+        over = self._ends[rows, lane[:, None]]
         over |= ahead >= self.newest
         return np.where(over.any(1), over.argmax(1) + 1, limit)
 
@@ -247,77 +289,3 @@ class TrajectoryTable:
             return None
         place = since - self._changed[0]
         return self._changed[1][place], self.newest
-
-
-class Eligible:
-    """The trajectories that a slice of some window can be cut of, ready to be drawn."""
-
-    def __init__(self, table: TrajectoryTable, window: Window) -> None:
-        self._table = table
-        self.window = window
-        self.runs = LaneRuns(table.lanes, window)
-        self.runs.append(*table._runs.all())
-        self.follow()
-
-    def follow(self) -> None:
-        """Catch up with the table."""
-        table, runs = self._table, self.runs
-        runs.evict(table.oldest)
-        unfinished = table.newest - table._open + 1
-        self._unfinished = (unfinished >= self.window.minimum) & (unfinished > 0)
-        self._some_unfinished = bool(self._unfinished.any())
-        self._sums = np.cumsum(runs.counts + self._unfinished)
-        self.count = int(self._sums[-1])
-        self._place_sums: Numbers | None = None
-
-    def _places(self) -> Numbers:
-        """Sum the places to begin at over lanes."""
-        if self._place_sums is None:
-            table = self._table
-            last = np.where(self._unfinished, self.window.places(np.maximum(table.newest - table._open + 1, 1)), 0)
-            self._closed_places = self.runs.masses()
-            self._place_sums = np.cumsum(self._closed_places + last)
-        return self._place_sums
-
-    @property
-    def place_count(self) -> int:
-        """How many places there are to begin a slice at."""
-        return int(self._places()[-1])
-
-    def by_number(self, number: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of trajectories by number, from 0 to `count - 1`."""
-        lane, number = _split(self._sums, number)
-        return (lane, *self._found(lane, number))
-
-    def by_place(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of the trajectories that hold places, 0 to `place_count - 1`.
-
-        Last come the places within the trajectories, from 0 on.
-        """
-        lane, place = _split(self._places(), place)
-        closed = self._closed_places[lane]
-        inside = place < closed
-        number = self.runs.counts[lane]
-        own = place - closed
-        if inside.any():
-            number[inside], own[inside] = self.runs.by_place(lane[inside], place[inside])
-        return (lane, *self._found(lane, number), own)
-
-    def _found(self, lane: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-        table = self._table
-        if self._some_unfinished:
-            unfinished = number >= self.runs.counts[lane]
-            start, stop = self.runs.at(lane, np.where(unfinished, 0, number))
-            start = np.where(unfinished, table._open[lane], start)
-            stop = np.where(unfinished, table.newest, stop)
-        else:
-            start, stop = self.runs.at(lane, number)
-        return start, stop - start + 1
-
-
-def _split(sums: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Find in which lane numbers lie that count through all lanes, and which of its own they are."""
-    if len(sums) == 1:
-        return np.zeros_like(number), number
-    lane = np.searchsorted(sums, number, side="right")
-    return lane, number - (sums[lane] - np.diff(sums, prepend=0)[lane])

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import is_tensor_collection
 
-from ..errors import UsageError
+from ..errors import SchemaError, UsageError
 from .write_log import Change, WriteLog
 
 __all__ = ["Storage", "register_checkpointer"]
@@ -100,6 +101,37 @@ class Storage(ABC):
         """Count a change. Call it after editing in place what `get` returned by reference."""
         self._revision += 1
         self.log.changed(change)
+
+    def _count_write(self, cursor: Any, rows: slice | torch.Tensor | None, capacity: int, *, set_cursor: bool) -> None:
+        """Count a write at `cursor` of these rows, of `capacity`; None where not all of a row was written."""
+        if set_cursor:
+            self._last_cursor = cursor
+        if set_cursor and rows is not None:
+            self._revision += 1
+            self.log.wrote(rows, capacity)
+        else:
+            self.mark_changed(Change(rows))
+
+    def _begin_anew(self, next_row: int) -> None:
+        """Count a change of all there is; the ring goes on at this row, unless a writer says otherwise."""
+        self._last_cursor = None
+        self.log.go_on_at(next_row)
+        self.mark_changed()
+
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one entry of the elements at `index`, a slice or a tensor; None where some of them have none.
+
+        SchemaError (a RuntimeError) for elements that are no tensordicts.
+        """
+        rows = self.get(index)
+        parts = rows if isinstance(rows, list) else [rows]
+        if not all(is_tensor_collection(part) for part in parts):
+            kind = next(type(part).__name__ for part in parts if not is_tensor_collection(part))
+            raise SchemaError(f"an entry of tensordicts was asked for, the storage holds a {kind}")
+        found = [part.get(key, None) for part in parts]
+        if not found or not all(isinstance(part, torch.Tensor) for part in found):
+            return None
+        return torch.stack(found) if isinstance(rows, list) else found[0]
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known."""

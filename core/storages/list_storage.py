@@ -15,7 +15,6 @@ from .base import Storage
 from .cursors import as_index, grown_rows, rows_of
 from .item_states import item_of_state, items_of_states, state_of_item
 from .items import Node, moved, take_apart
-from .write_log import Change
 
 __all__ = ["ListStorage", "NoRowsError"]
 
@@ -103,12 +102,7 @@ class ListStorage(Storage):
             rows: slice | torch.Tensor = slice(cursor, cursor + 1)
         else:
             rows = self._write(_one_dimensional(cursor), data)
-        if set_cursor:
-            self._last_cursor = cursor
-            self._revision += 1
-            self.log.wrote(rows, self.max_size)
-        else:
-            self.mark_changed(Change(rows))
+        self._count_write(cursor, rows, self.max_size, set_cursor=set_cursor)
 
     def _write(self, index: int | slice | torch.Tensor, data: Any) -> slice | torch.Tensor:
         """Write, and return the rows that were written."""
@@ -146,9 +140,7 @@ class ListStorage(Storage):
 
     def _empty(self) -> None:
         self._items = []
-        self._last_cursor = None
-        self.log.go_on_at(0)
-        self.mark_changed()
+        self._begin_anew(0)
 
     # State -----------------------------------------------------------------------------------------
 
@@ -185,9 +177,7 @@ class ListStorage(Storage):
 
     def _take_over(self, kept: list[Any]) -> None:
         self._items = list(kept)
-        self._last_cursor = None
-        self.log.go_on_at(len(kept) % self.max_size)
-        self.mark_changed()
+        self._begin_anew(len(kept) % self.max_size)
 
     def _refuse_more_than_fits(self, count: int) -> None:
         if count > self.max_size:

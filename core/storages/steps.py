@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..dataset import Array, StepReader
 from ..errors import SchemaError
-from ..ted import Field
+from ..ted import Field, Key
 from .arrays import tensor_of, tensordict_of
 from .base import Storage
 from .cursors import as_index
@@ -36,15 +37,23 @@ class StepStorage(Storage):
         """List the lengths of the episodes."""
         return self._reader.episodes.length
 
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one leaf of the rows at `index` alone; None where there is none."""
+        field = next((field for field in self._reader.fields if field.key == key), None)
+        return None if field is None else self._tensors([field], self._row_numbers(as_index(index, 1)))[key]
+
     def get(self, index: Any) -> TensorDict:
         """Read the rows at `index` into fresh tensors."""
         numbers = self._row_numbers(as_index(index, 1))
+        return tensordict_of(self._tensors(self._reader.fields, numbers), numbers.shape)
+
+    def _tensors(self, fields: Iterable[Field], numbers: Array) -> dict[Key, torch.Tensor]:
         unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
         tensors = {}
-        for field in self._reader.fields:
+        for field in fields:
             rows = self._read(field, unique)[place.reshape(-1)]
             tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
-        return tensordict_of(tensors, numbers.shape)
+        return tensors
 
     def _row_numbers(self, index: Any) -> Array:
         if isinstance(index, slice):

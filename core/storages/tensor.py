@@ -17,7 +17,6 @@ from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .describe import describe
 from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors
 from .structure import Structure, structure_of
-from .write_log import Change
 
 __all__ = ["TensorStorage"]
 
@@ -171,13 +170,7 @@ class TensorStorage(Storage):
             if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
-        if set_cursor and rows is not None:
-            self._revision += 1
-            self.log.wrote(rows, self.columns.lead[0])
-        else:
-            self.mark_changed(Change(rows))
-        if set_cursor:
-            self._last_cursor = cursor
+        self._count_write(cursor, rows, self.columns.lead[0], set_cursor=set_cursor)
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
         """Write, and return the rows that were written; None for elements of rows."""
@@ -299,28 +292,19 @@ class TensorStorage(Storage):
                 self._go_back(None, None)
             raise
         self._filled.value = rows
-        self._last_cursor = None
-        self._begin_anew()
+        self._begin_anew(rows % columns.lead[0])
 
     def set_length(self, length: int) -> None:
         """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
         self._filled.value = rows_to_fill(length, self.columns, self.max_size)
-        self._last_cursor = None
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Count a change of all there is; the ring goes on behind it, unless a writer says otherwise."""
-        self.log.go_on_at(self._filled.value % self.columns.lead[0])
-        self.mark_changed()
+        self._begin_anew(self._filled.value % self.columns.lead[0])
 
     def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         """Make tensors for rows of these types and shapes."""
 
     def _empty(self) -> None:
         self._filled.value = 0
-        self._last_cursor = None
-        self.log.go_on_at(0)
-        self.mark_changed()
+        self._begin_anew(0)
 
     # Processes -------------------------------------------------------------------------------------
 

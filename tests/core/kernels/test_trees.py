@@ -321,6 +321,17 @@ def test_odd_trees_are_refused(capacity: int, dtype: torch.dtype) -> None:
         priority_tree(capacity, dtype)
 
 
+@pytest.mark.parametrize("capacity", [21, 4000])
+def test_a_tree_that_grows_keeps_its_weights(make: Make, capacity: int) -> None:
+    tree = make(20)
+    tree.set(torch.arange(20), torch.arange(20.0))
+    larger = tree.grown(capacity)
+    assert (type(larger), larger.capacity, larger.dtype) == (type(tree), capacity, tree.dtype)
+    assert larger.weights().tolist() == [*range(20), *[0] * (capacity - 20)]
+    larger.set(torch.tensor([capacity - 1]), 7.0)
+    assert (larger.total, larger.minimum, larger.maximum, tree.total) == (197, 1, 19, 190)
+
+
 # Which kind -----------------------------------------------------------------------------------------
 
 

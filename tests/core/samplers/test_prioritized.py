@@ -298,6 +298,12 @@ def test_another_alpha_transforms_the_weights(alpha: float) -> None:
     np.testing.assert_allclose(weights(sampler)[4], formula(4, alpha), rtol=1e-6)
 
 
+def test_without_alpha_elements_of_priority_zero_are_drawn_like_all_others() -> None:
+    sampler = filled([0, 1, 4], capacity=5, eps=0)
+    sampler.alpha = 0
+    assert weights(sampler).tolist() == [1, 1, 1, 0, 0]
+
+
 def test_from_alpha_zero_there_is_no_way_back() -> None:
     sampler = filled([1, 2, 3], alpha=0)
     with pytest.warns(UserWarning, match="alpha was 0") as caught:

@@ -46,16 +46,41 @@ def test_alpha_out_of_range_cannot_be_set(value: Any) -> None:
 def test_an_alpha_that_makes_too_large_weights_cannot_be_set() -> None:
     sampler = filled([1, 1e9])
     before = weights(sampler)
-    with pytest.raises(ValueError, match="largest weight"):
+    with pytest.raises(ValueError, match="its weight is beyond"):
         sampler.alpha = 5
     assert torch.equal(weights(sampler), before)
     assert sampler.alpha == 0.7
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_a_sampler_of_nothing_is_refused(capacity: int) -> None:
+@pytest.mark.parametrize("capacity", [0, -1, 2.5, "10", None])
+def test_a_sampler_of_nothing_is_refused(capacity: Any) -> None:
     with pytest.raises(ValueError, match=f"{capacity} leaves"):
         PrioritizedSampler(capacity, 1, 1)
+
+
+@pytest.mark.parametrize("alpha", [0, 0.7])
+def test_an_alpha_that_makes_too_large_weights_of_what_is_new_cannot_be_set(alpha: float) -> None:
+    sampler = filled([1, 1e9], alpha=alpha)
+    sampler.update_priority(1, 1.0)
+    before = weights(sampler)
+    with pytest.raises(ValueError, match=r"a priority is 1e\+09: with alpha=5"):
+        sampler.alpha = 5
+    assert torch.equal(weights(sampler), before)
+    assert (sampler.alpha, sampler.default_priority) == (alpha, 1e9)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 1000, "eps": 1}, {"alpha": 1, "eps": 1e39}])
+def test_numbers_that_no_element_could_have_a_weight_with_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a priority is 1: with alpha="):
+        PrioritizedSampler(10, beta=1, **options)
+
+
+def test_a_state_with_too_large_a_maximum_is_refused() -> None:
+    sampler = filled([1, 2])
+    state = sampler.state_dict() | {"_max_priority": torch.tensor([1e30, 1]), "_alpha": 2.0}
+    with pytest.raises(RuntimeError, match=r"a priority is 1e\+30: with alpha=2"):
+        sampler.load_state_dict(state)
+    assert (sampler.alpha, sampler.default_priority) == (0.7, 2)
 
 
 @pytest.mark.parametrize(

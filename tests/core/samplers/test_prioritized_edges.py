@@ -59,6 +59,13 @@ def test_edge_3_one_tiny_priority_drives_all_weights_to_zero_only_on_request(
     assert float(info["priority_weight"].max()) == pytest.approx(largest)
 
 
+def test_edge_3_quotients_beyond_float32_have_a_weight_too() -> None:
+    sampler = PrioritizedSampler(2, 1, 0.25, 0)
+    sampler.update_priority([0, 1], [1e-30, 1e30])
+    _, info = sampler.sample(storage(2), 20)
+    assert info["priority_weight"].tolist() == pytest.approx([1e-15] * 20)
+
+
 def test_edge_4_sums_of_many_elements_keep_their_precision() -> None:
     count = 20_000_000  # of these, 1 cannot be added to the sum in float32
     sampler = PrioritizedSampler(count, 1, 1, 0)

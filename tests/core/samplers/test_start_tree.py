@@ -70,6 +70,16 @@ def test_only_legal_starts_are_drawn() -> None:
     assert (set(index.tolist()), set(weights.tolist())) == ({3, 7}, {2.0})
 
 
+def test_one_that_grows_remembers_what_is_legal() -> None:
+    tree = StartTree(4, torch.float64)
+    tree.fill(0, 4, 2.0)
+    tree.allow(torch.tensor([1, 3]), torch.tensor([True, True]))
+    larger = tree.grown(30)
+    assert (larger.capacity, larger.total, larger.dtype) == (30, 4, torch.float64)
+    assert larger.weights().tolist() == [2.0] * 4 + [0.0] * 26
+    assert set(larger.draw(torch.rand(50, dtype=torch.float64))[0].tolist()) == {1, 3}
+
+
 def test_a_pickle_forgets_what_is_legal() -> None:
     tree = StartTree(10, torch.float64)
     tree.fill(0, 4, 2.0)

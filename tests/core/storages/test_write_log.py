@@ -1,0 +1,187 @@
+"""What a storage counts of its writes: rows of the ring, where it goes on, and everything else apart."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.storages import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, Storage, TensorStorage
+from rbtool.core.storages.write_log import Change, WriteLog
+from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
+
+KINDS = [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage]
+
+
+def rows(count: int) -> TensorDict:
+    return TensorDict({"x": torch.arange(float(count)), "y": torch.zeros(count)}, [count])
+
+
+def filled(kind: type[Storage] = LazyTensorStorage, count: int = 6, capacity: int = 8) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=kind(capacity))  # type: ignore[call-arg]
+    buffer.extend(rows(count))
+    return buffer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_of_the_ring_are_counted_each_behind_the_last(kind: type[Storage]) -> None:
+    buffer = filled(kind)
+    assert buffer.storage.log.now == (6, 6, 0)
+    buffer.add(rows(1)[0])
+    assert buffer.storage.log.now == (7, 7, 0)
+    buffer.extend(rows(3))  # round the end
+    assert buffer.storage.log.now == (10, 2, 0)
+    buffer.extend(rows(21))  # more than there is room for
+    assert buffer.storage.log.now == (31, 7, 0)
+    buffer.extend(rows(1))
+    assert buffer.storage.log.now == (32, 0, 0)
+
+
+DEEDS: list[tuple[str, Callable[[ReplayBuffer], Any], Any]] = [
+    ("a row by number", lambda buffer: buffer.storage.__setitem__(2, rows(1)[0]), slice(2, 3)),
+    ("rows of a buffer", lambda buffer: buffer.__setitem__(slice(1, 3), rows(2)), slice(1, 3)),
+    ("rows of choice", lambda buffer: buffer.writer.write_at(torch.tensor([4, 1]), rows(2)), [4, 1]),
+    ("another length", lambda buffer: buffer.storage.set_length(3), None),
+    ("a mark", lambda buffer: buffer.storage.mark_changed(), None),
+]
+
+
+@pytest.mark.parametrize(("deed", "expected"), [deed[1:] for deed in DEEDS], ids=[deed[0] for deed in DEEDS])
+def test_anything_else_is_counted_apart(deed: Callable[[ReplayBuffer], Any], expected: Any) -> None:
+    buffer = filled()
+    deed(buffer)
+    now = buffer.storage.log.now
+    assert (now.rows, now.irregular > 0) == (6, True)
+    changes = buffer.storage.log.since(0)
+    assert changes is not None
+    found = changes[-1].rows
+    assert (found.tolist() if isinstance(found, torch.Tensor) else found) == expected
+
+
+@pytest.mark.parametrize("deed", [deed[1] for deed in DEEDS[:3]], ids=[deed[0] for deed in DEEDS[:3]])
+def test_the_ring_goes_on_where_it_was_after_a_write_elsewhere(deed: Callable[[ReplayBuffer], Any]) -> None:
+    buffer = filled()
+    deed(buffer)
+    buffer.extend(rows(1))
+    assert buffer.storage.log.now == (7, 7, 1)
+
+
+def test_edits_of_entries_are_named() -> None:
+    buffer = filled()
+    buffer.set_("x", torch.ones(6))
+    buffer.set_at_("y", torch.ones(2), slice(0, 2))
+    buffer.update_({"x": torch.ones(6), "y": torch.ones(6)})
+    assert buffer.storage.log.since(0) == [
+        Change(keys=(("x",),)),
+        Change(keys=(("y",),)),
+        Change(keys=(("x",), ("y",))),
+    ]
+
+
+def test_a_write_that_fails_is_not_counted() -> None:
+    buffer = filled()
+    before = buffer.storage.log.now
+    with pytest.raises(RuntimeError):
+        buffer.extend(TensorDict({"x": torch.zeros(2, 3), "y": torch.zeros(2)}, [2]))
+    assert buffer.storage.log.now == before
+
+
+def test_emptied_it_goes_on_at_the_first_row() -> None:
+    buffer = filled()
+    buffer.empty()
+    assert buffer.storage.log.now.next_row == 0
+    buffer.extend(rows(2))
+    assert buffer.storage.log.now[:2] == (8, 2)
+
+
+def test_slots_of_the_largest_values_are_no_ring() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="x"))
+    buffer.extend(rows(4).flip(0))
+    before = buffer.storage.log.now
+    assert buffer.add(rows(1)[0] + 10) == 3  # in place of the smallest, which was written last
+    assert buffer.storage.log.now.irregular == before.irregular + 1
+
+
+def test_wrapped_tensors_go_on_at_the_first_row_and_were_never_written() -> None:
+    storage = TensorStorage(rows(5))
+    assert storage.log.now == (0, 0, 0)
+    RoundRobinWriter().register_storage(storage)
+    assert storage.log.now.next_row == 0
+
+
+@pytest.mark.parametrize("way", ["state", "folder"])
+@pytest.mark.parametrize("capacity", [8, 11])
+def test_a_load_goes_on_at_the_cursor_of_the_writer(way: str, capacity: int, tmp_path: Any) -> None:
+    """Sharp edge 20: the place of the newest row is in no checkpoint of a storage; the writer knows it."""
+    buffer = filled(count=8)
+    buffer.extend(rows(3))
+    other = ReplayBuffer(storage=LazyTensorStorage(capacity))
+    if way == "state":
+        other.load_state_dict(buffer.state_dict())
+    else:
+        buffer.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    assert other.storage.log.now.next_row == 3
+    written = other.storage.log.now.rows
+    other.extend(rows(2))
+    assert other.storage.log.now[:2] == (written + 2, 5)
+
+
+def test_what_was_changed_long_ago_is_forgotten() -> None:
+    log = WriteLog()
+    for number in range(100):
+        log.changed(Change(slice(number, number + 1)))
+    assert log.since(0) is None
+    assert log.since(98) == [Change(slice(98, 99)), Change(slice(99, 100))]
+    assert log.since(100) == []
+
+
+def test_scattered_rows_count_if_they_go_round_the_ring() -> None:
+    log = WriteLog()
+    log.wrote(slice(0, 3), 5)
+    log.wrote(torch.tensor([3, 4, 0, 1]), 5)
+    assert log.now == (7, 2, 0)
+    log.wrote(torch.tensor([2, 4]), 5)
+    assert log.now == (7, 2, 1)
+    log.wrote(torch.empty(0, dtype=torch.int64), 5)
+    assert log.now == (7, 2, 1)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda log: pickle.loads(pickle.dumps(log))])
+def test_copies_keep_the_numbers_and_count_for_themselves(again: Callable[[WriteLog], WriteLog]) -> None:
+    log = WriteLog()
+    log.share_()
+    log.wrote(slice(0, 3), 5)
+    log.changed(Change(slice(0, 1)))
+    other = again(log)
+    log.changed()
+    assert (other.now, log.now) == ((3, 3, 1), (3, 3, 2))
+    assert other.since(0) is None
+
+
+def extend_once(buffer: ReplayBuffer) -> None:
+    buffer.extend(rows(4))
+    buffer.storage[1] = rows(1)[0]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, partial(LazyTensorStorage, shared_init=True)])
+def test_what_another_process_writes_is_counted(method: str, make: Callable[[int], Storage]) -> None:
+    buffer = ReplayBuffer(storage=make(8), shared=True)
+    buffer.extend(rows(6))
+    buffer.storage.mark_changed()
+    process = multiprocessing.get_context(method).Process(target=extend_once, args=(buffer,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert buffer.storage.log.now == (10, 2, 2)
+    assert buffer.storage.log.since(1) is None  # which rows, only the other one knows
