@@ -86,7 +86,7 @@ class IdSignal(Signal):
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: nothing tells trajectories apart")
         if found.shape[2] != 1:
             raise SchemaError(
-                f"{_listed(self.keys)} has {found.shape[2]} numbers an element, one id for each of "
+                f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, one id for each of "
                 f"{list(storage.shape)} elements is expected"
             )
         return changes_of(found)

@@ -252,7 +252,9 @@ class SliceSampler(Sampler):
         Where slices begin is decided by fractions in [0, 1), else drawn, unless `place` says which place it is.
         """
         window = self._window(slice_len)
-        if self.anchor == "any" and place is None:
+        if self.anchor != "any":
+            place = None  # there is one, and it is known
+        elif place is None:
             chances = self._fractions(len(first)) if chances is None else chances
             place = scaled(chances, window.places(length))
         if window.is_plain:
@@ -319,7 +321,7 @@ class SliceSampler(Sampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the generator and what was found behind; both are found anew."""
-        return super().__getstate__() | {"_found": None}
+        return super().__getstate__() | {"_found": None, "_last_ends": None}
 
     def __repr__(self) -> str:
         size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
@@ -354,7 +356,7 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
 def _static_signal(
     ends: torch.Tensor | None, trajectories: torch.Tensor | None, cache_values: bool, *keys: Any
 ) -> Signal | None:
-    given = ends if ends is not None else trajectories
+    given = next((torch.as_tensor(values) for values in (ends, trajectories) if values is not None), None)
     if given is None:
         return None
     name = "ends" if ends is not None else "trajectories"

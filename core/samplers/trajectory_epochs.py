@@ -31,7 +31,7 @@ class Runs:
     def of(cls, table: TrajectoryTable) -> Runs:
         """Take all trajectories out of a table."""
         lane, start, length = table.runs()
-        return cls(lane, start, start + length - 1)
+        return cls(lane, start.copy(), start + length - 1)  # what begins and ends later is edited in place
 
     def __len__(self) -> int:
         return len(self.lane)

@@ -33,6 +33,7 @@ RULES = (
     SliceRule(2, span=(1, 0), weight="step"),
     SliceRule(3, strict_length=False, anchor="start"),
     SliceRule(3, strict_length=False, anchor="end"),
+    SliceRule(2, anchor="end", weight="step"),
 )
 
 DRAWS = 1500

@@ -98,7 +98,7 @@ def check_drawn(twin: Twin, rule: SliceRule, signal: Any, slices: int = 6) -> li
 
 
 quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-long = settings(max_examples=40 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+long = settings(max_examples=10 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 # With replacement ------------------------------------------------------------------------------------
 
