@@ -65,8 +65,8 @@ class DatasetStorage(TensorStorage):
             manifest = again
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
-        """List the lengths of the episodes; None where the rows are whole trajectories."""
-        if self.split_trajs:
+        """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""
+        if self.split_trajs or self.log.now.rows:
             return None
         with TedReader(self.path) as reader:
             return reader.episodes.length

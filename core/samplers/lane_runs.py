@@ -13,6 +13,9 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 _FIRST_WIDTH = 16
 
+_MANY = 32
+"""From so many trajectories a lane on they are put in place lane by lane, not all at once."""
+
 
 class Window(NamedTuple):
     """Where in a trajectory a slice of `length` steps may begin.
@@ -87,13 +90,21 @@ class LaneRuns:
             return
         new = np.bincount(lane, minlength=len(self._lanes))
         self._make_room(new)
-        begin = np.cumsum(new) - new
-        place = self._tail[lane] + np.arange(len(lane)) - begin[lane]
-        self._start[lane, place], self._stop[lane, place] = start, stop
         places = self.window.places(stop - start + 1)
-        within = np.cumsum(places)
-        within -= (within - places)[begin[lane]]  # a running sum a lane
-        self._places[lane, place] = self._places_before(self._tail)[lane] + within
+        before, end = self._places_before(self._tail), np.cumsum(new)
+        if len(lane) < _MANY * len(new):
+            place = self._tail[lane] + np.arange(len(lane)) - (end - new)[lane]
+            within = np.cumsum(places)
+            within -= (within - places)[(end - new)[lane]]  # a running sum a lane
+            self._start[lane, place], self._stop[lane, place] = start, stop
+            self._places[lane, place] = before[lane] + within
+        else:  # lane by lane, which takes no further memory
+            for number in np.flatnonzero(new):
+                there = slice(self._tail[number], self._tail[number] + new[number])
+                own = slice(end[number] - new[number], end[number])
+                self._start[number, there], self._stop[number, there] = start[own], stop[own]
+                np.cumsum(places[own], out=self._places[number, there])
+                self._places[number, there] += before[number]
         self._tail += new
 
     def _make_room(self, new: Numbers) -> None:

@@ -129,13 +129,14 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self._refuse_short(table, slice_len)
         index, drawn = PrioritizedSampler.sample(self, storage, count)
         lane, start = _places(table, storage, index)
-        length = np.minimum(table.reach(start, lane, slice_len), slice_len)
-        places, info = self._assemble(storage, table, lane, start, length, slice_len)
-        weights = drawn["priority_weight"]
-        if places[0].numel() == count * slice_len:
-            info["priority_weight"] = weights[:, None].repeat(1, slice_len).view(places[0].shape)
+        if self.strict_length and not self._overhang(slice_len):
+            length = np.full(count, slice_len)  # all that is legal has room for a whole slice
         else:
-            info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(length))
+            length = np.minimum(table.reach(start, lane, slice_len), slice_len)
+        places, info = self._assemble(storage, table, lane, start, length, slice_len)
+        size = places[0].shape
+        steps = slice_len if size.numel() == count * slice_len else length
+        info["priority_weight"] = torch.from_numpy(np.repeat(drawn["priority_weight"].numpy(), steps)).view(size)
         return places, info
 
     def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:

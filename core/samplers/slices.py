@@ -182,11 +182,12 @@ class SliceSampler(Sampler):
 
     def _table(self, storage: Storage) -> TrajectoryTable:
         """Return the trajectories of a storage, as they are now."""
-        if self._found is None or self._found[0]() is not storage:
+        found = self._found
+        if found is None or found[0]() is not storage or _is_outdated(found[1].signal, storage):
             if not len(storage):
                 raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
-            self._found = weakref.ref(storage), trajectory_table(storage, self._signal(storage))
-        table = self._found[1]
+            found = self._found = weakref.ref(storage), trajectory_table(storage, self._signal(storage))
+        table = found[1]
         table.refresh()
         return table
 
@@ -326,6 +327,11 @@ class SliceSampler(Sampler):
     def __repr__(self) -> str:
         size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
+
+
+def _is_outdated(signal: Signal, storage: Storage) -> bool:
+    """Tell whether rows were written over those of a dataset, whose list of episodes is not theirs."""
+    return isinstance(signal, EpisodeSignal) and storage.log.now.rows > 0
 
 
 def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.dataset import TedReader
 from rbtool.core.datasets import load_dataset
+from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.samplers import SliceSampler
 from rbtool.core.samplers.slices import scaled
 from rbtool.core.samplers.trajectories import trajectory_table
@@ -211,6 +212,22 @@ def test_slices_of_datasets_lie_in_one_episode_open_ones_too(walks: Path, option
     assert drawn(sampler, buffer.storage, 600) == {(0, 1, 2, 3), (4,), tuple(range(5, 11)), (11, 12)}
 
 
+def test_episodes_of_a_dataset_are_not_those_of_rows_written_over_it(walks: Path) -> None:
+    sampler = SliceSampler(slice_len=2, end_key=DONE), SliceSampler(slice_len=2)
+    buffer = ReplayBuffer(storage=DatasetStorage(walks))
+    rows = buffer[:].clone()
+    rows["next", "done"][:] = True
+    rows["episode"][:] = 9
+    assert drawn(sampler[0], buffer.storage, 300) == drawn(sampler[1], buffer.storage, 300)
+    buffer.extend(rows[:7])
+    for each in sampler:
+        found = drawn(each, buffer.storage, 400)
+        assert (9, 10) in found
+        assert (11, 12) in found
+    assert not any(first < 6 for first, _ in drawn(sampler[0], buffer.storage, 300))
+    assert (3, 4) in drawn(sampler[1], buffer.storage, 400)  # their ids say so
+
+
 def test_whole_trajectories_are_no_steps(walks: Path) -> None:
     buffer = load_dataset(walks, batch_size=4, sampler=SliceSampler(slice_len=2), split_trajs=True)
     with pytest.raises(RuntimeError):
@@ -287,22 +304,24 @@ def test_transforms_see_slices() -> None:
 
 def test_buffers_on_one_storage_may_begin_at_the_same_time() -> None:
     number = torch.arange(200_000)
-    where = TensorStorage(TensorDict({"number": number, "episode": number // 7}, [len(number)]))
-    samplers = [SliceSampler(slice_len=2) for _ in range(4)]
-    barrier = threading.Barrier(len(samplers))
-    counts: list[int] = []
+    rows = TensorDict({"number": number, "episode": number // 7}, [len(number)])
+    for _ in range(10):
+        where = TensorStorage(rows)
+        samplers = [SliceSampler(slice_len=2) for _ in range(4)]
+        barrier = threading.Barrier(len(samplers))
+        threads = [threading.Thread(target=begin, args=(sampler, where, barrier)) for sampler in samplers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        table = samplers[0]._table(where)
+        assert table.count == -(-len(number) // 7)
+        assert all(sampler._table(where) is table for sampler in samplers)
 
-    def begin(sampler: SliceSampler) -> None:
-        barrier.wait(20)
-        sampler.sample(where, 8)
-        counts.append(sampler._table(where).count)
 
-    threads = [threading.Thread(target=begin, args=(sampler,)) for sampler in samplers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert counts == [-(-len(number) // 7)] * len(samplers)
+def begin(sampler: SliceSampler, where: TensorStorage, barrier: threading.Barrier) -> None:
+    barrier.wait(20)
+    sampler.sample(where, 8)
 
 
 def sample_and_write(buffer: Any, queue: Any) -> None:
