@@ -23,8 +23,12 @@ __all__ = ["LOAD_EXAMPLES", "SAVE_EXAMPLES", "VERIFY_EXAMPLES", "add", "verify_l
 SAVE_EXAMPLES = (
     Example("rbtool checkpoint save ./cartpole ./cartpole-saved.h5 --as h5 --compression gzip", "one HDF5 file"),
     Example("rbtool checkpoint save minari:cartpole/scripted-v0 ./flat --as flat", "episodes without repeated rows"),
+    Example("rbtool checkpoint save ./cartpole ./theirs --as flat --for torchrl", "for its FlatStorageCheckpointer"),
 )
-LOAD_EXAMPLES = (Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),)
+LOAD_EXAMPLES = (
+    Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),
+    Example("rbtool checkpoint load ./torchrl ./dataset", "a dataset of what TorchRL saved"),
+)
 VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
 
 _TOLD = {"episodes_text": ("text of episodes", "differs")}
@@ -38,6 +42,12 @@ class Form(StrEnum):
     FLAT = "flat"
     NESTED = "nested"
     H5 = "h5"
+
+
+class Library(StrEnum):
+    """Whose layout a checkpoint has if not ours."""
+
+    TORCHRL = "torchrl"
 
 
 def add(app: typer.Typer) -> None:
@@ -59,6 +69,9 @@ def save(
     compression: Annotated[
         str | None, typer.Option("--compression", metavar="NAME", help="For h5: gzip or lzf, gzip:9 for a level.")
     ] = None,
+    library: Annotated[
+        Library | None, typer.Option("--for", help="Write the rows as that library lays them out, for it to load.")
+    ] = None,
     root: Root = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -68,10 +81,12 @@ def save(
 
     with out.progress() as progress:
         result = checkpoint.save(
-            dataset, dest, form=form.value, compression=compression, root=root, force=force, dry_run=dry_run,
+            dataset, dest, form=form.value, compression=compression,
+            for_library=None if library is None else "torchrl", root=root, force=force, dry_run=dry_run,
             progress=progress,
         )  # fmt: skip
-    show_published(out, result, dest, f"rbtool checkpoint verify {shlex.join([dest, dataset])}")
+    after = None if library else f"rbtool checkpoint verify {shlex.join([dest, dataset])}"
+    show_published(out, result, dest, after)
 
 
 def load(

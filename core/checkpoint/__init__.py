@@ -2,24 +2,60 @@
 
 from .compare import Difference, compare_steps
 from .compression import Compression
-from .flat import FlatReader
+from .filled import STORAGE, FilledStorage
+from .flat import STORAGE_METADATA, FlatReader
 from .h5_reader import H5Reader
-from .layout import CompactLayout, Form
+from .layout import CompactForm, CompactLayout, Form
 from .open import is_steps, open_steps, standing
-from .save import dataset_digest, load_checkpoint, save_checkpoint
+from .rows import differing_rows, leaf_parts, with_ends
+from .save import dataset_digest, load_checkpoint, save_checkpoint, save_compact, steps_digest
+from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from .torchrl_leaves import Counts
+from .torchrl_parts import state_parts, step_ends
+from .torchrl_plan import OWN_FORM, TorchrlPlan
+from .torchrl_reader import TorchrlReader, find_torchrl, torchrl_form
+from .torchrl_sinks import FolderSink, TorchrlSink
+from .torchrl_steps import TorchrlSteps
+from .torchrl_writer import write_torchrl
+from .verified import VerifyingReader
 
 __all__ = [
+    "OWN_FORM",
+    "STORAGE",
+    "STORAGE_METADATA",
+    "STORAGE_SHAPE",
+    "CompactForm",
     "CompactLayout",
     "Compression",
+    "Counts",
     "Difference",
+    "FilledStorage",
     "FlatReader",
+    "FolderSink",
     "Form",
     "H5Reader",
+    "TorchrlHeader",
+    "TorchrlKeys",
+    "TorchrlPlan",
+    "TorchrlReader",
+    "TorchrlSink",
+    "TorchrlSteps",
+    "VerifyingReader",
     "compare_steps",
     "dataset_digest",
+    "differing_rows",
+    "find_torchrl",
     "is_steps",
+    "leaf_parts",
     "load_checkpoint",
     "open_steps",
     "save_checkpoint",
+    "save_compact",
     "standing",
+    "state_parts",
+    "step_ends",
+    "steps_digest",
+    "torchrl_form",
+    "with_ends",
+    "write_torchrl",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from ..dataset import Array, StepReader
 from ..progress import Progress
 from ..ted import NEXT, Field, Key
 from .layout import EXPLICIT_EPISODES, CompactLayout
-from .rows import CHUNK_BYTES, Boundaries, differing_rows, with_ends
+from .rows import FEW_ROWS, Boundaries, differing_rows, leaf_parts, with_ends
 
-__all__ = ["Sink", "write_compact"]
+__all__ = ["Sink", "Told", "write_compact"]
 
 
 class Sink(ABC):
@@ -29,32 +29,65 @@ class Sink(ABC):
 
 
 def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progress: Progress) -> Array:
-    """Write all leaves of `source` chunk by chunk.
+    """Write all leaves of `source`, one after the other, each in parts that fit the processor's caches.
 
     Returns the row numbers in the episode table of the episodes whose next observations do not follow, bit for
     bit; their next rows are stored in full.
     """
     steps = source.manifest.steps
     bounds = Boundaries(source.episodes, steps, str(source.path))
-    per_step = dict(layout.steps)
-    per_step |= {key: leaf for key, leaf in layout.at_root.items() if not _is_zero(source, key)}
-    for leaf in per_step.values():
-        sink.create(leaf, steps)
-    for leaf in layout.states.values():
-        sink.create(leaf, steps + len(bounds.stops))
     continuity = Continuity(bounds)
-    for start, stop in source.chunks(CHUNK_BYTES):
-        for key, leaf in per_step.items():
-            sink.append(leaf, source.read(key, start, stop))
-        ends = bounds.ends(start, stop)
-        for key, leaf in layout.states.items():
+    told = Told(progress, len(layout.states) + len(layout.steps) + len(layout.at_root))
+    for key, leaf in layout.states.items():
+        sink.create(leaf, steps + len(bounds.stops))
+        for start, stop in leaf_parts(steps, leaf.row_bytes):
             root, after = source.read(key, start, stop), source.read((NEXT, *key), start, stop)
             continuity.see(key, start, root, after)
-            sink.append(leaf, with_ends(root, after, ends))
-        progress.advance(stop - start)
+            for rows in _pieces(root, after, bounds.ends(start, stop)):
+                sink.append(leaf, rows)
+            told.advance(stop - start)
+    for key, leaf in ({**layout.steps, **layout.at_root}).items():
+        if key in layout.at_root and _is_zero(source, key, leaf):
+            told.advance(steps)
+            continue
+        sink.create(leaf, steps)
+        for start, stop in leaf_parts(steps, leaf.row_bytes):
+            sink.append(leaf, source.read(key, start, stop))
+            told.advance(stop - start)
     if continuity.broken.any():
         _write_explicit(source, layout.explicit, sink, bounds, continuity.broken)
     return np.flatnonzero(continuity.broken)
+
+
+def _pieces(root: Array, after: Array, ends: Array) -> Iterator[Array]:
+    """Yield the rows of `with_ends`; where episodes are long, by themselves as they lie."""
+    if len(ends) * FEW_ROWS >= len(root):
+        yield with_ends(root, after, ends)
+        return
+    begin = 0
+    for end in ends.tolist():
+        yield root[begin : end + 1]
+        yield after[end : end + 1]
+        begin = end + 1
+    yield root[begin:]
+
+
+class Told:
+    """Tells of steps done while leaves are done one after the other: each counts alike."""
+
+    def __init__(self, progress: Progress, leaves: int) -> None:
+        self._progress = progress
+        self._whole = max(1, leaves)
+        self._rows = 0
+        self._told = 0
+
+    def advance(self, rows: int) -> None:
+        """Take so many more rows of one leaf as done."""
+        self._rows += rows
+        done = self._rows // self._whole
+        if done > self._told:
+            self._progress.advance(done - self._told)
+            self._told = done
 
 
 class Continuity:
@@ -77,9 +110,10 @@ class Continuity:
         self.broken[episodes[inside]] = True
 
 
-def _is_zero(source: StepReader, key: Key) -> bool:
+def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:
     """Tell whether every byte of a leaf is zero."""
-    return not any(source.read(key, *part).reshape(-1).view(np.uint8).any() for part in source.chunks(CHUNK_BYTES))
+    parts = leaf_parts(source.manifest.steps, leaf.row_bytes)
+    return not any(source.read(key, *part).reshape(-1).view(np.uint8).any() for part in parts)
 
 
 def _write_explicit(
@@ -89,12 +123,11 @@ def _write_explicit(
     numbers = np.flatnonzero(broken)
     sink.create(EXPLICIT_EPISODES, len(numbers))
     sink.append(EXPLICIT_EPISODES, numbers)
-    for leaf in leaves.values():
+    for key, leaf in leaves.items():
         sink.create(leaf, int(bounds.lengths[numbers].sum()))
-    for start, stop in source.chunks(CHUNK_BYTES):
-        chosen = np.flatnonzero(broken[bounds.episode_of(np.arange(start, stop))])
-        if len(chosen):
-            low, high = int(chosen[0]), int(chosen[-1]) + 1
-            for key, leaf in leaves.items():
+        for start, stop in leaf_parts(source.manifest.steps, leaf.row_bytes):
+            chosen = np.flatnonzero(broken[bounds.episode_of(np.arange(start, stop))])
+            if len(chosen):
+                low, high = int(chosen[0]), int(chosen[-1]) + 1
                 rows = source.read((NEXT, *key), start + low, start + high)
                 sink.append(leaf, rows if len(rows) == len(chosen) else rows[chosen - low])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from ..dataset import Array
 from ..errors import CorruptDataError
 from ..ted import NEXT, Field, Key
 from .layout import CompactLayout
-from .rows import Boundaries, without_ends
+from .rows import FEW_ROWS, Boundaries, without_ends
 
 __all__ = ["Expansion", "Fetch", "require_ascending"]
 
@@ -62,6 +62,27 @@ class Expansion:
             raise CorruptDataError(f"nothing stored stands for the field {leaf.name!r}")
         return self._after(key[1:], start, stop)
 
+    def pieces(self, leaf: Field, start: int, stop: int, view: Fetch) -> Iterator[Array]:
+        """Yield TED rows `[start, stop)` of one leaf piece by piece, as `view` shows them where they lie together."""
+        layout, key = self._layout, leaf.key
+        stored = layout.steps.get(key) or layout.at_root.get(key)
+        if stored is not None and key not in self._trivial:
+            yield view(stored, start, stop)
+            return
+        ahead = int(key[0] == NEXT and key[1:] in layout.states)
+        state = layout.states.get(key[ahead:])
+        ends = self._bounds.ends(start, stop - 1)
+        few = len(ends) * FEW_ROWS < stop - start
+        if state is None or not few or (ahead and self._is_explicit(start, stop)):
+            yield self.read(leaf, start, stop)
+            return
+        first = start + self._bounds.before(start) + ahead
+        rows = view(state, first, first + stop - start + len(ends))
+        begin = 0
+        for number, end in enumerate([*ends.tolist(), stop - start - 1]):
+            yield rows[begin + number : end + 1 + number]
+            begin = end + 1
+
     def _states(self, leaf: Field, start: int, stop: int, ahead: int) -> Array:
         """Read the states before the steps (`ahead` 0) or after them (1)."""
         first = start + self._bounds.before(start) + ahead
@@ -71,11 +92,15 @@ class Expansion:
 
     def _after(self, key: Key, start: int, stop: int) -> Array:
         rows = self._states(self._layout.states[key], start, stop, 1)
-        low, high = self._bounds.before(start), self._bounds.before(stop - 1)
-        if self._explicit[low : high + 1].any():
+        if self._is_explicit(start, stop):
             which = self._bounds.episode_of(np.arange(start, stop))
             steps = np.flatnonzero(self._explicit[which])
             places = self._explicit_starts[which[steps]] + steps + start - self._bounds.starts[which[steps]]
             # Explicit episodes lie one after the other, so the places are consecutive.
             rows[steps] = self._fetch(self._layout.explicit[key], int(places[0]), int(places[-1]) + 1)
         return rows
+
+    def _is_explicit(self, start: int, stop: int) -> bool:
+        """Whether the next rows of some episode that reaches into these steps are stored in full."""
+        low, high = self._bounds.before(start), self._bounds.before(stop - 1)
+        return bool(self._explicit[low : high + 1].any())

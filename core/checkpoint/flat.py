@@ -6,7 +6,7 @@ the table of its episodes' shapes, so that tensordict opens it as ragged tensors
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -14,14 +14,18 @@ from typing import Literal
 import numpy as np
 
 from ..dataset import (
+    MANIFEST,
     Array,
     FileRecord,
     FolderReader,
     Leaf,
     StepReader,
+    changed,
     check_sizes,
     fs,
+    is_canonical,
     leaf_path,
+    load_json,
     read_tree,
     record_file,
 )
@@ -30,8 +34,10 @@ from ..progress import Progress
 from ..ted import Field, Key, key_name
 from .compact import write_compact
 from .expansion import Expansion, require_ascending
+from .filled import FilledStorage
 from .folder_sink import FolderSink
 from .layout import EXPLICIT_EPISODES, CompactLayout
+from .mapped import Window, verify_mapped
 from .nested import nested_leaves, row_counts, write_tables
 from .rows import Boundaries
 
@@ -41,9 +47,9 @@ STORAGE_METADATA = "storage_metadata.json"
 
 
 def write_flat(
-    source: StepReader, folder: Path, form: Literal["flat", "nested"], progress: Progress
+    source: StepReader, folder: Path, form: Literal["flat", "nested"], filled: FilledStorage, progress: Progress
 ) -> tuple[list[FileRecord], int]:
-    """Write the rows of a dataset or a checkpoint compactly into a folder.
+    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, compactly into a folder.
 
     Returns its data files, and how many episodes have their next rows stored in full.
     """
@@ -57,14 +63,8 @@ def write_flat(
             records += write_tables(folder, leaves, counts)
             leaves = nested_leaves(leaves, len(lengths))
         records += sink.write_meta(leaves, (len(lengths),) if form == "nested" else ())
-    return [*records, _write_storage_metadata(folder, source.manifest.steps)], len(explicit)
-
-
-def _write_storage_metadata(folder: Path, steps: int) -> FileRecord:
-    """Describe the storage these rows fill: a dataset fills its own to the last row, the next write goes to row 0."""
-    document = {"metadata": {}, "is_pytree": False, "len": steps, "cursor": 0, "capacity": steps, "shape": [steps]}
-    fs.write_file(folder / STORAGE_METADATA, json.dumps(document).encode())
-    return record_file(folder / STORAGE_METADATA, STORAGE_METADATA)
+    fs.write_file(folder / STORAGE_METADATA, filled.to_bytes())
+    return [*records, record_file(folder / STORAGE_METADATA, STORAGE_METADATA)], len(explicit)
 
 
 class FlatReader(FolderReader):
@@ -78,11 +78,30 @@ class FlatReader(FolderReader):
         self._stored = read_tree(path)
         self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
         self._explicit = self._read_explicit()
+        self._window = Window()
+        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
+        self._rows = {place: int(count.sum()) for place, count in counts.items()}
         self._check_leaves()
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one TED leaf."""
         return self._expansion.read(self._leaf(key, start, stop), start, stop)
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
+        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
+
+    def verify_files(self) -> None:
+        """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
+        if not is_canonical((self.path / MANIFEST).read_bytes()):
+            raise changed(self.path / MANIFEST)
+        verify_mapped(self.path, self.manifest.files)
+
+    @cached_property
+    def filled(self) -> FilledStorage:
+        """The storage that these rows filled."""
+        path = self.path / STORAGE_METADATA
+        return FilledStorage.from_document(load_json(path), self.manifest.steps, str(path))
 
     @cached_property
     def _expansion(self) -> Expansion:
@@ -96,6 +115,16 @@ class FlatReader(FolderReader):
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
         return self.read_leaf(leaf.key, leaf, start, stop)
 
+    def close(self) -> None:
+        """Close the files this process opened."""
+        self._window.close()
+        super().close()
+
+    def _view(self, leaf: Field, start: int, stop: int) -> Array:
+        path = self.path / leaf_path(leaf.key)
+        file = (self._descriptor(leaf.key, path), 0) if leaf.row_bytes else (-1, 0)
+        return self._window.rows(file, path, leaf, start, stop)
+
     def _read_explicit(self) -> Array:
         if EXPLICIT_EPISODES.key not in self._stored:
             return np.empty(0, np.int64)
@@ -104,9 +133,7 @@ class FlatReader(FolderReader):
 
     def _check_leaves(self) -> None:
         """Compare `meta.json` and the files with what the fields and the episode table ask for."""
-        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
-        fields = self._layout.stored(with_explicit=bool(len(self._explicit)))
-        rows = {field.key: int(counts[field.key].sum()) for field in fields}
+        rows, fields = self._rows, self._layout.stored(with_explicit=bool(len(self._explicit)))
         expected = {field.key: Leaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
         for leaf in self._layout.at_root.values():
             if leaf.key not in self._stored:

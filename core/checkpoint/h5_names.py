@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ..ted import Key, file_stem
 
-__all__ = ["DATA", "EPISODES", "SOURCE", "TEXT", "h5_path"]
+__all__ = ["DATA", "EPISODES", "SOURCE", "STORAGE", "TEXT", "h5_path"]
 
 DATA = "data"
 """Name under which the manifest lists everything behind the user block."""
 EPISODES = "episodes"
 TEXT = "episodes_text"
 SOURCE = "source"
+STORAGE = "storage"
 
 
 def h5_path(place: Key) -> str:

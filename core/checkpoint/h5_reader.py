@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from ..dataset import COLUMNS, Array, EpisodeTable, StepReader, changed, digest_file, mend, parse_episode_text
+from ..dataset import COLUMNS, Array, EpisodeTable, StepReader, changed, mend, parse_episode_text, parse_json
 from ..errors import CorruptDataError, FormatError
 from ..ted import DTYPES, Field, Key, key_from_stem
 from .expansion import Expansion, require_ascending
-from .h5_names import DATA, EPISODES, SOURCE, TEXT, h5_path
+from .filled import FilledStorage
+from .h5_names import DATA, EPISODES, SOURCE, STORAGE, TEXT, h5_path
 from .h5_source import H5Source
 from .layout import EXPLICIT_EPISODES, CompactLayout
+from .mapped import Window, digest_mapped
 from .nested import row_counts
 from .rows import Boundaries
 from .user_block import read_block, verify_block
@@ -33,6 +36,7 @@ class H5Reader(StepReader):
         self._check_size()
         self._layout = CompactLayout.of(self.fields, "h5")
         self._source = H5Source(path)
+        self._window = Window()
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path,)  # another process opens the file itself
@@ -62,20 +66,35 @@ class H5Reader(StepReader):
         """Read rows of one TED leaf."""
         return self._expansion.read(self._leaf(key, start, stop), start, stop)
 
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
+        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
+
     def verify_files(self) -> None:
         """Compare all data with their digest, and the manifest with the form it is written in."""
         self._check_size()
         verify_block(self.path)
-        if digest_file(self.path, self._block) != self.manifest.files[0].digest:
+        if digest_mapped(self.path, self._block) != self.manifest.files[0].digest:
             raise changed(self.path)
 
     def close(self) -> None:
         """Close the file if this process opened it."""
+        self._window.close()
         self._source.close()
 
     @cached_property
+    def filled(self) -> FilledStorage:
+        """The storage that these rows filled."""
+        if STORAGE not in self._source.names(""):
+            return FilledStorage.of_dataset(self.manifest.steps)
+        origin = f"{self.path}/{STORAGE}"
+        return FilledStorage.from_document(
+            parse_json(self._source.read_bytes(STORAGE), origin), self.manifest.steps, origin
+        )
+
+    @cached_property
     def _expansion(self) -> Expansion:
-        stored = {leaf.key for leaf in self._layout.at_root.values() if leaf.key[-1] in self._source.names(leaf.key[0])}
+        stored = {leaf.key for leaf in self._layout.at_root.values() if self._source.has(h5_path(leaf.key))}
         trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in stored)
         return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
 
@@ -100,6 +119,13 @@ class H5Reader(StepReader):
         if not leaf.row_bytes:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
         return self._source.rows(h5_path(leaf.key), leaf.numpy, (self._rows[leaf.key], *leaf.shape), start, stop)
+
+    def _view(self, leaf: Field, start: int, stop: int) -> Array:
+        shape = (self._rows[leaf.key], *leaf.shape)
+        place = self._source.place(h5_path(leaf.key), leaf.numpy, shape) if leaf.row_bytes else None
+        if place is None:
+            return self._fetch(leaf, start, stop)
+        return self._window.rows(place, self.path, leaf, start, stop)
 
     def _check_size(self) -> None:
         expected, found = self._block + self.manifest.files[0].size, self.path.stat().st_size

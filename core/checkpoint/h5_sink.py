@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 
 from ..dataset import Array, fs
-from ..ted import Field, Key
+from ..ted import Field
+from .blocks import Blocks, Stream
 from .compact import Sink
 from .compression import Compression
 from .h5_file import LatchedFile
@@ -16,29 +17,36 @@ from .h5_names import h5_path
 
 __all__ = ["H5Sink"]
 
-_BUFFER_BYTES = 1 << 20
-
 
 class H5Sink(Sink):
-    """Writes through a file that never fails towards libhdf5; each method raises what failed behind it."""
+    """Writes one leaf after the other through a file that never fails towards libhdf5, or past it into its place.
+
+    Each method raises what failed behind it. A context manager: leaving waits for what is written in the background.
+    """
 
     def __init__(self, h5: h5py.File, file: LatchedFile, compression: Compression) -> None:
         self._h5 = h5
         self._file = file
         self._compression = compression
-        self._leaves: dict[Key, _Leaf] = {}
+        self._chunked: _Chunks | None = None
+        self._blocks = Blocks()
 
     def create(self, leaf: Field, rows: int) -> None:
-        """Create the dataset of a leaf."""
-        options = self._compression.options(leaf, rows)
+        """Create the dataset of a leaf; the rows appended from now on are its rows."""
+        options = self._compression.options(leaf, rows) or {"dcpl": _allocated_at_once()}
+        chunked = "chunks" in options
         dataset = self._create(h5_path(leaf.key), shape=(rows, *leaf.shape), dtype=leaf.numpy, **options)
-        batch = self._compression.chunk_rows(leaf) if options else max(1, _BUFFER_BYTES // max(1, leaf.row_bytes))
-        self._leaves[leaf.key] = _Leaf(dataset, batch, leaf)
+        self._flush()
+        self._chunked = _Chunks(dataset, self._compression.chunk_rows(leaf), leaf) if chunked else None
+        offset = None if chunked else dataset.id.get_offset()
+        self._blocks.begin(None if offset is None else _Place(self._file, int(offset)))
 
     def append(self, leaf: Field, rows: Array) -> None:
-        """Append rows to a leaf."""
-        if leaf.row_bytes:
-            self._leaves[leaf.key].append(rows)
+        """Append rows to the leaf that was created last."""
+        if self._chunked is None:
+            self._blocks.append(rows)
+        elif leaf.row_bytes:
+            self._chunked.append(rows)
             self._file.check()
 
     def put_array(self, name: str, array: Array) -> None:
@@ -58,8 +66,12 @@ class H5Sink(Sink):
 
     def finish(self) -> None:
         """Write what is gathered."""
-        for leaf in self._leaves.values():
-            leaf.flush()
+        self._flush()
+        self._blocks.finish()
+
+    def _flush(self) -> None:
+        if self._chunked is not None:
+            self._chunked.flush()
             self._file.check()
 
     def _create(self, name: str, **options: Any) -> h5py.Dataset:
@@ -68,8 +80,37 @@ class H5Sink(Sink):
             self._file.check()
         return dataset
 
+    def __enter__(self) -> H5Sink:
+        return self
 
-class _Leaf:
+    def __exit__(self, *raised: object) -> None:
+        self._blocks.__exit__(None, None, None)
+
+
+def _allocated_at_once() -> h5py.h5p.PropDCID:
+    """Have HDF5 say where a dataset lies before anything is written to it; chunks get their places one by one."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
+
+
+class _Place(Stream):
+    """Where the rows of a dataset lie in the file, one after the other."""
+
+    def __init__(self, file: LatchedFile, offset: int) -> None:
+        self._file = file
+        self._offset = offset
+
+    def write(self, parts: list[memoryview]) -> None:
+        fs.write_parts(self._file.descriptor, parts, self._file.path, self._offset)
+        self._offset += sum(map(len, parts))
+
+    def finish(self) -> None:
+        """The file is synced as a whole."""
+
+
+class _Chunks:
     """Gathers rows, so that whole chunks are written and every one once."""
 
     def __init__(self, dataset: h5py.Dataset, batch: int, leaf: Field) -> None:

@@ -35,6 +35,7 @@ class H5Source:
         self.path = path
         self._files: dict[int, h5py.File] = {}
         self._datasets: dict[tuple[int, str], h5py.Dataset] = {}
+        self._descriptors: dict[int, int] = {}
 
     def names(self, group: str) -> list[str]:
         """List what is in a group; nothing if there is no such group."""
@@ -42,11 +43,25 @@ class H5Source:
             found = self._walk(group)
             return [] if found is None else list(found)
 
+    def has(self, name: str) -> bool:
+        """Tell whether there is a group or a dataset of this name."""
+        with self._reading(name):
+            return self._walk(name) is not None
+
     def rows(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a dataset that must be of this type and shape."""
         with self._reading(name):
             found: Array = self._dataset(name, dtype, shape)[start:stop]
             return found
+
+    def place(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Return a descriptor of the file and the byte at which a dataset's rows begin; None if they lie in chunks."""
+        with self._reading(name):
+            found = self._dataset(name, dtype, shape)
+            offset = found.id.get_offset() if found.chunks is None else None
+            if offset is None:
+                return None
+            return self._descriptor, int(offset)
 
     def column(self, name: str, dtype: np.dtype[Any]) -> Array:
         """Read all of a dataset with one number a row."""
@@ -66,6 +81,9 @@ class H5Source:
         """Close the file if this process opened it."""
         here = os.getpid()
         self._datasets = {key: dataset for key, dataset in self._datasets.items() if key[0] != here}
+        descriptor = self._descriptors.pop(here, None)
+        if descriptor is not None:
+            os.close(descriptor)
         file = self._files.pop(here, None)
         if file is not None:
             file.close()
@@ -79,6 +97,13 @@ class H5Source:
             # Readers in order need the one chunk again at which they stopped, of every leaf.
             self._files[os.getpid()] = h5py.File(self.path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
         return self._files[os.getpid()]
+
+    @property
+    def _descriptor(self) -> int:
+        held = self._descriptors.get(os.getpid())
+        if held is None:
+            held = self._descriptors[os.getpid()] = os.open(self.path, os.O_RDONLY)
+        return held
 
     def _dataset(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> h5py.Dataset:
         held = self._datasets.get((os.getpid(), name))

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import h5py
 
-from ..dataset import FileRecord, Manifest, StepReader, digest_file, episode_text_bytes, fs
+from ..dataset import FileRecord, Manifest, StepReader, episode_text_bytes, fs
 from ..progress import Progress
 from ..ted import file_stem
 from .compact import write_compact
 from .compression import Compression
+from .filled import FilledStorage
 from .h5_file import LatchedFile
-from .h5_names import DATA, EPISODES, SOURCE, TEXT
+from .h5_names import DATA, EPISODES, SOURCE, STORAGE, TEXT
 from .h5_sink import H5Sink
 from .layout import CompactLayout
+from .mapped import digest_mapped
 from .user_block import block_bytes, block_size
 
 __all__ = ["write_h5"]
@@ -24,19 +26,30 @@ Seal = Callable[[FileRecord, int], Manifest]
 """Makes the manifest of the file from the record of its data and the number of explicit episodes."""
 
 
-def write_h5(source: StepReader, path: Path, compression: Compression, seal: Seal, progress: Progress) -> Manifest:
-    """Write the rows of a dataset or a checkpoint, episodes, text and documents compactly into one new file."""
+def write_h5(
+    source: StepReader,
+    path: Path,
+    compression: Compression,
+    filled: FilledStorage,
+    seal: Seal,
+    progress: Progress,
+) -> Manifest:
+    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, into one new file.
+
+    Episodes, text and documents go there, too.
+    """
     block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes))
     with LatchedFile(path) as file:
         # Chunks are written whole and once: a cache of them would only cost memory, for every leaf.
         with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
-            sink = H5Sink(h5, file, compression)
-            explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
-            sink.finish()
+            with H5Sink(h5, file, compression) as sink:
+                explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
+                sink.finish()
             _write_rest(source, sink)
+            sink.put_bytes(STORAGE, filled.to_bytes())
         file.check()
         size = path.stat().st_size - block
-        manifest = seal(FileRecord(DATA, size, digest_file(path, block)), len(explicit))
+        manifest = seal(FileRecord(DATA, size, digest_mapped(path, block)), len(explicit))
         fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
         fs.fsync(file.descriptor, path)
     return manifest

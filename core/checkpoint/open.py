@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from ..dataset import (
+    COMMITS,
     HIDDEN,
     MANIFEST,
     Manifest,
+    PackedReader,
     PlainReader,
     StepReader,
     TedReader,
@@ -20,6 +23,8 @@ from ..dataset import (
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from .flat import FlatReader
 from .h5_reader import H5Reader
+from .torchrl_reader import find_torchrl
+from .torchrl_steps import TorchrlSteps
 
 __all__ = ["is_steps", "open_steps", "standing"]
 
@@ -27,31 +32,41 @@ _TREE = "meta.json"
 
 
 def is_steps(path: str | os.PathLike[str]) -> bool:
-    """Tell whether `path` is a dataset, a checkpoint or a tensordict folder, whole or not."""
+    """Tell whether `path` is a dataset, recording, checkpoint, one of TorchRL's, or tensordict folder, whole or not."""
     path = Path(path)
     mend(path)
-    return is_ours(path) or (path / _TREE).is_file()
+    return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None
 
 
 def open_steps(path: str | os.PathLike[str]) -> StepReader:
     """Open a dataset or a checkpoint in any layout, or a tensordict folder of one row a step that has no manifest.
 
+    TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
     Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
     CorruptDataError for files that are missing, cut or contradict the manifest.
     """
     path = Path(path)
     mend(path)
+    place = find_torchrl(path)
+    if place is not None:
+        return TorchrlSteps(place)
     if path.is_file():
         return H5Reader(path)
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
     if not has_manifest(path) and (path / HIDDEN).is_dir():
+        recorded = (path / COMMITS).is_file()
+        if recorded:
+            hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
+            raise CorruptDataError(f"{path} is a recording that was not finished: {MANIFEST} is missing", hint=hint)
         raise CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
     if not has_manifest(path) and (path / _TREE).is_file():
         return PlainReader(path)
     layout = Manifest.load(path).layout
     if layout == "ted":
         return TedReader(path)
+    if layout == "packed":
+        return PackedReader(path)
     if layout in {"flat", "nested"}:
         return FlatReader(path)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")

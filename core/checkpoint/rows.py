@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..dataset import Array, EpisodeTable
 from ..errors import CorruptDataError
 
-__all__ = ["CHUNK_BYTES", "Boundaries", "differing_rows", "with_ends", "without_ends"]
+__all__ = [
+    "CHUNK_BYTES",
+    "FEW_ROWS",
+    "LEAF_BYTES",
+    "Boundaries",
+    "differing_rows",
+    "leaf_parts",
+    "with_ends",
+    "without_ends",
+]
 
 CHUNK_BYTES = 4 << 20
 """How much is read at once over all leaves: memory that fits the caches is several times faster than fresh pages."""
+
+LEAF_BYTES = 2 << 20
+"""How much is read at once where one leaf is gone through after the other."""
+
+FEW_ROWS = 32
+"""Where an episode has fewer rows than this, mostly, moving it by itself costs more than its bytes."""
+
+
+def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Split the rows of one leaf into ranges of about `LEAF_BYTES`; at least one row each."""
+    rows = max(1, LEAF_BYTES // max(1, row_bytes))
+    for start in range(0, steps, rows):
+        yield start, min(start + rows, steps)
 
 
 class Boundaries:

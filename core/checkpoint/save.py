@@ -13,6 +13,7 @@ from ..dataset import (
     FolderReader,
     Kind,
     Manifest,
+    PackedReader,
     Provenance,
     StepReader,
     TedReader,
@@ -27,12 +28,13 @@ from ..dataset import (
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
 from .compression import Compression
+from .filled import STORAGE, FilledStorage
 from .flat import write_flat
 from .layout import CompactForm, Form
 from .ted import write_ted
 from .verified import VerifyingReader
 
-__all__ = ["SAVE", "dataset_digest", "load_checkpoint", "save_checkpoint"]
+__all__ = ["SAVE", "dataset_digest", "load_checkpoint", "save_checkpoint", "save_compact", "steps_digest"]
 
 SAVE = "checkpoint save"
 LOAD = "checkpoint load"
@@ -45,10 +47,20 @@ def dataset_digest(manifest: Manifest) -> str:
     for step in reversed(manifest.provenance):
         if step.verb == SAVE and "content_digest" in step.inputs:
             return step.inputs["content_digest"]
+    if manifest.request.source == STORAGE:
+        raise FormatError(
+            "these steps are the checkpoint of a buffer, not of a dataset",
+            hint="load it into a buffer with the checkpointer that saved it",
+        )
     raise FormatError(
         "no manifest vouches for these steps: only what rbtool wrote can be saved as a checkpoint",
         hint="convert the dataset first: rbtool convert PATH DEST",
     )
+
+
+def steps_digest(source: StepReader) -> str:
+    """As `dataset_digest`; of a packed dataset the digest that it has in layout `ted`, for which all rows are read."""
+    return source.ted_digest if isinstance(source, PackedReader) else dataset_digest(source.manifest)
 
 
 def save_checkpoint(
@@ -67,7 +79,7 @@ def save_checkpoint(
     boundary report. Raises CorruptDataError for a damaged source, OutOfSpaceError.
     """
     progress = progress or Silent()
-    digest = dataset_digest(source.manifest)
+    digest = steps_digest(source)
     step = provenance_step(SAVE, arguments or {}, {"content_digest": digest})
     if form == "ted":
         return _save_ted(source, target, "checkpoint", step, progress)
@@ -77,7 +89,8 @@ def save_checkpoint(
     else:
         source.verify_files()
     progress.start(f"saving {form}", source.manifest.steps, "steps")
-    manifest = _save_compact(checked, target, form, compression or Compression(), step, progress)
+    filled = FilledStorage.of_dataset(source.manifest.steps)
+    manifest = save_compact(checked, target, form, filled, compression or Compression(), step, progress)
     if checked is not source:
         checked.verify_files()
     progress.done()
@@ -99,17 +112,27 @@ def load_checkpoint(
     return _save_ted(source, folder, "dataset", step, progress or Silent())
 
 
-def _save_compact(
-    source: StepReader, target: Path, form: CompactForm, compression: Compression, step: Provenance, progress: Progress
+def save_compact(
+    source: StepReader,
+    target: Path,
+    form: CompactForm,
+    filled: FilledStorage,
+    compression: Compression,
+    step: Provenance,
+    progress: Progress,
 ) -> Manifest:
+    """Write rows, which fill the storage `filled`, to `target` without looking where they come from.
+
+    `step` is how they came there; `target` is as for `save_checkpoint`.
+    """
     if form == "h5":
         from .h5_writer import write_h5  # loads h5py, which nothing else here needs
 
         def seal(data: FileRecord, explicit: int) -> Manifest:
             return _manifest(source, "checkpoint", form, [data], explicit, step)
 
-        return write_h5(source, target, compression, seal, progress)
-    records, explicit = write_flat(source, target, form, progress)
+        return write_h5(source, target, compression, filled, seal, progress)
+    records, explicit = write_flat(source, target, form, filled, progress)
     records += _write_rest(source, target)
     manifest = _manifest(source, "checkpoint", form, records, explicit, step)
     manifest.save(target)
@@ -118,17 +141,17 @@ def _save_compact(
 
 def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, progress: Progress) -> Manifest:
     """Write all rows; the digest of what is written proves what was read, but not the documents."""
-    if not isinstance(source, FolderReader):
-        source.verify_files()  # first, so that HDF5 never sees damaged data
+    if not isinstance(source, FolderReader) or isinstance(source, PackedReader):
+        source.verify_files()  # first, so that HDF5 and decompression never see damaged data
     progress.start("saving ted" if kind == "checkpoint" else "loading", source.manifest.steps, "steps")
     records = [*write_ted(source, target, progress), *_write_rest(source, target)]
     progress.done()
     manifest = _manifest(source, kind, "ted", records, None, step)
-    if manifest.content_digest != dataset_digest(source.manifest):
+    if manifest.content_digest != steps_digest(source):
         source.verify_files()  # names the file, if it is one
         raise CorruptDataError(
             f"{source.path} does not give the data it was saved from: their digest is {manifest.content_digest}, "
-            f"expected {dataset_digest(source.manifest)}"
+            f"expected {steps_digest(source)}"
         )
     if isinstance(source, FolderReader):
         files = source.manifest.files

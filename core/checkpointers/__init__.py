@@ -2,12 +2,27 @@
 
 from .base import StorageCheckpointerBase
 from .compressed import CompressedListStorageCheckpointer
+from .flat import FlatStorageCheckpointer
+from .h5 import H5StorageCheckpointer
+from .hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from .list import ListStorageCheckpointer
+from .nested import NestedStorageCheckpointer
+from .packed import PackedStorageCheckpointer
 from .tensor import TensorStorageCheckpointer
 
 __all__ = [
     "CompressedListStorageCheckpointer",
+    "Flat2TED",
+    "FlatStorageCheckpointer",
+    "H5Combine",
+    "H5Split",
+    "H5StorageCheckpointer",
     "ListStorageCheckpointer",
+    "Nested2TED",
+    "NestedStorageCheckpointer",
+    "PackedStorageCheckpointer",
     "StorageCheckpointerBase",
+    "TED2Flat",
+    "TED2Nested",
     "TensorStorageCheckpointer",
 ]

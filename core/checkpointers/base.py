@@ -39,7 +39,8 @@ class StorageCheckpointerBase(ABC):
         """Have `hook(data, path=...)` return what is written instead of `data`.
 
         A hook with an attribute `is_full` or `shift` is told before whether the storage is full, and which row the
-        next write would take: the row after the last cursor, the capacity itself after the last row.
+        next write would take: the row after the last cursor, the capacity itself after the last row. One that says
+        `writes_in_place` gets no path.
         """
         _require_callable(hook)
         self._save_hooks.append(hook)
@@ -47,7 +48,7 @@ class StorageCheckpointerBase(ABC):
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Have `hook(data, out=...)` return what goes into the storage instead of `data`.
 
-        `out` is what the storage holds now, or None if it has no tensors yet.
+        `out` is what the storage holds now, or None if it has no tensors yet or the hook says `writes_in_place`.
         """
         _require_callable(hook)
         self._load_hooks.append(hook)
@@ -58,11 +59,21 @@ class StorageCheckpointerBase(ABC):
                 hook.is_full = len(storage) == storage.max_size
             if hasattr(hook, "shift"):
                 hook.shift = _shift(storage)
-            data = hook(data, path=path)
+            data = hook(data, path=None if _writes_in_place(hook) else path)
+        return data
+
+    def _through_load_hooks(self, data: Any, out: Any) -> Any:
+        for hook in self._load_hooks:
+            data = hook(data, out=None if _writes_in_place(hook) else out)
         return data
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_save_hooks": [], "_load_hooks": []}
+
+
+def _writes_in_place(hook: Any) -> bool:
+    """Whether a hook writes into the place it is given: then a failure behind it would leave half of it there."""
+    return bool(getattr(hook, "writes_in_place", False))
 
 
 def _require_callable(hook: Any) -> None:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..dataset import Staging, has_manifest, mend
-from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..checkpoint import STORAGE, open_steps
+from ..dataset import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 
-__all__ = ["COMPRESSED_FILES", "LIST_FILE", "CheckpointStaging", "open_folder"]
+__all__ = ["COMPRESSED_FILES", "LIST_FILE", "PACKED_FILE", "CheckpointStaging", "open_folder", "require_writer"]
 
 LIST_FILE = "items.json"
+PACKED_FILE = "packed.json"
 COMPRESSED_FILES = ("metadata.json", "data_indices.json")
 
 _WRITERS = {
     "ListStorageCheckpointer": (LIST_FILE,),
+    "PackedStorageCheckpointer": (PACKED_FILE,),
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
     "TensorStorageCheckpointer": ("storage_metadata.json",),
 }
 """The files by which a checkpoint shows what wrote it."""
+
+_WRITERS_OF_LAYOUTS = {
+    "flat": "FlatStorageCheckpointer",
+    "nested": "NestedStorageCheckpointer",
+    "h5": "H5StorageCheckpointer",
+}
 
 
 class CheckpointStaging(Staging):
@@ -33,30 +42,75 @@ class CheckpointStaging(Staging):
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
-        around = next((place for place in (self.destination, *self.destination.parents) if has_manifest(place)), None)
-        if around is not None:
-            raise UsageError(f"{self.destination} lies in the dataset {around}", hint="choose another destination")
-        if not os.path.lexists(self.destination):
+        place = self.destination
+        around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
+        if around is not None and not (around == place and _is_of_storage(place)):
+            raise UsageError(f"{place} lies in the dataset {around}", hint="choose another destination")
+        if not os.path.lexists(place):
             return
-        if not self.destination.is_dir() or (_writer_of(self.destination) is None and any(self.destination.iterdir())):
+        empty = place.is_dir() and not any(place.iterdir())
+        if not empty and not (place.is_file() and _is_h5_of_storage(place)) and _writer_of(place) is None:
             raise UsageError(
-                f"{self.destination} is there already and is not the checkpoint of a storage; it is left alone",
+                f"{place} is there already and is not the checkpoint of a storage; it is left alone",
                 hint="choose another destination",
             )
-        strange = next((file for file in self.destination.rglob("*") if not _looks_like_ours(file)), None)
+        strange = next((file for file in place.rglob("*") if not _looks_like_ours(file)), None)
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint it lies in; nothing is replaced")
 
 
 def _looks_like_ours(file: Path) -> bool:
-    return not file.is_symlink() and (file.is_dir() or file.suffix in {".json", ".memmap"})
+    if file.is_symlink():
+        return False
+    return file.is_dir() or file.suffix in {".json", ".memmap"} or _is_h5_of_storage(file)
+
+
+def _manifest_of(path: Path) -> Manifest | None:
+    """Read the manifest of one of our folders or HDF5 files; None if there is none, or if it is damaged."""
+    if not is_ours(path):
+        return None
+    try:
+        if path.is_dir():
+            return Manifest.load(path)
+        with open_steps(path) as reader:
+            return reader.manifest
+    except (RbtoolError, OSError):
+        return None
+
+
+def _is_of_storage(path: Path) -> bool:
+    manifest = _manifest_of(path)
+    return manifest is not None and manifest.kind == "checkpoint" and manifest.request.source == STORAGE
+
+
+def _is_h5_of_storage(file: Path) -> bool:
+    """Whether a file is an H5 checkpoint of a storage, ours or one in TorchRL's form."""
+    from .compatible import is_compatible  # that package loads much, and knows this module
+
+    return _is_of_storage(file) or (file.is_file() and is_compatible(file, "h5"))
 
 
 def _writer_of(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return None
+    manifest = _manifest_of(folder)
+    if manifest is not None:
+        return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
+    if has_manifest(folder) or (folder / EPISODES).is_dir():
+        return None  # damaged: whoever opens it says how
     for writer, files in _WRITERS.items():
         if all((folder / name).is_file() for name in files):
             return writer
-    return None
+    inside = list(folder.iterdir())
+    return _WRITERS_OF_LAYOUTS["h5"] if len(inside) == 1 and _is_h5_of_storage(inside[0]) else None
+
+
+def require_writer(folder: Path, writer: str) -> str | None:
+    """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if none did."""
+    found = _writer_of(folder)
+    if found not in (writer, None):
+        raise FormatError(f"{folder} was written by a {found}; this is a {writer}")
+    return found
 
 
 def open_folder(path: str | os.PathLike[str], writer: str) -> Path:
@@ -69,10 +123,25 @@ def open_folder(path: str | os.PathLike[str], writer: str) -> Path:
     mend(folder)
     if not folder.is_dir():
         raise DatasetNotFoundError(f"{folder} is not a folder, the checkpoint of a storage is expected there")
-    found = _writer_of(folder)
-    if found not in (writer, None):
-        raise FormatError(f"{folder} was written by a {found}; this is a {writer}")
+    found = require_writer(folder, writer)
+    if writer in _WRITERS_OF_LAYOUTS.values():
+        if found is None:
+            raise _not_ours(folder, writer)
+        return folder
     missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
     if missing:
         raise DatasetNotFoundError(f"{folder} has no {missing[0]}, which a {writer} writes")
     return folder
+
+
+def _not_ours(folder: Path, writer: str) -> RbtoolError:
+    try:
+        manifest = Manifest.load(folder)  # says itself what is wrong with it
+    except DatasetNotFoundError:
+        if (folder / HIDDEN).is_dir():
+            return CorruptDataError(f"{folder} was a checkpoint of ours, but its manifest is missing")
+    except RbtoolError as error:
+        return error
+    else:
+        return FormatError(f"{folder} is a {manifest.kind} in layout {manifest.layout}; this is a {writer}")
+    return FormatError(f"{folder} is no checkpoint that a {writer} reads")

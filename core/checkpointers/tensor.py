@@ -13,6 +13,7 @@ from ..storages.layout import is_tree
 from ..storages.structure import structure_of
 from .base import StorageCheckpointerBase
 from .folders import CheckpointStaging, open_folder
+from .ragged import with_ragged, without_ragged
 from .tensor_reader import read_contents, read_length
 from .tensor_writer import Contents, describe_in_place
 
@@ -56,7 +57,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return Contents(source.structure, source.ndim, whole, [leaf[: source.rows] for leaf in whole], length, last)
         if not is_tree(source.structure):
             raise SchemaError("the storage holds a nest of tensors; save hooks take tensordicts only")
-        data: Any = self._through_save_hooks(source, source[:], path)
+        data: Any = without_ragged(self._through_save_hooks(source, source[:], path))
         structure = structure_of(data)
         tensors = structure.leaves(data)
         return Contents(structure, 0, tensors, tensors, length, last)
@@ -82,9 +83,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if self._load_hooks:
             if not is_tree(structure):
                 raise SchemaError(f"{folder} holds a nest of tensors; load hooks take tensordicts only")
-            data = structure.build(iter(tensors), saved.lead)
-            for hook in self._load_hooks:
-                data = hook(data, out=target._storage)
+            data = with_ragged(structure.build(iter(tensors), saved.lead))
+            data = self._through_load_hooks(data, target._storage)
             structure = structure_of(data, target.ndim)
             tensors = structure.leaves(data)
         target.fill(structure, tensors, saved.length)

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..checkpoint import (
+    CompactForm,
     CompactLayout,
     Compression,
     Difference,
     Form,
+    TorchrlSteps,
     compare_steps,
     dataset_digest,
     load_checkpoint,
     open_steps,
     save_checkpoint,
     standing,
+    steps_digest,
 )
 from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_apart
 from ..errors import UsageError
 from ..progress import Progress
 from ..ted import row_bytes
+from .checkpoint_torchrl import (
+    build_dataset,
+    build_for_torchrl,
+    loaded_before,
+    size_for_torchrl,
+    staging_for_torchrl,
+)
 from .results import Published, Result, published_entries, seconds_since
 
 __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Library: TypeAlias = Literal["torchrl"]
 _H5_NAME = "checkpoint.h5"
+_ROWS_ONLY = "TorchRL's layout keeps the rows alone: no episode table, no text, no spaces, no digests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,7 @@ def save(
     *,
     form: Form,
     compression: str | None = None,
+    for_library: Library | None = None,
     force: bool = False,
     dry_run: bool = False,
     root: PathLike | None = None,
@@ -83,15 +98,20 @@ def save(
 
     `dataset` is a path or `source:id`. `form` is `ted` (a copy), `flat` (each observation once), `nested` (flat,
     and ragged tensors for tensordict) or `h5` (one file, which `compression` may make smaller: `gzip`, `gzip:1` to
-    `gzip:9`, `lzf`). What is at `dest` stays unless `force` is set; an equal checkpoint there is left as it is.
-    Raises UsageError, DatasetNotFoundError, FormatError, CorruptDataError for a damaged source, OutOfSpaceError.
+    `gzip:9`, `lzf`). `for_library="torchrl"` writes the rows as TorchRL lays out a storage in that form; SchemaError
+    is raised for what that cannot hold. What is at `dest` stays unless `force` is set; an equal checkpoint there is
+    left as it is, which TorchRL's layout does not tell. Raises UsageError, DatasetNotFoundError, FormatError,
+    CorruptDataError for a damaged source, OutOfSpaceError.
     """
     begun = time.perf_counter()
-    chosen = _require_form(form, compression)
+    chosen = _require_form(form, compression, for_library)
     path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
     require_apart(path, target)
     with open_steps(path) as source:
-        digest = dataset_digest(source.manifest)
+        if isinstance(source, TorchrlSteps):
+            hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
+            raise UsageError(f"{path} is a checkpoint in TorchRL's layout, with no manifest", hint=hint)
+        digest = steps_digest(source)
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
             return CheckpointSaveResult(
@@ -101,6 +121,8 @@ def save(
                 dataset_digest=digest,
             )
 
+        if for_library is not None and form != "ted":
+            return _save_for_torchrl(source, target, form, chosen, force, dry_run, progress, result)
         if not force and (there := _equal_checkpoint(target, digest, form, chosen)):
             return result(there, already_there=True)
         staging, size = Staging(target, replace=force), _size(source, form)
@@ -121,6 +143,30 @@ def save(
         raise _overtaken(target)
 
 
+def _save_for_torchrl(
+    source: StepReader,
+    target: Path,
+    form: CompactForm,
+    compression: Compression,
+    force: bool,
+    dry_run: bool,
+    progress: Progress | None,
+    result: Callable[..., CheckpointSaveResult],
+) -> CheckpointSaveResult:
+    """Write the layout of another library: nothing in it says whether an older one there is equal."""
+    size, staging = size_for_torchrl(source, form), staging_for_torchrl(target, replace=force)
+    staging.refuse_if_taken()
+    notes = (*source.manifest.notes, _ROWS_ONLY)
+    manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
+    if dry_run:
+        return result(manifest, bytes=size, content_digest=None, dry_run=True)
+    with staging:
+        name, size = build_for_torchrl(source, staging, form, compression, progress)
+        if staging.publish(name):
+            return result(manifest, bytes=size, content_digest=None)
+    raise _overtaken(target)
+
+
 def load(
     checkpoint: PathLike,
     dest: PathLike,
@@ -131,6 +177,8 @@ def load(
 ) -> CheckpointLoadResult:
     """Load the dataset that a checkpoint was saved from to `dest`, with the same content digest.
 
+    Of what TorchRL saved in its flat, nested and H5 layouts (the folder of a buffer or a storage, or the file) the
+    valid rows become a dataset, lane after lane and the oldest first; an unfinished episode ends truncated.
     What is at `dest` stays unless `force` is set; an equal dataset there is left as it is. Raises CorruptDataError,
     with nothing at `dest`, for a checkpoint that is damaged; UsageError, DatasetNotFoundError, FormatError,
     OutOfSpaceError.
@@ -140,12 +188,18 @@ def load(
     require_apart(path, target)
     with open_steps(path) as source:
         _require_checkpoint(source)
-        digest, form = dataset_digest(source.manifest), source.manifest.layout
+        form = source.manifest.layout
+        digest = None if isinstance(source, TorchrlSteps) else dataset_digest(source.manifest)
+
+        def before() -> Manifest | None:
+            if isinstance(source, TorchrlSteps):
+                return loaded_before(target, source)
+            return _equal_dataset(target, dataset_digest(source.manifest))
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
             return CheckpointLoadResult(**{**published_entries(manifest, target, begun), **changes}, form=form)
 
-        if not force and (there := _equal_dataset(target, digest)):
+        if not force and (there := before()):
             return result(there, already_there=True)
         staging, size = Staging(target, replace=force), _size(source, "ted")
         staging.refuse_if_taken()
@@ -154,10 +208,13 @@ def load(
             return result(source.manifest, layout="ted", bytes=size, content_digest=digest, dry_run=True)
         with staging:
             arguments = {"checkpoint": str(checkpoint)}
-            manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
+            if isinstance(source, TorchrlSteps):
+                manifest = build_dataset(source, staging.path, arguments, progress)
+            else:
+                manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
             if staging.publish():
                 return result(manifest)
-        if there := _equal_dataset(target, digest):
+        if there := before():
             return result(there, already_there=True)
         raise _overtaken(target)
 
@@ -191,7 +248,11 @@ def verify(
         )
 
 
-def _require_form(form: str, compression: str | None) -> Compression:
+def _require_form(form: str, compression: str | None, library: str | None) -> Compression:
+    if library not in {None, *get_args(Library)}:
+        raise UsageError(f"checkpoints are not written for {library!r}", hint=f"take {', '.join(get_args(Library))}")
+    if library is not None and form == "ted":
+        raise UsageError(f"for {library} whole episodes are saved", hint="take the form flat, nested or h5")
     if form not in get_args(Form):
         raise UsageError(f"there is no checkpoint form {form!r}", hint=f"take one of {', '.join(get_args(Form))}")
     chosen = Compression.parse(compression)

@@ -146,8 +146,8 @@ def test_an_episode_table_that_makes_no_sense_is_refused(
 def test_rows_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
     plan = DatasetPlan((7, 1, 1, 9, 2), ("open",) * 5, (False, True, False, True, False), LEAVES, seed=1)
     dataset = write_plan(plan, tmp_path / "dataset")
-    for module in ("compact", "ted"):
-        monkeypatch.setattr(f"rbtool.core.checkpoint.{module}.CHUNK_BYTES", 200)
+    monkeypatch.setattr("rbtool.core.checkpoint.rows.LEAF_BYTES", 40)
+    monkeypatch.setattr("rbtool.core.checkpoint.blocks._BLOCK", 56)
     saved = save(tmp_path / "dataset", tmp_path / "saved", form)
     assert load(tmp_path / "saved", tmp_path / "loaded").content_digest == dataset.content_digest
     monkeypatch.undo()

@@ -99,9 +99,9 @@ def test_every_odd_leaf_can_be_compressed(odd: Path, tmp_path: Path) -> None:
 def test_rows_are_written_in_batches(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
 ) -> None:
-    monkeypatch.setattr("rbtool.core.checkpoint.h5_sink._BUFFER_BYTES", batch)
+    monkeypatch.setattr("rbtool.core.checkpoint.blocks._BLOCK", batch)
     monkeypatch.setattr("rbtool.core.checkpoint.compression._CHUNK_BYTES", batch)
-    monkeypatch.setattr("rbtool.core.checkpoint.compact.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("rbtool.core.checkpoint.rows.LEAF_BYTES", 300)
     save(odd, tmp_path / "saved.h5", text)
     with open_steps(odd) as dataset, open_steps(tmp_path / "saved.h5") as reader:
         assert compare_steps(dataset, reader) == []

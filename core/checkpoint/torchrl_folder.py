@@ -1,0 +1,134 @@
+"""Reads TorchRL's flat and nested layouts: one file a leaf, in nested with a table of the trajectories' shapes.
+
+The bytes of the leaves are the same in both. A file may be longer than its shape: over an older, larger checkpoint
+TorchRL leaves the rest of it, and behind a trajectory that ends an unfinished lane a row that no table counts.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..dataset import Array, Leaf, leaf_path, load_json, pread_file_rows, read_tree
+from ..errors import CorruptDataError, FormatError
+from ..ted import Field, Key, file_stem, key_name, role_of
+from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from .torchrl_leaves import Counts, StoredLeaves
+
+__all__ = ["LENGTH", "FolderLeaves"]
+
+LENGTH = "storage_metadata.json"
+_TABLE = ".shape.memmap"
+
+
+class FolderLeaves(StoredLeaves):
+    """The leaves of a folder in layout flat or nested."""
+
+    def __init__(self, path: Path, keys: TorchrlKeys) -> None:
+        super().__init__(path, keys)
+        self.header = TorchrlHeader.checked(
+            _constant(path, STORAGE_SHAPE), _constant(path, keys.is_full), _constant(path, keys.shift),
+            _length(path), str(path),
+        )  # fmt: skip
+        _refuse_other_entries(path, keys.names)
+        leaves = read_tree(path, exact=False)
+        if len({leaf.nested for leaf in leaves.values()}) != 1:
+            raise FormatError(f"{path} is neither flat nor nested: not all of its leaves are kept alike")
+        self.nested = next(iter(leaves.values())).nested
+        tables = {key: self._table(key, leaf) for key, leaf in leaves.items()} if self.nested else {}
+        rows, self.fields = {}, {}
+        for key, leaf in leaves.items():
+            rows[key] = int(tables[key][:, 0].sum()) if self.nested else _rows(path, key, leaf)
+            shape = tuple(map(int, tables[key][0, 1:])) if self.nested else leaf.shape[1:]
+            self.fields[key] = Field(key, leaf.dtype, shape, role_of(key))
+            self._require_bytes(key, rows[key])
+        self._require_steps(rows)
+        self.ends = self._find_ends()
+        counts = Counts(self.header, self.ends)
+        with_ends = int(counts.states.sum()) if self.nested else self.header.steps + len(self.ends)
+        self.states = self._choose_states(rows, with_ends)
+        for key, table in tables.items():
+            if not np.array_equal(table[:, 0], counts.states if key in self.states else counts.steps):
+                raise CorruptDataError(
+                    f"{path / leaf_path(key, _TABLE)} gives the trajectories other lengths than the done flags"
+                )
+
+    def fetch(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of a file by position."""
+        return pread_file_rows(self.path / leaf_path(key), self.fields[key], start, stop)
+
+    def _table(self, key: Key, leaf: Leaf) -> Array:
+        path = self.path / leaf_path(key, _TABLE)
+        size = math.prod(leaf.shape)
+        if len(leaf.shape) != 2 or not size:
+            raise CorruptDataError(f"{self.path}: {key_name(key)!r} has a table of shapes of size {list(leaf.shape)}")
+        if not path.is_file():
+            raise CorruptDataError(f"{path}, the table of the shapes of {key_name(key)!r}, is missing")
+        if path.stat().st_size < size * 8:
+            raise CorruptDataError(f"{path} has {path.stat().st_size:,} bytes, {size * 8:,} are expected: it was cut")
+        table: Array = np.fromfile(path, np.int64, size).reshape(leaf.shape)
+        if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
+            raise CorruptDataError(f"{path} does not give all trajectories rows of one shape")
+        return table
+
+    def _require_bytes(self, key: Key, rows: int) -> None:
+        path, needed = self.path / leaf_path(key), rows * self.fields[key].row_bytes
+        found = path.stat().st_size if path.is_file() else None
+        if found is None and needed:
+            raise CorruptDataError(f"{path} is missing; {needed:,} bytes are expected there")
+        if (found or 0) < needed:
+            raise CorruptDataError(f"{path} has {found:,} bytes, {needed:,} are expected: it was cut")
+
+    def _require_steps(self, rows: dict[Key, int]) -> None:
+        """Before any flag is read: the flags must cover the storage."""
+        found = rows.get(self.keys.done, self.header.steps)
+        if found != self.header.steps:
+            raise CorruptDataError(
+                f"{self.path}: {key_name(self.keys.done)!r} has {found:,} rows, a storage of "
+                f"{list(self.header.shape)} has {self.header.steps:,}"
+            )
+
+
+def _rows(path: Path, key: Key, leaf: Leaf) -> int:
+    if not leaf.shape:
+        raise FormatError(f"{path}: {key_name(key)!r} is a single number, rows are expected")
+    return leaf.shape[0]
+
+
+def _constant(path: Path, name: str) -> Any:
+    """Read an entry that is no tensor. One that only a pickle holds is not opened: a pickle can run anything."""
+    file = path / file_stem(name) / "meta.json"
+    if not file.is_file():
+        raise CorruptDataError(f"{file} is missing; it holds the entry {name!r} of TorchRL's layout")
+    document = load_json(file)
+    if not isinstance(document, dict) or "data" not in document:
+        raise CorruptDataError(f"{file} does not hold the entry {name!r}")
+    return document["data"]
+
+
+def _length(path: Path) -> int | None:
+    """The number of valid elements; None where nobody wrote it down, as after a hook alone."""
+    file = path / LENGTH
+    document = load_json(file) if file.is_file() else {}
+    if not isinstance(document, dict):
+        raise CorruptDataError(f"{file} does not say how many elements were saved")
+    length = document.get("len")
+    if length is not None and type(length) is not int:
+        raise CorruptDataError(f"{file} counts {length!r} elements")
+    return length
+
+
+def _refuse_other_entries(folder: Path, known: frozenset[str] = frozenset()) -> None:
+    """Raise FormatError for values that are no tensors, other than those `known`: to leave them out would lose them."""
+    file = folder / "meta.json"
+    document = load_json(file) if file.is_file() else {}
+    for name, entry in document.items() if isinstance(document, dict) else ():
+        if not isinstance(entry, dict) or "type" not in entry:
+            continue
+        if entry["type"] == "TensorDict":
+            _refuse_other_entries(folder / file_stem(name))
+        elif name not in known:
+            raise FormatError(f"{file} has the entry {name!r} that is no tensor; rows are expected")

@@ -1,0 +1,215 @@
+"""Reads TorchRL's H5 layout: a group a trajectory, and in it a dataset a leaf.
+
+Put one behind the other, the groups' rows are those of the flat layout.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..dataset import Array
+from ..errors import CorruptDataError, FormatError, SchemaError
+from ..ted import Field, Key, dtype_name, key_name, role_of
+from .h5_source import H5Source
+from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from .torchrl_leaves import Counts, StoredLeaves
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["H5_LENGTH", "TRAJECTORY", "H5Leaves", "looks_like_torchrl"]
+
+TRAJECTORY = "traj"
+H5_LENGTH = "_len"
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+def looks_like_torchrl(path: Path) -> bool:
+    """Tell whether TorchRL's layout lies in an HDF5 file. Ours has a manifest in front of what HDF5 reads."""
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return False
+    source = H5Source(path)
+    try:
+        return STORAGE_SHAPE in source.names("")
+    except CorruptDataError:
+        return False
+    finally:
+        source.close()
+
+
+class _Groups(H5Source):
+    """A file of many small datasets: they are looked at and closed again."""
+
+    def leaves(self, group: str) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
+        """Yield the key, the element type and the shape of every dataset in a group, and at which byte its rows begin.
+
+        The byte is -1 where they lie in chunks, or nowhere yet.
+        """
+        with self._reading(group):
+            found = self._walk(group)
+        yield from () if found is None else self._inside(found, group, ())
+
+    def _inside(
+        self, group: h5py.Group, name: str, key: Key
+    ) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
+        import h5py
+
+        with self._reading(name):
+            members = list(group) if isinstance(group, h5py.Group) else []
+        for member in members:
+            inside = f"{name}/{member}"
+            with self._reading(inside):
+                if not isinstance(group.get(member, getlink=True), h5py.HardLink):
+                    raise CorruptDataError(f"{self.path}: {inside} is a link to another place; TorchRL writes none")
+                found = group[member]
+                if isinstance(found, h5py.Dataset):
+                    entry = ((*key, member), found.dtype, found.shape, self._begin(found, inside))
+            if isinstance(found, h5py.Dataset):
+                yield entry
+            else:
+                yield from self._inside(found, inside, (*key, member))
+
+    def _begin(self, found: h5py.Dataset, name: str) -> int:
+        from h5py import h5d
+
+        made = found.id.get_create_plist()
+        if made.get_layout() != h5d.CONTIGUOUS or made.get_external_count() or not found.dtype.isnative:
+            self._require(name)
+            return -1
+        begin = found.id.get_offset()
+        return -1 if begin is None else int(begin)
+
+    def raw(self, begin: int, rows: Array) -> None:
+        """Fill an array with the bytes from one byte of the file on."""
+        view = memoryview(rows.reshape(-1).view(np.uint8).data)
+        while view:
+            got = os.preadv(self._descriptor, [view], begin)
+            if not got:
+                raise CorruptDataError(f"{self.path} ends {len(view):,} bytes too early: it was cut")
+            view, begin = view[got:], begin + got
+
+    def part(self, name: str, start: int, stop: int) -> Array:
+        """Read rows of a dataset."""
+        with self._reading(name):
+            found: h5py.Dataset = self._require(name)
+            rows: Array = found[start:stop]
+            return rows
+
+    def value(self, name: str) -> Any:
+        """Read a whole small dataset as a number or a list; None where there is none."""
+        if not self.has(name):
+            return None
+        with self._reading(name):
+            found = self._require(name)
+            if found.size > 1 << 10:
+                raise CorruptDataError(f"{self.path}: {name} has {found.size:,} values, one number is expected")
+            return found[()].tolist()
+
+
+class H5Leaves(StoredLeaves):
+    """The leaves of an HDF5 file in TorchRL's layout."""
+
+    def __init__(self, path: Path, keys: TorchrlKeys) -> None:
+        super().__init__(path, keys)
+        self._source = _Groups(path)
+        self._begins: dict[Key, list[int]] = {}
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        value = self._source.value
+        self.header = TorchrlHeader.checked(
+            value(STORAGE_SHAPE), value(self.keys.is_full), value(self.keys.shift), value(H5_LENGTH), str(self.path)
+        )
+        names = self._source.names("")
+        self._groups = _in_order([name for name in names if name.startswith(TRAJECTORY)])
+        if not self._groups:
+            raise CorruptDataError(f"{self.path} has no group of a trajectory")
+        odd = set(names) - set(self._groups) - self.keys.names - {H5_LENGTH}
+        if odd:
+            raise FormatError(f"{self.path} has the entry {min(odd)!r}, which is not of TorchRL's layout")
+        self._stops = self._lay_out()
+        found = {key: int(stops[-1]) for key, stops in self._stops.items()}
+        if found.get(self.keys.done, self.header.steps) != self.header.steps:
+            raise CorruptDataError(
+                f"{self.path}: {key_name(self.keys.done)!r} has {found[self.keys.done]:,} rows, a storage of "
+                f"{list(self.header.shape)} has {self.header.steps:,}"
+            )
+        self.ends = self._find_ends()
+        counts = Counts(self.header, self.ends)
+        self.states = self._choose_states(found, int(counts.states.sum()))
+        for key, stops in self._stops.items():
+            if not np.array_equal(np.diff(stops, prepend=0), counts.states if key in self.states else counts.steps):
+                raise CorruptDataError(
+                    f"{self.path}: {key_name(key)!r} gives the trajectories other lengths than the done flags"
+                )
+
+    def fetch(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of a leaf from the groups they lie in."""
+        stops, leaf = self._stops[key], self.fields[key]
+        if start == stop or not leaf.row_bytes:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        if stop > stops[-1]:
+            raise CorruptDataError(f"{self.path}: {key_name(key)!r} ends {stop - int(stops[-1]):,} rows too early")
+        rows = np.empty((stop - start, *leaf.shape), leaf.numpy)
+        first, last = np.searchsorted(stops, (start, stop - 1), side="right").tolist()
+        for number in range(first, last + 1):
+            before = int(stops[number - 1]) if number else 0
+            low, high = max(start, before), min(stop, int(stops[number]))
+            begin, part = self._begins[key][number], rows[low - start : high - start]
+            if begin >= 0:
+                self._source.raw(begin + (low - before) * leaf.row_bytes, part)
+            else:
+                name = "/".join((self._groups[number], *key))
+                part[:] = self._source.part(name, low - before, high - before)
+        return rows
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def _lay_out(self) -> dict[Key, Array]:
+        """Read the shapes of all datasets; return behind which row of a leaf each trajectory ends."""
+        self.fields, self._begins = {}, {}
+        lengths: dict[Key, list[int]] = {}
+        for group in self._groups:
+            present = 0
+            for key, dtype, shape, begin in self._source.leaves(group):
+                name = f"{self.path}: {'/'.join((group, *key))}"
+                if not shape:
+                    raise FormatError(f"{name} is a single number, rows are expected")
+                field = Field(key, _dtype_name(dtype, name), tuple(shape[1:]), role_of(key))
+                if group == self._groups[0]:
+                    self.fields[key], lengths[key], self._begins[key] = field, [], []
+                if self.fields.get(key) != field:
+                    raise CorruptDataError(f"{name} is not like the rows of the first trajectory")
+                lengths[key].append(shape[0])
+                self._begins[key].append(begin)
+                present += 1
+            if present != len(self.fields):
+                raise CorruptDataError(f"{self.path}: {group} has {present} leaves, {len(self.fields)} are expected")
+        return {key: np.cumsum(sizes, dtype=np.int64) for key, sizes in lengths.items()}
+
+
+def _in_order(names: list[str]) -> list[str]:
+    """Sort by number where all names have one: TorchRL pads it with zeros, others may not."""
+    numbers = [name.rpartition("_")[2] for name in names]
+    if all(number.isdecimal() for number in numbers):
+        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
+    return sorted(names)
+
+
+def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
+    try:
+        return dtype_name(dtype)
+    except SchemaError as error:
+        raise FormatError(f"{name}: {error}") from error

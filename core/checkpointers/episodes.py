@@ -1,0 +1,137 @@
+"""What the three checkpointers that save whole episodes share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..checkpoint import CompactForm, CompactLayout, Compression, FlatReader, H5Reader, TorchrlReader, save_compact
+from ..dataset import fs, mend, provenance_step
+from ..errors import DatasetNotFoundError, SchemaError, UsageError
+from ..progress import Silent
+from ..storages import LazyTensorStorage, Storage, TensorStorage
+from ..storages.layout import is_tree
+from ..storages.structure import structure_of
+from .base import StorageCheckpointerBase
+from .filling import fill_storage
+from .folders import CheckpointStaging, open_folder, require_writer
+from .storage_rows import KeyLike, StorageRows, keys_of
+
+__all__ = ["EpisodeCheckpointer"]
+
+
+class EpisodeCheckpointer(StorageCheckpointerBase):
+    """Saves the episodes of a storage of tensordicts, each observation once, and loads them back bit for bit.
+
+    A subclass names the form. What `done_keys`, `reward_keys` and `compatible` mean is said there.
+    """
+
+    form: ClassVar[CompactForm]
+
+    def __init__(
+        self,
+        done_keys: Sequence[KeyLike] | None = None,
+        reward_keys: Sequence[KeyLike] | None = None,
+        *,
+        compatible: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        for argument, keys in (("done_keys", done_keys), ("reward_keys", reward_keys)):
+            if keys is not None and not keys_of(keys, argument):
+                raise UsageError(f"{argument} names no key", hint="leave it out to have the keys TED has")
+        self.done_keys = done_keys
+        self.reward_keys = reward_keys
+        self.compatible = compatible
+        self._options = {"done_keys": done_keys, "reward_keys": reward_keys, **(options or {})}
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint to `path`; parents are created, an older checkpoint is replaced at one instant.
+
+        SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
+        data has no done flags; UsageError if something else lies at `path`; OutOfSpaceError for want of room.
+        """
+        source = _tensor_storage(storage, self)
+        if self._save_hooks:
+            data = self._through_save_hooks(source, source[:], path)
+            source = TensorStorage(data, device="auto", ndim=source.ndim)
+        name = self._file_name(path)
+        if self.compatible:
+            from .compatible import save_compatible
+
+            with CheckpointStaging(path) as staging:
+                save_compatible(source, self._built(staging.path, name), self.form, self._options)
+                staging.publish(name)
+            return
+        rows = StorageRows(source, self.done_keys, self.reward_keys)
+        step = provenance_step(f"{type(self).__name__}.dumps", {}, {})
+        with CheckpointStaging(path) as staging:
+            size = CompactLayout.of(rows.fields, self.form).bytes(rows.manifest.steps, rows.manifest.episodes)
+            if self._compression.method is None:
+                fs.require_space(staging.path, size)
+            built = self._built(staging.path, name)
+            save_compact(rows, built, self.form, rows.filled, self._compression, step, Silent())
+            staging.publish(name)
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Put the rows of a checkpoint, ours or TorchRL's, where they were in the storage that was saved.
+
+        DatasetNotFoundError (a FileNotFoundError) where there is none, FormatError for another checkpointer's and
+        what others wrote, CorruptDataError for what was cut or changed (both ValueErrors), SchemaError (a
+        RuntimeError) for data of other keys, types or shapes and for more than there is room for. Nothing has changed
+        then.
+        """
+        from .compatible import is_compatible, open_compatible
+
+        target = _tensor_storage(storage, self)
+        folder, writer = Path(path), f"{self.form.capitalize()}StorageCheckpointer"
+        mend(folder)
+        place = folder if self._file_name(path) else self._built(folder, None)
+        if not os.path.lexists(place):
+            require_writer(folder, writer)
+            raise DatasetNotFoundError(f"there is nothing at {place}, a checkpoint of a storage is expected")
+        theirs = is_compatible(place, self.form)
+        with open_compatible(target, place, self.form, self._options) if theirs else self._open(place) as reader:
+            reader.verify_files()
+            if self._load_hooks:
+                self._fill_through_hooks(target, reader)
+            else:
+                fill_storage(target, reader, reader.filled)
+
+    def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | TorchrlReader) -> None:
+        """Have the load hooks look at the rows before they go into the storage."""
+        held = LazyTensorStorage(max(reader.filled.length, 1), ndim=len(reader.filled.shape))
+        fill_storage(held, reader, reader.filled)
+        data: Any = held[:]
+        data = self._through_load_hooks(data, target._storage)
+        structure = structure_of(data, target.ndim)
+        if not is_tree(structure):
+            raise SchemaError(f"load hooks made a {structure} of the rows, a tensordict is expected")
+        tensors = structure.leaves(data)
+        target.fill(structure, tensors, tensors[0].shape[: target.ndim].numel())
+
+    def _open(self, place: Path) -> FlatReader | H5Reader:
+        return FlatReader(open_folder(place, f"{self.form.capitalize()}StorageCheckpointer"))
+
+    def _file_name(self, path: str | os.PathLike[str]) -> str | None:
+        """Name of the file that is published alone; None where the whole folder is."""
+        return None
+
+    def _built(self, folder: Path, name: str | None) -> Path:
+        """Where in a folder the checkpoint is built; `name` is what `_file_name` said."""
+        return folder
+
+    @property
+    def _compression(self) -> Compression:
+        return Compression()
+
+
+def _tensor_storage(storage: Storage, checkpointer: StorageCheckpointerBase) -> TensorStorage:
+    if not isinstance(storage, TensorStorage):
+        raise UsageError(
+            f"a {type(checkpointer).__name__} serves storages of tensors, found a {type(storage).__name__}",
+            hint="leave the checkpointer out: every storage has one that saves it",
+        )
+    return storage

@@ -1,0 +1,116 @@
+"""Puts the rows of a checkpoint into a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..checkpoint import FilledStorage, leaf_parts
+from ..dataset import Array, StepReader
+from ..errors import CorruptDataError, SchemaError
+from ..storages import TensorStorage
+from ..storages.codec import dtype_named
+from ..storages.columns import Columns
+from ..storages.describe import structure_from
+from ..storages.structure import Leaf, Structure, TensorDictNode
+from ..ted import NEXT, Field, Key, key_name
+from .lanes import LaneLeaf, Order
+
+__all__ = ["fill_storage"]
+
+
+def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
+    """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
+
+    SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
+    for. The bytes must have been verified before: what fails then leaves only part of the rows replaced.
+    """
+    if len(filled.shape) != storage.ndim:
+        raise SchemaError(
+            f"{reader.path} was saved with ndim={len(filled.shape)}, this storage has ndim={storage.ndim}"
+        )
+    fields = {field.key: field for field in reader.fields}
+    structure = _structure(storage, reader, filled)
+    keys = list(structure.paths())
+    if sorted(keys) != sorted(fields):
+        raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
+    lead = filled.shape
+    likes = [torch.empty((*lead, *fields[key].shape), dtype=_dtype(fields[key]), device="meta") for key in keys]
+    order = Order(lead[0], filled.length // max(lead[0], 1), filled.oldest)
+
+    def write(columns: Columns) -> None:
+        leaves = dict(zip(columns.names, columns.leaves, strict=True))
+        for group in _groups(fields):
+            targets = [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
+            _fill_leaves(targets, reader, order)
+
+    storage.fill(structure, likes, filled.length, write)
+    storage._last_cursor = filled.last_row
+
+
+def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:
+    """Put fields together whose rows are read from the same place: a key at the root and below `next`."""
+    alone = [key for key in fields if key[0] != NEXT or key[1:] not in fields]
+    pairs = {key: [key, (NEXT, *key)] if (NEXT, *key) in fields else [key] for key in alone}
+    return [[fields[key] for key in keys] for keys in pairs.values()]
+
+
+def _fill_leaves(targets: Sequence[tuple[Field, LaneLeaf]], reader: StepReader, order: Order) -> None:
+    widest = max(field.row_bytes for field, _ in targets)
+    for start, stop in leaf_parts(reader.manifest.steps, widest):
+        for field, leaf in targets:
+            if leaf.in_place:
+                for run in order.runs(start, stop):
+                    _copy(reader.pieces(field.key, run.start, run.stop), leaf.read(run))
+            else:
+                _write(reader.pieces(field.key, start, stop), leaf, order, start)
+
+
+def _copy(pieces: Iterable[Array], rows: Array) -> None:
+    """Put rows, piece by piece, into an array that is a storage's own memory."""
+    begin = 0
+    for piece in pieces:
+        end = begin + len(piece)
+        rows[begin:end] = piece
+        begin = end
+
+
+def _write(pieces: Iterable[Array], leaf: LaneLeaf, order: Order, start: int) -> None:
+    """Put rows, piece by piece, where a storage has those from step `start` on."""
+    for piece in pieces:
+        for run in order.runs(start, start + len(piece)):
+            leaf.write(run, piece[run.start - start : run.stop - start])
+        start += len(piece)
+
+
+def _dtype(field: Field) -> torch.dtype:
+    return dtype_named(f"torch.{field.dtype}")
+
+
+def _structure(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> Structure:
+    """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves."""
+    if filled.structure is None:
+        return _nested([field.key for field in reader.fields])
+    try:
+        return structure_from(filled.structure)
+    except SchemaError:
+        if not storage.initialized or list(storage.structure.paths()) != [field.key for field in reader.fields]:
+            raise
+        return storage.structure
+
+
+def _nested(keys: list[Key]) -> Structure:
+    nest: dict[str, Any] = {}
+    for *folders, name in keys:
+        inner = nest
+        for part in folders:
+            inner = inner.setdefault(part, {})
+        inner[name] = None
+    return _tensordict(nest)
+
+
+def _tensordict(nest: dict[str, Any]) -> Structure:
+    children = {key: Leaf() if inner is None else _tensordict(inner) for key, inner in nest.items()}
+    return TensorDictNode(children, torch.Size([]), None)

@@ -1,0 +1,266 @@
+"""Rows of TED to the flat layout, in which an episode has each observation once, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase
+
+from ...checkpoint import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
+from ...errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
+from ...ted import NEXT, Key, key_name
+from ..storage_rows import KeyLike
+from .memory import MemorySink
+from .plan import AT_ROOT, FlatPlan
+
+__all__ = ["Flat2TED", "TED2Flat", "WrongTypeError"]
+
+_DONES = ("done", "truncated", "terminated")
+_REWARDS = ("reward",)
+
+
+class WrongTypeError(UsageError, TypeError):
+    """An attribute of a hook that nobody set, or set to something of another kind."""
+
+
+class TED2Flat:
+    """Lays rows `[time, ...]` out flat; a save hook.
+
+    Before a call it must be told `is_full`, whether the rows are those of a full ring, and `shift`, the row that would
+    be written next (1 to the number of rows); checkpointers tell it. A full ring is turned so that the oldest row
+    comes first; of one that is not full, the row in front of `shift` counts as an end. Lanes, which are the other
+    dimensions of the batch, lie one behind the other.
+
+    The result has batch size `[]`, the entries `is_full`, `shift` and `_storage_shape`, and leaves of n rows, or of
+    one more behind every end for those that are at the root and below `next`. Done flags and rewards at the root of it
+    are those below `next`. Nothing is lost: where next observations do not follow they are kept below `next`, as are
+    keys that are only there, and done flags and rewards of the root below `at_root`.
+
+    Names, arguments and the layout are those of TorchRL, which loses the latter.
+    """
+
+    writes_in_place = True
+    _nested = False
+
+    def __init__(
+        self,
+        done_key: KeyLike = (NEXT, "done"),
+        shift_key: str = "shift",
+        is_full_key: str = "is_full",
+        done_keys: Sequence[KeyLike] = _DONES,
+        reward_keys: Sequence[KeyLike] = _REWARDS,
+    ) -> None:
+        self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)
+        self._is_full: bool | None = None
+        self._shift: int | None = None
+
+    @property
+    def is_full(self) -> bool | None:
+        """Whether the rows are those of a full ring; None until somebody says it."""
+        return self._is_full
+
+    @is_full.setter
+    def is_full(self, value: Any) -> None:
+        if not isinstance(value, bool):
+            raise WrongTypeError(f"is_full is {value!r}, True or False is expected")
+        self._is_full = value
+
+    @property
+    def shift(self) -> int | None:
+        """The row that would be written next; None until somebody says it."""
+        return self._shift
+
+    @shift.setter
+    def shift(self, value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise WrongTypeError(f"shift is {value!r}, the number of a row is expected")
+        self._shift = value
+
+    def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
+        """Return the layout, in memory, or memory-mapped from files written into the empty folder `path`.
+
+        WrongTypeError (a TypeError) where `is_full` or `shift` was not set, SchemaError (a RuntimeError) for what are
+        no rows of tensors with a done flag, UsageError for a folder that is not empty.
+        """
+        if self._is_full is None or self._shift is None:
+            raise WrongTypeError("is_full and shift must be set before rows are laid out; a checkpointer sets them")
+        plan = FlatPlan.of(data, self._keys, self._is_full, self._shift)
+        if path is None:
+            sink = MemorySink(nested=self._nested)
+            plan.write(sink, self._keys)
+            if sink.result is None:
+                raise SchemaError("there is no leaf to lay out")
+            return sink.result
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not an empty folder; it is left alone", hint="choose another path")
+        with FolderSink(folder, nested=self._nested, counted=False) as files:
+            plan.write(files, self._keys)
+        return TensorDict.load_memmap(folder)
+
+
+class Flat2TED:
+    """Undoes `TED2Flat`; a load hook.
+
+    Root done flags come back false where the layout says nothing else, as TorchRL makes them. `done_key` is the flag
+    that ends episodes, with or without `next` in front.
+    """
+
+    writes_in_place = True
+
+    def __init__(
+        self,
+        done_key: KeyLike = "done",
+        shift_key: str = "shift",
+        is_full_key: str = "is_full",
+        done_keys: Sequence[KeyLike] = _DONES,
+        reward_keys: Sequence[KeyLike] = _REWARDS,
+    ) -> None:
+        self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)
+
+    def __call__(self, data: Any, out: TensorDictBase | None = None) -> TensorDictBase:
+        """Return the rows, `[time, ...]`, written into `out` if that is given.
+
+        MissingKeyError (a KeyError) where an entry of the layout is missing, CorruptDataError (a ValueError) for
+        leaves whose lengths do not fit, SchemaError (a RuntimeError) for an `out` of other entries or another shape.
+        """
+        return self._filled(self._rows(data), out)
+
+    def _rows(self, data: Any) -> TensorDict:
+        header, leaves = self._opened(data)
+        done = leaves.get(self._keys.done)
+        if done is None:
+            raise MissingKeyError(
+                f"there is no {key_name(self._keys.done)!r}, so that it cannot be told where episodes end"
+            )
+        if len(done) != header.steps:
+            raise CorruptDataError(
+                f"{key_name(self._keys.done)!r} has {len(done):,} rows, a storage of {list(header.shape)} has "
+                f"{header.steps:,}"
+            )
+        places = _Places(header, done)
+        found: dict[Key, torch.Tensor] = {}
+        for key, leaf in leaves.items():
+            found |= self._expanded(key, leaf, places)
+        for key in self._keys.dones:
+            if key in leaves and key not in found:
+                found[key] = torch.zeros_like(found[NEXT, *key])
+        result = TensorDict({}, header.shape)
+        for key, leaf in found.items():
+            result.set(key, leaf)
+        return result
+
+    def _expanded(self, key: Key, leaf: torch.Tensor, places: _Places) -> dict[Key, torch.Tensor]:
+        """Turn a stored leaf into one or two of the rows."""
+        result = key in self._keys.dones or key in self._keys.rewards
+        if places.is_state(len(leaf)) and not result:
+            root, after = places.states(leaf)
+            return {key: places.turned(root), (NEXT, *key): places.turned(after)}
+        if len(leaf) != places.header.steps:
+            raise CorruptDataError(
+                f"{key_name(key)!r} has {len(leaf):,} rows; those of {places.header.steps:,} steps, or with the "
+                f"{len(places.ends):,} ends, are expected"
+            )
+        own = key[1:] if key[0] == AT_ROOT and len(key) > 1 else (NEXT, *key) if result else key
+        return {own: places.turned(leaf)}
+
+    def _opened(self, data: Any) -> tuple[TorchrlHeader, dict[Key, torch.Tensor]]:
+        """Read what the layout says of itself, and take its leaves."""
+        if not isinstance(data, TensorDictBase):
+            raise SchemaError(f"a tensordict in the flat layout is expected, found a {type(data).__name__}")
+        said = [entry_value(data, name) for name in (STORAGE_SHAPE, self._keys.is_full, self._keys.shift)]
+        steps = torch.Size(said[0]).numel() if _is_shape(said[0]) else None
+        header = TorchrlHeader.checked(said[0], said[1], said[2], steps, "the flat layout")
+        leaves: dict[Key, torch.Tensor] = {}
+        entries: Any = data.items(include_nested=True, leaves_only=True)
+        for name, leaf in entries:
+            key = name if isinstance(name, tuple) else (name,)
+            if key[0] not in {*self._keys.names, "_len"}:
+                leaves[key] = self._dense(key, leaf)
+        return header, leaves
+
+    def _dense(self, key: Key, leaf: Any) -> torch.Tensor:
+        if leaf.is_nested or not leaf.dim():
+            raise SchemaError(f"{key_name(key)!r} is ragged or a single number; Nested2TED takes ragged tensors")
+        plain: torch.Tensor = leaf.as_subclass(torch.Tensor)
+        return plain
+
+    def _filled(self, rows: TensorDict, out: TensorDictBase | None) -> TensorDictBase:
+        """Copy rows into `out`, after all that can be wrong with it was looked for."""
+        if out is None:
+            return rows
+        if out.batch_size != rows.batch_size:
+            raise SchemaError(f"rows of shape {list(rows.batch_size)} do not fit into {list(out.batch_size)}")
+        known, found = set(out.keys(True, True)), set(rows.keys(True, True))
+        made_up = {name for name in found - known if (name if isinstance(name, tuple) else (name,)) in self._keys.dones}
+        odd = sorted(map(str, (known | found) - (known & found) - made_up))
+        if odd:
+            raise SchemaError(f"the entry {odd[0]} is not on both sides, in the rows and in what they are to fill")
+        for name in known:
+            if (rows[name].shape, rows[name].dtype) != (out[name].shape, out[name].dtype):
+                raise SchemaError(f"the entry {name!r} is of another type or shape than what it is to fill")
+        for name in known:
+            out[name].copy_(rows[name])
+        return out
+
+
+class _Places:
+    """Where each step of the flat layout finds its rows."""
+
+    def __init__(self, header: TorchrlHeader, done: torch.Tensor) -> None:
+        self.header = header
+        is_end = (done != 0).reshape(header.steps, -1).any(1)
+        is_end[torch.from_numpy(header.forced_steps)] = True
+        self.ends = is_end.nonzero()[:, 0]
+        lane_ends = torch.from_numpy(header.lane_ends)
+        self._bare = lane_ends[~is_end[lane_ends]]
+        uncounted = 0 if header.full else int(is_end[lane_ends].sum())
+        self._lengths = {header.steps + len(self.ends), header.steps + len(self.ends) - uncounted}
+        self._root = torch.arange(header.steps) + is_end.cumsum(0) - is_end.long()
+
+    def is_state(self, rows: int) -> bool:
+        """Whether a leaf of so many rows has one more behind every end."""
+        return rows != self.header.steps and rows in self._lengths
+
+    def states(self, leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows at the root and those below `next`; zeros where nothing was ever written."""
+        last = len(leaf) - 1
+        root, after = leaf[self._root.clamp(max=last)], leaf[(self._root + 1).clamp(max=last)]
+        root[self._root > last] = 0
+        after[self._root + 1 > last] = 0
+        after[self._bare] = 0
+        return root, after
+
+    def turned(self, rows: torch.Tensor) -> torch.Tensor:
+        """Put steps `[n, ...]`, lane after lane, back where they were in the storage."""
+        header = self.header
+        lanes = rows.reshape(header.lanes, header.capacity, *rows.shape[1:])
+        if header.full and header.shift % header.capacity:
+            lanes = lanes.roll(header.shift, 1)
+        return lanes.transpose(0, 1).reshape(*header.shape, *rows.shape[1:]).clone()
+
+
+def entry_value(data: TensorDictBase, name: str) -> Any:
+    """Read an entry that is no data: a value, or the tensor that HDF5 makes of it."""
+    found = data.get(name, None)
+    if found is None:
+        raise MissingKeyError(f"there is no entry {name!r}, which the flat layout has")
+    found = found.data if isinstance(found, NonTensorData) else found
+    return found.tolist() if hasattr(found, "tolist") else found
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, list | tuple) and all(type(size) is int and size >= 0 for size in found)
+
+
+def _keys(
+    done_key: KeyLike, shift_key: str, is_full_key: str, done_keys: Sequence[KeyLike], reward_keys: Sequence[KeyLike]
+) -> TorchrlKeys:
+    return TorchrlKeys.of({
+        "done_key": done_key, "shift_key": shift_key, "is_full_key": is_full_key, "done_keys": done_keys,
+        "reward_keys": reward_keys,
+    })  # fmt: skip

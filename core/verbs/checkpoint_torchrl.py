@@ -1,0 +1,111 @@
+"""Checkpoints in TorchRL's layouts: datasets go out to them, and come in from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import (
+    CompactForm,
+    Compression,
+    FilledStorage,
+    TorchrlKeys,
+    TorchrlPlan,
+    TorchrlSteps,
+    VerifyingReader,
+    find_torchrl,
+    standing,
+    write_torchrl,
+)
+from ..dataset import (
+    Manifest,
+    Origin,
+    Staging,
+    StepReader,
+    TedReader,
+    is_ours,
+    provenance_step,
+    write_dataset,
+)
+from ..errors import UsageError
+from ..progress import Progress, Silent
+
+__all__ = ["build_dataset", "build_for_torchrl", "loaded_before", "size_for_torchrl", "staging_for_torchrl"]
+
+_FILE = "checkpoint.h5"
+_LOAD = "checkpoint load"
+
+
+class _Staging(Staging):
+    """A `Staging` that also replaces, where it may, a checkpoint in TorchRL's layout."""
+
+    def refuse_if_taken(self) -> None:
+        """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        place, inside = find_torchrl(self.destination), self.destination
+        if place is None or is_ours(inside) or not (place == inside or place.parent == inside):
+            super().refuse_if_taken()
+            return
+        if not self.replace:
+            raise UsageError(f"{inside} is there already", hint="add --force to replace it")
+        known = {".json", ".memmap", ".h5"}
+        strange = next((file for file in inside.rglob("*") if file.is_file() and file.suffix not in known), None)
+        if strange is not None:
+            raise UsageError(f"{strange} is not part of the checkpoint it lies in; nothing is replaced")
+
+
+def staging_for_torchrl(target: Path, *, replace: bool) -> Staging:
+    """A place to build in; it also replaces an older checkpoint in TorchRL's layout."""
+    return _Staging(target, replace=replace)
+
+
+def size_for_torchrl(source: StepReader, form: CompactForm) -> int:
+    """Bytes that the rows will take; SchemaError where a leaf has no place in TorchRL's layout."""
+    filled = FilledStorage.of_dataset(source.manifest.steps)
+    return TorchrlPlan.of(source.fields, filled, TorchrlKeys(), form).bytes(source.manifest.episodes)
+
+
+def build_for_torchrl(
+    source: StepReader, staging: Staging, form: CompactForm, compression: Compression, progress: Progress | None
+) -> tuple[str | None, int]:
+    """Write TorchRL's layout of a dataset, whose digests are checked; return the name to publish and the bytes.
+
+    The name is that of an H5 file where the destination ends in `.h5`; else the folder is published.
+    """
+    told = progress or Silent()
+    checked = source
+    if isinstance(source, TedReader):
+        checked = VerifyingReader(source)
+    else:
+        source.verify_files()
+    told.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
+    target = staging.path / _FILE if form == "h5" else staging.path
+    filled = FilledStorage.of_dataset(source.manifest.steps)
+    write_torchrl(checked, target, form, filled, TorchrlKeys(), told, compression)
+    if checked is not source:
+        checked.verify_files()
+    told.done()
+    size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
+    return (_FILE if form == "h5" and staging.destination.suffix == ".h5" else None), size
+
+
+def build_dataset(
+    source: TorchrlSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
+) -> Manifest:
+    """Write the dataset of what TorchRL saved into a new folder."""
+    told = progress or Silent()
+    told.start("loading", source.manifest.steps, "steps")
+    step = provenance_step(_LOAD, arguments, {"content_digest": source.manifest.content_digest})
+    origin = Origin(source.manifest.request, provenance=(step,))
+    manifest = write_dataset(source, folder, "ted", origin, progress=told.advance)
+    told.done()
+    return manifest
+
+
+def loaded_before(target: Path, source: TorchrlSteps) -> Manifest | None:
+    """The manifest of a dataset at `target` that was made of these files as they are now."""
+    there = standing(target)
+    if there is None or there.kind != "dataset" or not there.provenance:
+        return None
+    last, digest = there.provenance[-1], source.manifest.content_digest
+    return there if last.verb == _LOAD and last.inputs.get("content_digest") == digest else None
