@@ -4,6 +4,7 @@ from .builder import (
     ENV_METADATA,
     DatasetBuilder,
     Origin,
+    RowBuilder,
     created_by,
     env_metadata_bytes,
     provenance_step,
@@ -11,6 +12,8 @@ from .builder import (
     write_manifest,
 )
 from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
+from .codecs import CODECS, Codec, parse_codecs
+from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
 from .digest import FileRecord, Hasher, digest_bytes, digest_file, digest_files
 from .episodes import (
@@ -36,6 +39,7 @@ from .manifest import (
     Dropped,
     FieldRange,
     Kind,
+    Layout,
     Manifest,
     Provenance,
     Request,
@@ -45,10 +49,18 @@ from .manifest import (
     is_canonical,
     is_inside,
 )
+from .packed_builder import PackedBuilder
+from .packed_reader import PackedReader
+from .packed_schema import PackedField, PackedSchema
+from .packed_writer import row_builder, write_dataset
 from .plain import PlainReader
 from .positioned import PositionedTree, RowFiles
-from .registry import open_source, reader_class, reader_names, source_class, source_names
+from .record_numbers import RecordNumbers
+from .recorder import PackedRecorder
+from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
+from .repair import RecordingState, examine_recording, repair_recording
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
+from .sinks import Chosen, Sink
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
 from .staging import (
     FILE_MAGIC,
@@ -79,7 +91,9 @@ from .times import written_time
 from .tree import Leaf, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
+    "CODECS",
     "COLUMNS",
+    "COMMITS",
     "ENV_METADATA",
     "EPISODES",
     "EPISODES_TEXT",
@@ -91,7 +105,9 @@ __all__ = [
     "Array",
     "Catalogue",
     "CatalogueEntry",
+    "Chosen",
     "Closing",
+    "Codec",
     "DatasetBuilder",
     "Dropped",
     "EpisodeRanges",
@@ -106,21 +122,31 @@ __all__ = [
     "Ids",
     "Ingest",
     "Kind",
+    "Layout",
     "Leaf",
     "LeafWriter",
     "Leftover",
     "LocalCache",
     "Manifest",
     "Origin",
+    "PackedBuilder",
+    "PackedField",
+    "PackedReader",
+    "PackedRecorder",
+    "PackedSchema",
     "Piece",
     "PlainReader",
     "PositionedTree",
     "Provenance",
     "Reader",
+    "RecordNumbers",
+    "RecordingState",
     "RemoteDataset",
     "RemoteFile",
     "Request",
+    "RowBuilder",
     "RowFiles",
+    "Sink",
     "Source",
     "SourceFacts",
     "Staging",
@@ -140,6 +166,7 @@ __all__ = [
     "dump_json",
     "env_metadata_bytes",
     "episode_text_bytes",
+    "examine_recording",
     "find_dataset",
     "float_from_json",
     "has_manifest",
@@ -155,6 +182,7 @@ __all__ = [
     "merge_ranges",
     "normal_form",
     "open_source",
+    "parse_codecs",
     "parse_episode_text",
     "parse_episodes",
     "parse_json",
@@ -173,18 +201,23 @@ __all__ = [
     "remove_at_once",
     "remove_dataset",
     "remove_leftover",
+    "repair_recording",
     "require_apart",
     "require_removable",
+    "row_builder",
     "rows_of",
     "running_return",
     "safe_id",
     "select_episodes",
+    "sink_class",
+    "sink_names",
     "source_class",
     "source_names",
     "storage_root",
     "stored_datasets",
     "sweep",
     "verify_records",
+    "write_dataset",
     "write_documents",
     "write_episode_text",
     "write_manifest",

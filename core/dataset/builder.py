@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..errors import FormatError
-from ..ted import Field, Key
+from ..ted import BoundaryCounts, Field, Key
 from ..version import __version__
 from . import fs
 from .contracts import Array
 from .digest import FileRecord
 from .episodes import EpisodeRow, EpisodeTable, write_episode_text
 from .leaf_writer import TreeWriter, record_file
-from .manifest import HIDDEN, Dropped, FieldRange, Manifest, Provenance, Request, content_digest, is_inside
+from .manifest import HIDDEN, Dropped, FieldRange, Layout, Manifest, Provenance, Request, content_digest, is_inside
 from .times import written_time
 
 __all__ = [
     "ENV_METADATA",
     "DatasetBuilder",
     "Origin",
+    "RowBuilder",
     "created_by",
     "env_metadata_bytes",
     "provenance_step",
@@ -78,16 +80,42 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
     return records
 
 
-class DatasetBuilder:
-    """Appends TED rows to a new folder, then episodes and manifest. A context manager: leaving closes the files."""
+class RowBuilder(ABC):
+    """Takes TED rows, then episodes and what is known of them. A context manager: leaving closes the files."""
+
+    @abstractmethod
+    def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
+        """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
+
+    @abstractmethod
+    def finish(
+        self,
+        episodes: EpisodeTable | Sequence[EpisodeRow],
+        origin: Origin,
+        text: Sequence[dict[str, str]] | None = None,
+    ) -> Manifest:
+        """Write the episode table, the text, the source's metadata and, last, the manifest."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files, finished or not."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class DatasetBuilder(RowBuilder):
+    """Appends TED rows to a new folder in layout `ted`."""
 
     def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self._tree = TreeWriter(folder, fields)
 
-    def append(self, columns: Mapping[Key, Array]) -> None:
-        """Append the same number of rows to every leaf."""
+    def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         self._tree.append(columns)
 
     def finish(
@@ -101,10 +129,7 @@ class DatasetBuilder:
         data = self._tree.finish((table.steps,))
         return write_manifest(self.folder, self.fields, data, self._tree.ranges, table, origin, text)
 
-    def __enter__(self) -> DatasetBuilder:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
         self._tree.close()
 
 
@@ -116,19 +141,23 @@ def write_manifest(
     table: EpisodeTable,
     origin: Origin,
     text: Sequence[dict[str, str]] | None = None,
+    *,
+    layout: Layout = "ted",
+    boundary: BoundaryCounts | None = None,
+    at_once: bool = False,
 ) -> Manifest:
     """Complete a folder whose data files are written: episodes, text, documents and, last, the manifest."""
     files = [*data, *table.save(folder), *write_episode_text(folder, text or ())]
     files += write_documents(folder, origin.documents)
     files.sort()
     manifest = Manifest(
-        kind="dataset", layout="ted", request=origin.request, steps=table.steps, episodes=len(table),
+        kind="dataset", layout=layout, request=origin.request, steps=table.steps, episodes=len(table),
         fields=tuple(leaves), files=tuple(files), content_digest=content_digest(tuple(files)), created_by=created_by(),
         resolved_revision=origin.resolved_revision, ranges=dict(ranges), spaces=origin.spaces,
         renamed_keys=origin.renamed_keys, dropped_keys=origin.dropped_keys, notes=origin.notes,
-        boundary=table.counts(), provenance=origin.provenance,
+        boundary=boundary or table.counts(), provenance=origin.provenance,
     )  # fmt: skip
-    manifest.save(folder)
+    manifest.save(folder, at_once=at_once)
     return manifest
 
 

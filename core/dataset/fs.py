@@ -42,6 +42,7 @@ __all__ = [
     "truncate",
     "write",
     "write_file",
+    "write_parts",
 ]
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -122,6 +123,19 @@ def write(descriptor: int, data: memoryview, path: Path) -> None:
     with announced("write", path):
         while data:
             data = data[os.write(descriptor, data) :]
+
+
+def write_parts(descriptor: int, parts: list[memoryview], path: Path, offset: int | None = None) -> None:
+    """Write all bytes of up to 1000 parts, one after the other, at `offset` or at the descriptor's position."""
+    with announced("write", path):
+        while parts:
+            written = os.writev(descriptor, parts) if offset is None else os.pwritev(descriptor, parts, offset)
+            offset = None if offset is None else offset + written
+            whole = 0
+            while whole < len(parts) and written >= len(parts[whole]):
+                written -= len(parts[whole])
+                whole += 1
+            parts = [parts[whole][written:], *parts[whole + 1 :]] if whole < len(parts) else []
 
 
 def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:

@@ -22,7 +22,7 @@ from ..ted import (
     end_reason,
     key_name,
 )
-from .builder import DatasetBuilder
+from .builder import RowBuilder
 from .contracts import Array, Piece
 from .episodes import EpisodeRow
 
@@ -43,7 +43,7 @@ class Ingest:
     its end reason says that the recording stops there. Flags in mid-episode stay as they are.
     """
 
-    def __init__(self, builder: DatasetBuilder, source: Sequence[tuple[Field, Timing]]) -> None:
+    def __init__(self, builder: RowBuilder, source: Sequence[tuple[Field, Timing]]) -> None:
         self.rows: list[EpisodeRow] = []
         self.text: list[dict[str, str]] = []
         self._builder = builder
@@ -67,7 +67,9 @@ class Ingest:
         truncated = piece.truncated
         if piece.last:
             truncated = self._end(piece)
-        self._builder.append(self._columns(piece, truncated))
+        last = np.zeros(len(piece), bool)
+        last[-1:] = piece.last
+        self._builder.append(self._columns(piece, truncated), last)
         if REWARD in piece.columns:
             self._total = running_return(self._total, piece.columns[REWARD])
         if piece.last:

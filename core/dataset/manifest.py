@@ -186,10 +186,13 @@ class Manifest:
         """The document as it is written to disk."""
         return _written(self.to_dict())
 
-    def save(self, folder: Path) -> None:
-        """Write the manifest of the dataset in `folder`: the last file to be written there."""
+    def save(self, folder: Path, *, at_once: bool = False) -> None:
+        """Write the manifest of the dataset in `folder`: the last file to be written there.
+
+        With `at_once`, for a folder that is seen already, there is never half of it.
+        """
         fs.make_folder(folder / HIDDEN)
-        fs.write_file(folder / MANIFEST, self.to_bytes())
+        (fs.replace_file if at_once else fs.write_file)(folder / MANIFEST, self.to_bytes())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

@@ -8,13 +8,20 @@ from typing import TypeVar
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from .contracts import Reader
+from .sinks import Sink
 from .sources import Source
 
-__all__ = ["open_source", "reader_class", "reader_names", "source_class", "source_names"]
+__all__ = ["open_source", "reader_class", "reader_names", "sink_class", "sink_names", "source_class", "source_names"]
 
 _Contract = TypeVar("_Contract")
 _READERS = {"minari": "rbtool.converters.minari:MinariReader"}
 _SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
+_SINKS = {
+    "minari": "rbtool.converters.export_minari:MinariSink",
+    "h5": "rbtool.converters.export_h5:H5Sink",
+    "npz": "rbtool.converters.export_npz:NpzSink",
+    "parquet": "rbtool.converters.export_parquet:ParquetSink",
+}
 
 
 def _targets(group: str, built_in: dict[str, str]) -> dict[str, str]:
@@ -56,6 +63,19 @@ def source_class(name: str) -> type[Source]:
     if name not in targets:
         raise UsageError(f"source {name!r} is unknown; known are {', '.join(sorted(targets))}")
     return _load(targets[name], Source)  # type: ignore[type-abstract]
+
+
+def sink_names() -> list[str]:
+    """Names of all formats that can be written: ours first, then those that installed packages add."""
+    return list(_targets("rbtool.sinks", _SINKS))
+
+
+def sink_class(name: str) -> type[Sink]:
+    """Load what writes one format; raise UsageError for one that is not known."""
+    targets = _targets("rbtool.sinks", _SINKS)
+    if name not in targets:
+        raise UsageError(f"there is no format {name!r} to export to", hint=f"take one of {', '.join(targets)}")
+    return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
 def open_source(path: Path) -> Reader:

@@ -46,6 +46,9 @@ class FolderReader(StepReader):
     @cached_property
     def episodes(self) -> EpisodeTable:
         """The episode table, read at first use."""
+        return self._read_episodes()
+
+    def _read_episodes(self) -> EpisodeTable:
         table = EpisodeTable.load(self.path)
         if len(table) != self.manifest.episodes or table.steps != self.manifest.steps:
             raise CorruptDataError(

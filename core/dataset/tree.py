@@ -17,7 +17,7 @@ from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
 from . import fs
 from .strict_json import load_json
 
-__all__ = ["Leaf", "leaf_path", "read_tree", "require_own_files", "write_tree_meta"]
+__all__ = ["Leaf", "leaf_path", "read_tree", "require_own_files", "tree_documents", "write_tree_meta"]
 
 _NODE = "<class 'tensordict._td.TensorDict'>"
 
@@ -60,8 +60,8 @@ def _shared(one: Key, other: Key) -> SchemaError:
     return SchemaError(f"the keys {key_name(one)!r} and {key_name(other)!r} need the same file")
 
 
-def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[str]:
-    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths."""
+def tree_documents(leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> dict[str, bytes]:
+    """Return the `meta.json` files of a tree by their paths."""
     nodes: dict[Key, dict[str, Any]] = {(): {}}
     for key, leaf in leaves.items():
         for depth in range(len(key)):
@@ -71,25 +71,32 @@ def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, 
         nodes[key[:-1]][key[-1]] = {
             "device": "cpu", "shape": list(leaf.shape), "dtype": torch_name(leaf.dtype), "is_nested": leaf.nested
         }  # fmt: skip
-    written = []
+    found = {}
     for key, entries in nodes.items():
         entries |= {"shape": list(batch), "device": "cpu", "_type": _NODE}
         path = "/".join((*(file_stem(part) for part in key), "meta.json"))
+        found[path] = json.dumps(entries, ensure_ascii=False).encode()
+    return found
+
+
+def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[str]:
+    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths."""
+    documents = tree_documents(leaves, batch)
+    for path, data in documents.items():
         fs.make_folder((folder / path).parent)
-        fs.write_file(folder / path, json.dumps(entries, ensure_ascii=False).encode())
-        written.append(path)
-    return written
+        fs.write_file(folder / path, data)
+    return list(documents)
 
 
-def read_tree(folder: Path) -> dict[Key, Leaf]:
+def read_tree(folder: Path, *, exact: bool = True) -> dict[Key, Leaf]:
     """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
 
     Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
-    CorruptDataError.
+    CorruptDataError. Without `exact` no file is looked at.
     """
     leaves = dict(_walk(folder, ()))
     for key, leaf in leaves.items():
-        if not leaf.nested:
+        if exact and not leaf.nested:
             _check_size(folder / leaf_path(key), leaf)
     return leaves
 

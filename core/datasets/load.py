@@ -7,14 +7,15 @@ import secrets
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from ..checkpoint import is_steps, open_steps
-from ..dataset import find_dataset, has_manifest, is_ours, reader_class, reader_names, storage_root
+from ..dataset import Manifest, find_dataset, has_manifest, is_ours, reader_class, reader_names, storage_root
 from ..errors import DatasetNotFoundError, UsageError
 from ..remote import KnownNames
+from ..storages import PackedStorage, Storage
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage, Mode
 
@@ -53,7 +54,7 @@ def load_dataset(
     _require_dataset(path)
     generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
     return DatasetReplayBuffer(
-        storage=DatasetStorage(path, mode=mode, split_trajs=split_trajs),
+        storage=_storage(path, mode, split_trajs),
         batch_size=batch_size,
         sampler=sampler,
         transform=transform,
@@ -62,6 +63,20 @@ def load_dataset(
         prefetch=prefetch,
         generator=generator,
     )
+
+
+def _storage(path: Path, mode: Mode, split_trajs: bool) -> Storage:
+    """Make the storage that the layout asks for."""
+    if Manifest.load(path).layout != "packed" or split_trajs:
+        return DatasetStorage(path, mode=mode, split_trajs=split_trajs)
+    if mode not in get_args(Mode):
+        raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
+    if mode == "r+":
+        raise UsageError(
+            f"{path} has the layout packed, which cannot be edited in place",
+            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(path))} DEST --layout ted",
+        )
+    return PackedStorage(path)
 
 
 def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dataset import ENV_METADATA, TedReader
+from ..checkpoint import open_steps
+from ..dataset import ENV_METADATA
 from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 
 __all__ = ["environment_metadata"]
@@ -24,7 +25,7 @@ def environment_metadata(path: Path) -> dict[str, Any]:
     TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
     spaces that have no spec.
     """
-    with TedReader(path) as reader:
+    with open_steps(path) as reader:
         manifest, documents = reader.manifest, reader.documents()
     document = _read(documents)
     document.setdefault("dataset_id", manifest.request.id)

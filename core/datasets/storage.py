@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from ..checkpoint import open_steps
 from ..dataset import Manifest, TedReader, leaf_path
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..storages import TensorStorage, dataset_tensors
+from ..storages import MappedDataset, PackedStorage, TensorStorage
 from ..storages.arrays import tensordict_of
 from ..storages.structure import structure_of
 from ..ted import NEXT_DONE, Field
@@ -30,7 +31,9 @@ class DatasetStorage(TensorStorage):
 
     In mode `c` an edit, of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the
     files, at once and for all who have them open: the digests in the manifest hold no longer then, which `check` says.
-    With `split_trajs` each row is a trajectory, as `padded` makes it, in memory.
+    `larger_than_memory` says whether the files fit into memory, which is found out from their sizes by default; if not,
+    the system is told which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
+    memory.
 
     A pickle holds the path alone, and opens the dataset anew: edits in mode `c` do not travel. A process that was
     forked has the rows as they were, and its own from then on.
@@ -39,7 +42,14 @@ class DatasetStorage(TensorStorage):
     and CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "c", split_trajs: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode = "c",
+        split_trajs: bool = False,
+        larger_than_memory: bool | None = None,
+    ) -> None:
         if mode not in get_args(Mode):
             raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
         if split_trajs and mode == "r+":
@@ -47,6 +57,8 @@ class DatasetStorage(TensorStorage):
         self.path = Path(path).absolute()
         self.mode = mode
         self.split_trajs = split_trajs
+        self.larger_than_memory = larger_than_memory
+        self._mapped: MappedDataset | None = None
         self.content_digest, tensors = self._open()
         super().__init__(tensors)
 
@@ -56,13 +68,26 @@ class DatasetStorage(TensorStorage):
         while True:
             if not manifest.steps:
                 raise UsageError(f"{self.path} has no steps: there is nothing to sample")
-            tensors = dataset_tensors(self.path) if self.mode == "c" else _editable_tensors(self.path)
+            if manifest.layout == "packed" and self.split_trajs:
+                tensors = PackedStorage(self.path)[:]
+            elif self.mode == "c":
+                self._mapped = MappedDataset(self.path, larger_than_memory=self.larger_than_memory)
+                tensors = self._mapped.tensors
+            else:
+                tensors = _editable_tensors(self.path)
             if self.split_trajs:
+                self._mapped = None
                 tensors = _trajectories(self.path, tensors)
             again = Manifest.load(self.path)
             if again.content_digest == manifest.content_digest:
                 return manifest.content_digest, tensors
             manifest = again
+
+    def get(self, index: Any) -> Any:
+        """Read the rows at `index`; of those named by a tensor the system is told first, if they may not be at hand."""
+        if self._mapped is not None and type(index) is torch.Tensor and index.dtype is torch.int64:
+            self._mapped.expect(index.numpy(force=True).reshape(-1))
+        return super().get(index)
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""
@@ -82,7 +107,7 @@ class DatasetStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in {"_leaves", "_dtypes"}}
+        return {name: value for name, value in state.items() if name not in {"_leaves", "_dtypes", "_mapped"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -97,7 +122,7 @@ class DatasetStorage(TensorStorage):
 
 
 def _trajectories(path: Path, rows: TensorDict) -> TensorDict:
-    with TedReader(path) as reader:
+    with open_steps(path) as reader:
         steps = reader.manifest.steps
         has_flag = any(field.key == NEXT_DONE for field in reader.fields)
         done = rows[NEXT_DONE].reshape(steps, -1).any(1) if has_flag else torch.zeros(steps, dtype=torch.bool)

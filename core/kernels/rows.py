@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .importing import collector_paused
 from .recycling import Recycler
 
-__all__ = ["CompiledRows", "PlainRows", "fastest_rows"]
+__all__ = ["CompiledRows", "Memory", "PlainRows", "fastest_rows", "memory_of"]
 
 Array = NDArray[Any]
 Memory = Callable[[], Array]
@@ -79,7 +79,7 @@ class CompiledRows(PlainRows):
         count, memory = self._batch
         if count != len(numbers):
             count = len(numbers)
-            memory = [_memory((count, *array.shape[1:]), array.dtype) for array in self._arrays]
+            memory = [memory_of((count, *array.shape[1:]), array.dtype) for array in self._arrays]
             self._batch = (count, memory)
         found = [torch.from_numpy(make()) for make in memory]
         targets = np.array([tensor.data_ptr() for tensor in found], np.int64)
@@ -107,6 +107,7 @@ def _compiled() -> ModuleType | None:
     return compiled
 
 
-def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
+def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
+    """Say what makes arrays of one shape and type: large ones are used again once nobody has them."""
     size = math.prod(shape) * dtype.itemsize
     return Recycler(shape, dtype) if _LARGE <= size <= _TOO_LARGE else functools.partial(np.empty, shape, dtype)

@@ -3,11 +3,13 @@
 from .base import Storage, register_checkpointer
 from .compressed import CompressedListStorage
 from .counter import Counter
-from .dataset import dataset_tensors
+from .dataset import MappedDataset, dataset_tensors
 from .lazy_stack import LazyStackStorage
 from .lazy_tensor import LazyTensorStorage
 from .list_storage import ListStorage
 from .memmap import LazyMemmapStorage
+from .packed import PackedStorage
+from .packed_recording import PackedRecording
 from .steps import StepStorage
 from .tensor import TensorStorage
 
@@ -18,6 +20,9 @@ __all__ = [
     "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MappedDataset",
+    "PackedRecording",
+    "PackedStorage",
     "StepStorage",
     "Storage",
     "TensorStorage",

@@ -134,7 +134,10 @@ class Storage(ABC):
         return torch.stack(found) if isinstance(rows, list) else found[0]
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
-        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known."""
+        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.
+
+        Rows behind them are of one that is under way.
+        """
         return None
 
     def flatten(self) -> Storage:

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..dataset import Array, TedReader, leaf_path
 from ..errors import CorruptDataError
 from ..ted import Field
+from .advice import Pages, exceeds_memory
 from .arrays import tensor_of, tensordict_of
 
-__all__ = ["dataset_tensors"]
+__all__ = ["MappedDataset", "dataset_tensors"]
 
 
 def dataset_tensors(path: str | os.PathLike[str], *, copy_on_write: bool = True) -> TensorDict:
@@ -29,21 +31,55 @@ def dataset_tensors(path: str | os.PathLike[str], *, copy_on_write: bool = True)
     Raises FormatError for another layout and CorruptDataError for a file that is missing or has another size than
     the manifest says.
     """
-    with TedReader(Path(path)) as reader:
-        steps = reader.manifest.steps
-        tensors = {
-            field.key: _map(reader.path / leaf_path(field.key), field, steps, copy_on_write) for field in reader.fields
-        }
-    return tensordict_of(tensors, (steps,))
+    return MappedDataset(path, copy_on_write=copy_on_write).tensors
 
 
-def _map(path: Path, field: Field, steps: int, copy_on_write: bool) -> torch.Tensor:
-    shape = (steps, *field.shape)
-    size = steps * field.row_bytes
-    if not size:  # a map cannot be empty, and there is no file
-        return tensor_of(np.empty(shape, field.numpy), field)
-    array = np.frombuffer(_pages(path, size, copy_on_write), field.numpy).reshape(shape)
-    return tensor_of(array, field) if copy_on_write else _read_only_tensor(array, field)
+class MappedDataset:
+    """The maps of a dataset in layout `ted`: `tensors` is what `dataset_tensors` returns.
+
+    Where the files do not fit into memory, or `larger_than_memory` says so, the system is told that rows are read in
+    no order, and with `expect` which ones come next.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        copy_on_write: bool = True,
+        larger_than_memory: bool | None = None,
+    ) -> None:
+        with TedReader(Path(path)) as reader:
+            steps, size = reader.manifest.steps, sum(file.size for file in reader.manifest.files)
+            self._advise = exceeds_memory(size) if larger_than_memory is None else larger_than_memory
+            self._pages: list[tuple[Pages, int]] = []
+            self._copy_on_write = copy_on_write
+            tensors = {field.key: self._map(path_of(reader, field), field, steps) for field in reader.fields}
+        self.tensors = tensordict_of(tensors, (steps,))
+        self._steps = steps
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Hint at the rows to be read next; negative numbers count from the end, and what is beyond is left out."""
+        if self._pages:
+            rows = np.where(rows < 0, rows + self._steps, rows)
+            rows = np.sort(rows[(rows >= 0) & (rows < self._steps)])
+            for pages, width in self._pages:
+                pages.expect(rows * width, width)
+
+    def _map(self, path: Path, field: Field, steps: int) -> torch.Tensor:
+        shape = (steps, *field.shape)
+        size = steps * field.row_bytes
+        if not size:  # a map cannot be empty, and there is no file
+            return tensor_of(np.empty(shape, field.numpy), field)
+        pages = _pages(path, size, self._copy_on_write)
+        if self._advise:
+            self._pages.append((Pages(pages), field.row_bytes))
+        array = np.frombuffer(pages, field.numpy).reshape(shape)
+        return tensor_of(array, field) if self._copy_on_write else _read_only_tensor(array, field)
+
+
+def path_of(reader: TedReader, field: Field) -> Path:
+    """The file of a leaf."""
+    return reader.path / leaf_path(field.key)
 
 
 def _pages(path: Path, size: int, copy_on_write: bool) -> mmap.mmap:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -20,6 +20,7 @@ from .structure import Structure, structure_of
 
 __all__ = ["TensorStorage"]
 
+_Write: TypeAlias = Callable[[Columns], None] | None
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """What is surely no list of rows: to ask so is faster than to ask for those."""
 
@@ -225,8 +226,7 @@ class TensorStorage(Storage):
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
         """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
-        values = self.structure.leaves(data)
-        self.columns.check(values, lead)
+        self.columns.check(values := self.structure.leaves(data), lead)
         return values
 
     # What lazy storages do otherwise ---------------------------------------------------------------
@@ -265,15 +265,17 @@ class TensorStorage(Storage):
         """
         if not state_dict.get("initialized", True):
             self._empty()
-            return
-        structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"))
-        self.fill(structure, tensors, int(state_dict["_len"]))
+        else:
+            structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"))
+            self.fill(structure, tensors, int(state_dict["_len"]))
 
-    def fill(self, structure: Structure, tensors: Sequence[torch.Tensor], length: int) -> None:
+    def fill(self, structure: Structure, tensors: Sequence[torch.Tensor], length: int, write: _Write = None) -> None:
         """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
 
         They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
-        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this.
+        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
+        `write`, which puts the rows into the columns, tensors of the device `meta` say what is to come; only if that
+        fails halfway, rows that were there are changed.
         """
         fresh = not self.initialized
         try:
@@ -286,7 +288,7 @@ class TensorStorage(Storage):
             values = [value[:rows] for value in values]
             columns.check(values, (rows, *columns.lead[1:]))
             self._make_room(slice(0, rows))
-            columns.write_run(0, rows, values)
+            columns.write_run(0, rows, values) if write is None else write(columns)
         except BaseException:
             if fresh:
                 self._go_back(None, None)

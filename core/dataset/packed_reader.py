@@ -1,0 +1,154 @@
+"""Reads a dataset in layout `packed` by position, and gives just what layout `ted` gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
+from ..ted import Key
+from .contracts import Array
+from .digest import digest_bytes
+from .episodes import EpisodeTable
+from .identity import ted_digest
+from .packed_schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
+from .record_numbers import RecordNumbers
+from .row_stores import pread_bytes, read_chunks
+from .ted_reader import FolderReader, changed, check_sizes
+
+__all__ = ["PackedReader"]
+
+
+class PackedReader(FolderReader):
+    """TED rows of a dataset in layout `packed`.
+
+    `episodes` is the table as layout `ted` has it; `numbers` tells where each step lies. Opening compares
+    `schema.json` with its digest and all files with the sizes that schema and table ask for: CorruptDataError where
+    they differ, FormatError for another layout and for codecs that are not known.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if self.manifest.layout != "packed":
+            raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here")
+        self.schema = self._read_schema()
+        check_sizes(path, self.manifest.files)
+        self.numbers = RecordNumbers(self._stored_episodes, self.manifest.steps, str(path))
+        self._check_files()
+        self._block: tuple[str, int, int, Array] | None = None
+        self._places = {leaf.key: self.schema.place(leaf) for leaf in self.fields}
+
+    @cached_property
+    def _stored_episodes(self) -> EpisodeTable:
+        return self._read_episodes()
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episode table as layout `ted` has it: without a place for explicit next rows."""
+        return replace(self._stored_episodes, explicit_start=np.full(self.manifest.episodes, -1))
+
+    @cached_property
+    def ted_digest(self) -> str:
+        """The content digest of the same dataset in layout `ted`; every row is read for it."""
+        return ted_digest(self)
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        leaf = self._leaf(key, start, stop)
+        if start == stop or not leaf.row_bytes:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        one, after = self._places[key]
+        if not one.state and one.stem is not None:
+            return self.read_own(one, start, stop)
+        return self.numbers.rows(start, stop, after, lambda low, high, explicit: self._rows(one, low, high, explicit))
+
+    def _rows(self, one: PackedField, start: int, stop: int, explicit: bool) -> Array:
+        """Read a field of consecutive records into a fresh array."""
+        if one.stem is not None:
+            return self.read_own(one, start, stop, explicit=explicit)
+        return np.array(
+            self.schema.column(self._records(EXPLICIT if explicit else RECORDS, start, stop), one), order="C"
+        )
+
+    def _records(self, name: str, start: int, stop: int) -> Array:
+        """Read whole records. Those read last are kept: the other leaves of the same rows are asked for next."""
+        held = self._block
+        if held is not None and held[0] == name and held[1] <= start and stop <= held[2]:
+            return held[3][start - held[1] : stop - held[1]]
+        size, path = self.schema.record_bytes, self.path / name
+        found = pread_bytes(self._descriptor((name,), path), path, start * size, (stop - start) * size)
+        found = found.reshape(stop - start, size)
+        self._block = (name, start, stop, found)
+        return found
+
+    def read_own(self, one: PackedField, start: int, stop: int, *, explicit: bool = False) -> Array:
+        """Read rows of a field that lies in a file of its own: by record for a state, else by step."""
+        name, width = one.file(explicit=explicit), one.field.row_bytes
+        path = self.path / name
+        descriptor = self._descriptor((name,), path)
+        if one.codec is None:
+            found = pread_bytes(descriptor, path, start * width, (stop - start) * width)
+        else:
+            layout = (one.chunk_rows, width, self._own_rows(one, explicit))
+            found = read_chunks(descriptor, path, one.codec, self.offsets(one, explicit), (start, stop), layout)
+        return found.reshape(-1).view(one.field.numpy).reshape(stop - start, *one.field.shape)
+
+    def offsets(self, one: PackedField, explicit: bool = False) -> Array:
+        """Where the chunks of a compressed field begin, int64, and where the last ends."""
+        key = one.field.key, explicit
+        if key not in self._offsets:
+            path = self.path / one.index(explicit=explicit)
+            found = np.fromfile(path, "<u8").astype(np.int64)
+            chunks = -(-self._own_rows(one, explicit) // one.chunk_rows)
+            size = (self.path / one.file(explicit=explicit)).stat().st_size
+            if len(found) != chunks + 1 or found[0] or found[-1] != size or (np.diff(found) < 0).any():
+                raise CorruptDataError(f"{path} does not say where {chunks:,} chunks lie")
+            self._offsets[key] = found
+        return self._offsets[key]
+
+    @cached_property
+    def _offsets(self) -> dict[tuple[Key, bool], Array]:
+        return {}
+
+    def _own_rows(self, one: PackedField, explicit: bool) -> int:
+        if explicit:
+            return self.numbers.explicit_records
+        return self.numbers.records if one.state else self.numbers.steps
+
+    def _read_schema(self) -> PackedSchema:
+        path = self.path / SCHEMA
+        listed = next((file for file in self.manifest.files if file.path == SCHEMA), None)
+        if listed is None or not path.is_file():
+            raise CorruptDataError(f"{path} is missing; layout packed needs it")
+        data = path.read_bytes()
+        schema = PackedSchema.parse(data, self.fields, str(path))
+        if digest_bytes(data) != listed.digest:
+            raise changed(path)
+        return schema
+
+    def _check_files(self) -> None:
+        """Compare the sizes of all files with what schema and episode table ask for."""
+        numbers, size = self.numbers, self.schema.record_bytes
+        expected = {RECORDS: numbers.records * size}
+        if numbers.explicit_records:
+            expected[EXPLICIT] = numbers.explicit_records * size
+        for one in self.schema.own_files:
+            for explicit in (False, True) if one.state and numbers.explicit_records else (False,):
+                if one.codec is None:
+                    expected[one.file(explicit=explicit)] = self._own_rows(one, explicit) * one.field.row_bytes
+                else:
+                    self.offsets(one, explicit)
+        for name, rows in expected.items():
+            path = self.path / name
+            found = path.stat().st_size if path.is_file() else -1
+            if found != rows:
+                what = f"has {found:,} bytes" if found >= 0 else "is missing"
+                raise CorruptDataError(f"{path} {what}, {rows:,} bytes are expected")
+
+    def close(self) -> None:
+        """Close the files this process opened."""
+        self._block = None
+        super().close()

@@ -1,0 +1,212 @@
+"""Where each TED leaf lies in the layout `packed`: at an offset in the records, or in a file of its own.
+
+A state (the same key at the root and under `next`) is stored once, and what came after a step stands in the record
+after it. Everything else has one value a step. States come first in a record, so that a step and what came after it
+are one piece of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..ted import NEXT, Field, Key, key_name, state_keys
+from .codecs import Codec
+from .contracts import Array
+from .strict_json import dump_json, parse_json
+from .tree import leaf_path, require_own_files
+
+__all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "PackedField", "PackedSchema"]
+
+SCHEMA = "schema.json"
+RECORDS = "records.bin"
+EXPLICIT = "explicit_next.bin"
+"""Records that hold the next rows of the episodes whose next rows do not follow."""
+
+_FORMAT = "rbtool packed"
+_VERSION = 1
+_ALIGNMENT = 8
+_BIG = 4096
+"""Bytes a row from which on a field has a file of its own: a page, which a random read brings in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedField:
+    """A stored field under the root key of its leaf.
+
+    A `state` has a row a record, anything else a row a step. It lies at `offset` in each record; or in the file whose
+    name is `stem` and a suffix, where `codec` compresses `chunk_rows` rows together; or, without elements, nowhere.
+    """
+
+    field: Field
+    state: bool
+    offset: int | None = None
+    stem: str | None = None
+    codec: Codec | None = None
+    chunk_rows: int = 1
+
+    def file(self, *, explicit: bool = False) -> str:
+        """Path of its own file inside the folder."""
+        folder = "explicit_next" if explicit else "fields"
+        return f"{folder}/{self.stem}.{'bin' if self.codec is None else self.codec.name}"
+
+    def index(self, *, explicit: bool = False) -> str:
+        """Path of the file that says where the chunks begin."""
+        return f"{self.file(explicit=explicit)}.index"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in `schema.json`."""
+        return {
+            "key": self.field.key, "dtype": self.field.dtype, "shape": self.field.shape, "role": self.field.role,
+            "rows": "record" if self.state else "step", "offset": self.offset,
+            "file": None if self.stem is None else self.file(),
+            "codec": None if self.codec is None else str(self.codec), "chunk_rows": self.chunk_rows,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackedSchema:
+    """All stored fields, and the size of a record; `state_bytes` is how much of its beginning holds the states."""
+
+    fields: tuple[PackedField, ...]
+    record_bytes: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, leaves: Sequence[Field], codecs: Mapping[Key, Codec] | None = None) -> PackedSchema:
+        """Lay leaves out. Those that `codecs` names, a state by its root key, are compressed.
+
+        Raises UsageError for a codec of what is stored nowhere, SchemaError for keys that need the same file.
+        """
+        codecs = dict(codecs or {})
+        states = set(state_keys(leaves))
+        after = {(NEXT, *key) for key in states}
+        stored = [leaf for leaf in leaves if leaf.key not in after]
+        _refuse_codecs(codecs, stored, after)
+        apart = {leaf.key for leaf in stored if leaf.row_bytes and (leaf.key in codecs or leaf.row_bytes >= _BIG)}
+        require_own_files(apart)
+        offsets, state_bytes, size = _offsets([leaf for leaf in stored if leaf.key not in apart], states)
+        fields = [
+            PackedField(
+                leaf,
+                leaf.key in states,
+                offsets.get(leaf.key),
+                leaf_path(leaf.key, "") if leaf.key in apart else None,
+                codecs.get(leaf.key),
+                Codec.chunk_rows(leaf) if leaf.key in codecs else 1,
+            )
+            for leaf in stored
+        ]
+        return cls(tuple(fields), size, state_bytes)
+
+    @property
+    def own_files(self) -> list[PackedField]:
+        """Fields that lie in files of their own."""
+        return [one for one in self.fields if one.stem is not None]
+
+    @property
+    def in_records(self) -> list[PackedField]:
+        """Fields that lie in the records."""
+        return [one for one in self.fields if one.offset is not None]
+
+    @cached_property
+    def codecs(self) -> dict[Key, Codec]:
+        """What is compressed, and how."""
+        return {one.field.key: one.codec for one in self.fields if one.codec is not None}
+
+    def column(self, records: Array, one: PackedField) -> Array:
+        """View a field, `[n, *shape]`, in records of type uint8 `[n, record_bytes]` that lie together in memory."""
+        field = one.field
+        strides = (self.record_bytes, *np.empty((1, *field.shape), field.numpy).strides[1:])
+        shape = (len(records), *field.shape)
+        return np.ndarray(shape, field.numpy, records.reshape(-1).data, one.offset or 0, strides)
+
+    def place(self, leaf: Field) -> tuple[PackedField, bool]:
+        """Find what a TED leaf is read from, and whether from the record after the step's."""
+        by_key = {one.field.key: one for one in self.fields}
+        if leaf.key in by_key:
+            return by_key[leaf.key], False
+        found = by_key.get(leaf.key[1:]) if leaf.key[0] == NEXT else None
+        if found is None or not found.state:
+            raise SchemaError(f"nothing stored stands for the field {leaf.name!r}")
+        return found, True
+
+    def size(self, steps: int, episodes: int) -> int:
+        """Bytes of all rows without compression, as long as all next rows follow."""
+        own = sum(one.field.row_bytes * (steps + episodes * one.state) for one in self.own_files)
+        return self.record_bytes * (steps + episodes) + own
+
+    def to_bytes(self) -> bytes:
+        """The document `schema.json`."""
+        document = {
+            "format": _FORMAT, "version": _VERSION, "byte_order": "little", "record_bytes": self.record_bytes,
+            "fields": [one.to_dict() for one in self.fields],
+        }  # fmt: skip
+        return (dump_json(document, indent=1) + "\n").encode()
+
+    @classmethod
+    def parse(cls, data: bytes, leaves: Sequence[Field], origin: str) -> PackedSchema:
+        """Read `schema.json` of a dataset that has these leaves; `origin` names it in errors.
+
+        FormatError for newer versions, unknown codecs and what is no such document; CorruptDataError where it does
+        not lay out the leaves.
+        """
+        try:
+            document = parse_json(data, origin)
+            if not isinstance(document, dict):
+                raise FormatError(f"{origin} is no description of packed records: it is a {type(document).__name__}")
+            if document.get("format") != _FORMAT or document.get("byte_order") != "little":
+                raise FormatError(f"{origin} describes no packed records: its format is {document.get('format')!r}")
+            if document["version"] > _VERSION:
+                raise FormatError(
+                    f"{origin} has version {document['version']}, this rbtool reads up to {_VERSION}",
+                    hint="upgrade with: pip install --upgrade rbtool",
+                )
+            entries = {tuple(entry["key"]): entry for entry in document["fields"]}
+            codecs = {key: Codec.parse(entry["codec"]) for key, entry in entries.items() if entry["codec"]}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{origin} is no description of packed records: {error!r}") from error
+        try:
+            expected = cls.of(leaves, codecs)
+        except (UsageError, SchemaError) as error:
+            raise CorruptDataError(f"{origin} does not fit the manifest: {error}") from error
+        if expected.to_bytes() != data:
+            raise CorruptDataError(f"{origin} does not lay out the fields of the manifest: it was changed or swapped")
+        return expected
+
+
+def _refuse_codecs(codecs: Mapping[Key, Codec], stored: Sequence[Field], after: set[Key]) -> None:
+    for key in codecs:
+        if key in after:
+            raise UsageError(
+                f"{key_name(key)!r} is stored with {key_name(key[1:])!r}", hint=f"compress {key_name(key[1:])} instead"
+            )
+        leaf = next((leaf for leaf in stored if leaf.key == key), None)
+        if leaf is None or not leaf.row_bytes:
+            raise UsageError(f"{key_name(key)!r} holds nothing that could be compressed")
+
+
+def _offsets(leaves: Sequence[Field], states: set[Key]) -> tuple[dict[Key, int], int, int]:
+    """Give fields their places, states first, wide elements before narrow ones; say where states and records end."""
+    widest = max((leaf.numpy.itemsize for leaf in leaves), default=1)
+    alignment = max(_ALIGNMENT, widest)
+    offsets: dict[Key, int] = {}
+    end = state_end = 0
+    for wanted in (True, False):
+        chosen = [leaf for leaf in leaves if (leaf.key in states) is wanted and leaf.row_bytes]
+        for leaf in sorted(chosen, key=lambda leaf: -leaf.numpy.itemsize):
+            end = _aligned(end, leaf.numpy.itemsize)
+            offsets[leaf.key] = end
+            end += leaf.row_bytes
+        if wanted:
+            state_end = end
+    return offsets, _aligned(state_end, alignment), max(_aligned(end, alignment), alignment)
+
+
+def _aligned(offset: int, size: int) -> int:
+    return -(-offset // size) * size

@@ -1,0 +1,119 @@
+"""The contract of what writes a dataset in another format, and the episodes of a dataset that it is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import SchemaError
+from ..ted import Field, Key
+from .contracts import Array, StepReader
+from .episodes import EpisodeTable
+from .manifest import Dropped
+
+__all__ = ["Chosen", "Sink"]
+
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Episodes of a dataset, one after the other: those in the rows `rows`, ascending, of its episode table."""
+
+    reader: StepReader
+    rows: Array
+
+    @cached_property
+    def table(self) -> EpisodeTable:
+        """The episode table of these alone; `start` counts from the first of their steps."""
+        columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
+        columns["start"] = np.cumsum(columns["length"]) - columns["length"]
+        columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
+        return EpisodeTable.from_columns(columns)
+
+    @property
+    def steps(self) -> int:
+        """Steps of these episodes."""
+        return self.table.steps
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The TED leaves."""
+        return self.reader.fields
+
+    @cached_property
+    def text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to the episodes; None where there is none."""
+        texts = self.reader.episode_text
+        return None if texts is None else [texts[row] for row in self.rows.tolist()]
+
+    def episode(self, position: int) -> tuple[int, int]:
+        """Where the steps of the episode at `position` lie in the whole dataset, half-open."""
+        table, row = self.reader.episodes, int(self.rows[position])
+        start = int(table.start[row])
+        return start, start + int(table.length[row])
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield half-open ranges of the whole dataset's steps, as long as can be, that hold these episodes."""
+        first = last = 0
+        for position in range(len(self.rows)):
+            start, stop = self.episode(position)
+            if start != last:
+                if last > first:
+                    yield first, last
+                first = start
+            last = stop
+        if last > first:
+            yield first, last
+
+    def chunks(self, key: Key, row_bytes: int) -> Iterator[Array]:
+        """Yield all rows of a leaf in chunks of about 4 MB; `row_bytes` is what a row takes."""
+        size = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        for first, last in self.spans():
+            for start in range(first, last, size):
+                yield self.reader.read(key, start, min(start + size, last))
+
+
+class Sink(ABC):
+    """Writes episodes in one format.
+
+    `notes` are sentences on what is different there, `dropped` the keys left out; both are known once `check` has
+    returned.
+    """
+
+    def __init__(self, chosen: Chosen, name: str) -> None:
+        self.chosen = chosen
+        self.name = name
+        self.notes: list[str] = []
+        self.dropped: list[Dropped] = []
+
+    @classmethod
+    @abstractmethod
+    def made(cls, path: Path) -> bool:
+        """Tell whether `path` is an export in this format, with nothing of others in it; must not raise."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise SchemaError where the format cannot hold the data, before anything is written."""
+
+    def size(self) -> int:
+        """Bytes that the rows take before compression."""
+        return sum(field.row_bytes for field in self.chosen.fields) * self.chosen.steps
+
+    @abstractmethod
+    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Write all to the new file or folder `target`, synced; `progress` hears of bytes of rows, up to `size`."""
+
+    def refuse(self, dtypes: set[str], what: str) -> None:
+        """Raise SchemaError for the first field of one of these element types."""
+        for field in self.chosen.fields:
+            if field.dtype in dtypes:
+                raise SchemaError(
+                    f"{field.name} is {field.dtype}, which {what} does not know",
+                    hint="convert the field first",
+                )

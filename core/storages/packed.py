@@ -1,0 +1,168 @@
+"""The storage of a dataset in layout `packed`: one step, one piece of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from ..dataset import Array, EpisodeTable, PackedReader
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..ted import Field
+from .advice import exceeds_memory
+from .arrays import tensordict_of
+from .base import Storage
+from .cursors import as_index
+from .packed_recording import PackedRecording
+from .packed_rows import Numbers, PackedLeaves
+from .structure import Structure, structure_of
+
+__all__ = ["PackedStorage"]
+
+
+class PackedStorage(Storage):
+    """The steps of the packed dataset at `path`, one a row, read from the disk when first touched.
+
+    Rows are those of the same dataset in layout `ted`. Every batch is a fresh copy, also where an int or a slice is
+    asked for, so that an edit never reaches the dataset; nothing can be written. With `views` the leaves of a batch
+    are views, with strides, of one tensor: the cheapest batch to make, which goes to another `device` in one copy.
+    (Fields in files of their own, like images, are tensors apart.)
+
+    `larger_than_memory` says whether the files fit into memory, which is found out from their sizes by default: if
+    not, the system is told that access is random, and of the rows of each batch before they are read.
+
+    A pickle holds the path alone and opens the dataset anew. UsageError (a ValueError) for a dataset without steps,
+    FormatError for another layout, CorruptDataError for files that are missing or cut, and where what is reopened is
+    another dataset.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        views: bool = False,
+        device: torch.device | str = "cpu",
+        larger_than_memory: bool | None = None,
+        checkpointer: Any = None,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.views = views
+        self.device = torch.device(device)
+        self.larger_than_memory = larger_than_memory
+        self._open()
+        super().__init__(len(self), checkpointer)
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], *, max_size: int | None = None) -> PackedRecording:
+        """Begin a recording at `path`, a storage that episodes are appended to, and that `finish` makes a dataset of.
+
+        UsageError where something is at `path` already.
+        """
+        return PackedRecording(path) if max_size is None else PackedRecording(path, max_size=max_size)
+
+    def _open(self) -> None:
+        with PackedReader(self.path) as reader:
+            manifest = reader.manifest
+            if not manifest.steps:
+                raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+            self.content_digest = manifest.content_digest
+            self.fields: tuple[Field, ...] = reader.fields
+            self.episodes: EpisodeTable = reader.episodes
+            self._steps = manifest.steps
+            self._structure, ordered = _structure(reader.fields)
+            advise = self.larger_than_memory
+            self._leaves = PackedLeaves(
+                reader, ordered, advise=exceeds_memory(manifest.bytes) if advise is None else advise
+            )
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def episode_lengths(self) -> Numbers:
+        """List the lengths of the episodes."""
+        return self.episodes.length
+
+    def get(self, index: Any) -> TensorDict:
+        """Read the rows at `index` (an int, a slice, a list, a mask, a tensor) into fresh tensors.
+
+        IndexError for rows that are not there.
+        """
+        if type(index) is not torch.Tensor or index.dtype is torch.bool:
+            index = as_index(index, 1)
+        if type(index) is torch.Tensor and index.dim() == 1 and index.dtype is torch.int64:
+            return self._rows((index if index.is_cpu else index.cpu()).numpy(), index.shape)
+        numbers = self._numbers(index)
+        return self._rows(np.ascontiguousarray(numbers.reshape(-1), np.int64), torch.Size(numbers.shape))
+
+    def _rows(self, numbers: Array, batch: torch.Size) -> TensorDict:
+        if self.views:
+            found = self._leaves.gather_views(numbers, self.device)
+        else:
+            found = self._leaves.gather(numbers)
+            if self.device.type != "cpu":
+                found = [leaf.to(self.device) for leaf in found]
+        if len(batch) != 1:
+            found = [leaf.reshape((*batch, *leaf.shape[1:])) for leaf in found]
+        built: TensorDict = self._structure.build(iter(found), batch)
+        return built
+
+    def _numbers(self, index: Any) -> Array:
+        if isinstance(index, slice):
+            return np.arange(*index.indices(len(self)))
+        numbers = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        if numbers.dtype == bool:
+            if numbers.shape != (len(self),):
+                raise IndexError(f"a mask of shape {list(numbers.shape)} given for {len(self)} rows")
+            return np.flatnonzero(numbers)
+        return numbers
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the digest of the contents, which lie on disk."""
+        return {"content_digest": self.content_digest, "_len": len(self)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that the state is of these very contents; SchemaError if not."""
+        if state_dict.get("content_digest") != self.content_digest:
+            raise SchemaError(f"the state belongs to other data than {self.path}")
+
+    def _empty(self) -> None:
+        raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same rows: nobody can change them."""
+        return True
+
+    def share(self) -> None:
+        """Do nothing: other processes read the same files."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        left_out = {"_leaves", "_structure", "fields", "episodes"}
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        digest = self.content_digest
+        self._open()
+        if digest != self.content_digest:
+            raise CorruptDataError(
+                f"{self.path} has the content {self.content_digest}, {digest} is expected: it was replaced since"
+            )
+
+
+def _structure(fields: tuple[Field, ...]) -> tuple[Structure, list[Field]]:
+    """Say how the tensors of a batch belong together, and in which order."""
+    by_path = {field.key: field for field in fields}
+    nothing = {key: torch.empty((0, *field.shape)) for key, field in by_path.items()}
+    structure = structure_of(tensordict_of(nothing, (0,)), 1)
+    return structure, [by_path[path] for path in structure.paths()]

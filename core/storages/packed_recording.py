@@ -1,0 +1,257 @@
+"""A storage that records episodes to disk, in layout `packed`, and can be drawn from meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase, is_tensor_collection
+
+from ..dataset import Array, Manifest, PackedReader, PackedRecorder
+from ..errors import SchemaError, UsageError
+from ..ted import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key, key_name, role_of
+from .arrays import tensor_of, tensordict_of
+from .base import Storage
+from .cursors import as_index, rows_of
+from .structure import structure_of
+from .write_log import Change
+
+__all__ = ["PackedRecording"]
+
+_INDEX = ("index",)
+_UNLIMITED = (1 << 63) - 1
+
+
+class PackedRecording(Storage):
+    """Appends TED rows; whole episodes, as `("next", "done")` ends them, go to the disk and survive a crash.
+
+    Rows are added at the end, one or many at a time, by `set` or through a buffer. Those of the episode that is under
+    way are held in memory; a crash loses them alone, and `rbtool repair` makes a dataset of the rest. `finish` makes
+    one of all: an episode under way is marked as truncated at its last step. What is read are fresh copies; it can be
+    read, and not written, when it is finished.
+
+    The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
+    without an `"episode"` the episodes are numbered from 0. SchemaError (a RuntimeError) for rows without
+    `("next", "done")`, for other keys, types or shapes later, for writes elsewhere than at the end, and beyond
+    `max_size`; nothing has changed then. UsageError where something is at `path`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_size: int = _UNLIMITED, checkpointer: Any = None) -> None:
+        super().__init__(max_size, checkpointer)
+        self.path = Path(path).absolute()
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(f"{self.path} is there already, a recording needs a new folder")
+        self.device = torch.device("cpu")
+        self._recorder: PackedRecorder | None = None
+        self._source: PackedRecorder | PackedReader | None = None  # what rows on the disk are read from
+        self._numbered = False
+        self._held: list[dict[Key, Array]] = []  # rows of the episode under way
+        self._held_rows = 0
+        self._lengths: list[int] = []
+        self._finished = False
+
+    def __len__(self) -> int:
+        return (self._recorder.steps if self._recorder else 0) + self._held_rows
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are safe on the disk."""
+        return len(self._recorder.commits) if self._recorder else 0
+
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """List the lengths of the episodes that have ended; rows behind them are of the one under way."""
+        return np.array(self._lengths, np.int64)
+
+    # Writing ---------------------------------------------------------------------------------------
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Append rows; `cursor` must name the ones behind the last."""
+        if self._finished:
+            raise SchemaError(f"the recording {self.path} is finished: nothing can be added")
+        index = as_index(cursor, 1)
+        single = isinstance(index, int)
+        data = data.unsqueeze(0) if single and is_tensor_collection(data) else data
+        columns = self._columns(data)
+        count = len(columns[NEXT_DONE])
+        rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None
+        if rows != slice(len(self), len(self) + count):
+            raise SchemaError(f"rows are added at the end, which is row {len(self)}; a write at {cursor} was asked for")
+        if self._recorder is None:
+            self._begin(columns, data)
+        if self._numbered:
+            columns[EPISODE] = self._numbers_of(columns[NEXT_DONE])
+        self._require_alike(columns)
+        before = len(self)
+        try:
+            self._append(columns, count)
+        finally:  # a full disk leaves the episodes that came before
+            self._revision += 1
+            self.log.wrote(slice(before, len(self)), self.max_size)
+        if set_cursor:
+            self._last_cursor = cursor
+
+    def _columns(self, data: Any) -> dict[Key, Array]:
+        if not isinstance(data, TensorDictBase):
+            raise SchemaError(f"a recording takes tensordicts, found a {type(data).__name__}")
+        found: dict[Key, Array] = {}
+        structure = structure_of(data)
+        for path, value in zip(structure.paths(), structure.leaves(data), strict=True):
+            if path != _INDEX:
+                found[path] = _array(value)
+        done = found.get(NEXT_DONE)
+        if done is None or done.dtype != np.bool_:
+            raise SchemaError(f"rows need a bool {key_name(NEXT_DONE)!r}, which says where episodes end")
+        return found
+
+    def _begin(self, columns: Mapping[Key, Array], data: TensorDictBase) -> None:
+        """Take the first rows for what all look like."""
+        types = {key: str(data.get(key).dtype).removeprefix("torch.") for key in columns}
+        shapes = {key: array.shape[1:] for key, array in columns.items()}
+        if EPISODE not in columns:
+            types[EPISODE], shapes[EPISODE], self._numbered = "int64", (), True
+        fields = [Field(key, types[key], shapes[key], role_of(key)) for key in types]
+        self._recorder = self._source = PackedRecorder(self.path, fields)
+
+    def _require_alike(self, columns: Mapping[Key, Array]) -> None:
+        fields = {field.key: field for field in self._recorder.fields} if self._recorder else {}
+        if columns.keys() != fields.keys():
+            odd = ", ".join(sorted(key_name(key) for key in columns.keys() ^ fields.keys()))
+            raise SchemaError(f"rows differ from the first ones in the keys {odd}")
+        for key, field in fields.items():
+            if columns[key].dtype != field.numpy or columns[key].shape[1:] != field.shape:
+                found = f"{columns[key].dtype} {list(columns[key].shape[1:])}"
+                raise SchemaError(f"{field.name} is {found}, expected {field.dtype} {list(field.shape)}")
+
+    def _append(self, columns: Mapping[Key, Array], count: int) -> None:
+        done = _ends(columns[NEXT_DONE])
+        start = 0
+        for stop in (*(np.flatnonzero(done) + 1).tolist(), count):
+            if stop > start:
+                self._held.append({key: array[start:stop].copy() for key, array in columns.items()})
+                self._held_rows += stop - start
+                if done[stop - 1]:
+                    self._commit()
+            start = stop
+
+    def _commit(self, *, cut_off: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is None or not self._held_rows:
+            return
+        columns = {key: np.concatenate([part[key] for part in self._held]) for key in self._held[0]}
+        number = columns[EPISODE].reshape(-1)[:1]
+        length, self._held, self._held_rows = self._held_rows, [], 0
+        try:
+            recorder.add_episode(columns, episode=int(number[0]) if len(number) else self.episodes, cut_off=cut_off)
+        except BaseException:  # what the files hold beyond the last episode is for repair to cut
+            self._finished = True
+            raise
+        self._lengths.append(length)
+
+    def _numbers_of(self, done: Array) -> NDArray[np.int64]:
+        """Number the episodes of rows by how many have ended before."""
+        ended = np.cumsum(_ends(done), dtype=np.int64)
+        return self.episodes + ended - _ends(done)
+
+    def finish(self) -> Manifest:
+        """Make a dataset of the recording; an episode under way ends there, truncated. SchemaError without any rows."""
+        if self._recorder is None:
+            raise SchemaError(f"nothing was recorded at {self.path}")
+        if self._held_rows:
+            for key in (NEXT_DONE, NEXT_TRUNCATED):
+                if key in self._held[-1]:
+                    self._held[-1][key][-1] = True
+            self._commit(cut_off=True)
+            self.mark_changed(Change(slice(len(self) - 1, len(self)), (NEXT_DONE, NEXT_TRUNCATED)))
+        self._finished = True
+        manifest = self._recorder.finish()
+        self._source = PackedReader(self.path)
+        return manifest
+
+    def close(self) -> None:
+        """Stop recording without making a dataset; nothing can be read any more, the episode under way is lost."""
+        self._finished = True
+        self._source = None
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def get(self, index: Any) -> Any:
+        """Read the rows at `index` into fresh tensors; IndexError for rows that are not there."""
+        if self._recorder is None:
+            raise SchemaError("the recording is empty: nothing was ever written to it", hint="write to it first")
+        if self._source is None:
+            raise SchemaError(
+                f"the recording {self.path} is closed: nothing can be read of it",
+                hint=f"make a dataset of it: rbtool repair {shlex.quote(str(self.path))}",
+            )
+        numbers = _numbers(as_index(index, 1), len(self))
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        tensors = {}
+        for field in self._recorder.fields:
+            rows = self._read(field, unique)[place.reshape(-1)]
+            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+        return tensordict_of(tensors, numbers.shape)
+
+    def _read(self, field: Field, rows: Array) -> Array:
+        """Read sorted rows of one leaf, each run of neighbours at once."""
+        found = np.empty((len(rows), *field.shape), field.numpy)
+        assert self._recorder is not None, "get has looked"
+        assert self._source is not None, "get has looked"
+        safe = self._recorder.steps
+        split = int(np.searchsorted(rows, safe))
+        breaks = np.flatnonzero(np.diff(rows[:split]) != 1) + 1
+        for run in np.split(np.arange(split), breaks) if split else ():
+            found[run] = self._source.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+        if split < len(rows):
+            held = np.concatenate([part[field.key] for part in self._held])
+            found[split:] = held[rows[split:] - safe]
+        return found
+
+    # State -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many rows there are; these lie on the disk."""
+        return {"path": str(self.path), "_len": len(self)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that the state is of this very recording; SchemaError if not."""
+        if (state_dict.get("path"), state_dict.get("_len")) != (str(self.path), len(self)):
+            raise SchemaError(f"the state belongs to other rows than those of {self.path}")
+
+    def _empty(self) -> None:
+        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are taken away")
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError(f"the recording {self.path} cannot be sent to another process", hint="finish it first")
+
+
+def _array(value: torch.Tensor) -> Array:
+    plain = value.detach().cpu().contiguous()
+    return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _ends(done: Array) -> NDArray[np.bool_]:
+    """Tell of rows whether one of their flags is set."""
+    return np.asarray(done.reshape(len(done), -1).any(1))
+
+
+def _numbers(index: Any, length: int) -> Array:
+    """Row numbers from 0 on; IndexError for rows that are not there."""
+    if isinstance(index, slice):
+        return np.arange(*index.indices(length))
+    numbers = np.asarray(index)
+    if numbers.dtype == bool:
+        if numbers.shape != (length,):
+            raise IndexError(f"a mask of shape {list(numbers.shape)} given for {length} rows")
+        return np.flatnonzero(numbers)
+    outside = (numbers < -length) | (numbers >= length)
+    if outside.any():
+        raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {length}")
+    return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)

@@ -1,0 +1,163 @@
+"""The layouts a dataset can be written in, and datasets written again in another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import VerifyingReader, open_steps
+from ..dataset import (
+    Layout,
+    Manifest,
+    Origin,
+    PackedSchema,
+    Request,
+    Staging,
+    StepReader,
+    TedReader,
+    fs,
+    mend,
+    parse_codecs,
+    provenance_step,
+    require_apart,
+    write_dataset,
+)
+from ..errors import UsageError
+from ..progress import Progress
+from ..ted import Field, row_bytes
+from .results import published_entries, seconds_since
+from .standing import standing, taken
+
+__all__ = ["Rewriting", "layout_arguments", "refuse_other_compression", "require_layout", "rows_bytes"]
+
+_SMALL_FILES = 64 << 10
+
+
+def require_layout(layout: str, compress: Sequence[str]) -> Layout:
+    """Return a layout that datasets have; UsageError for others, and for compression where there is none."""
+    if layout == "packed":
+        return "packed"
+    if layout != "ted":
+        raise UsageError(f"there is no dataset layout {layout!r}", hint="take ted or packed")
+    if compress:
+        raise UsageError("layout ted has no compressed fields, only packed has", hint="add --layout packed")
+    return "ted"
+
+
+def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
+    """What the provenance says of it; nothing of the default."""
+    said = {"layout": layout} if layout != "ted" else {}
+    return said | ({"compress": sorted(compress)} if compress else {})
+
+
+def refuse_other_compression(destination: Path, manifest: Manifest, compress: Sequence[str]) -> None:
+    """Raise UsageError if the dataset that stands at `destination` was compressed in another way."""
+    if manifest.provenance[-1].arguments.get("compress", []) != sorted(compress):
+        raise taken(destination, "was compressed in another way")
+
+
+def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: int) -> int:
+    """Bytes of all rows in a layout, as long as nothing is compressed and all next rows follow."""
+    if layout == "packed":
+        return PackedSchema.of(fields).size(steps, episodes)
+    return row_bytes(fields) * steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """One dataset of ours (or a tensordict folder) written again at `destination`, in a layout."""
+
+    source: Path
+    asked: str
+    destination: Path
+    layout: Layout
+    compress: tuple[str, ...]
+    force: bool
+    dry_run: bool
+    progress: Progress
+
+    def run(self) -> dict[str, Any]:
+        """Write it, unless an equal dataset is there already; return the entries of a `Published`.
+
+        Every byte of the source is compared with its digest. UsageError for checkpoints and for what may not be
+        replaced, CorruptDataError for a damaged source, OutOfSpaceError.
+        """
+        begun = time.perf_counter()
+        require_apart(self.source, self.destination)
+        with open_steps(self.source) as reader:
+            if reader.manifest.kind != "dataset":
+                raise UsageError(
+                    f"{self.source} is a checkpoint, a dataset is expected",
+                    hint=f"make a dataset of it first: rbtool checkpoint load {self.source} DEST",
+                )
+            PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
+            manifest = self._rewritten(reader, begun)
+        if isinstance(manifest, dict):
+            return manifest
+        there, already = manifest
+        return published_entries(there, self.destination, begun) | {"already_there": already, "dry_run": self.dry_run}
+
+    def _rewritten(self, reader: StepReader, begun: float) -> dict[str, Any] | tuple[Manifest, bool]:
+        """Return what stands there in the end and whether it did before, or what would be written."""
+        if not self.dry_run:
+            mend(self.destination)
+        there = None if self.force else self._standing(reader)
+        if there is not None:
+            return there, True
+        staging = Staging(self.destination, replace=self.force)
+        staging.refuse_if_taken()
+        size = rows_bytes(reader.fields, self.layout, reader.manifest.steps, reader.manifest.episodes)
+        if not self.compress:
+            fs.require_space(self.destination.parent, size + _SMALL_FILES)
+        if self.dry_run:
+            planned = replace(reader.manifest, layout=self.layout, request=self._request(reader.manifest))
+            changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(begun)}
+            return published_entries(planned, self.destination, begun) | changes
+        with staging:
+            manifest = self._write(reader, staging.path)
+            if staging.publish():
+                return manifest, False
+        there = None if self.force else self._standing(reader)
+        if there is None or there.content_digest != manifest.content_digest:
+            raise taken(self.destination, "was put there by another process just now")
+        return there, True
+
+    def _standing(self, reader: StepReader) -> Manifest | None:
+        there = standing(self.destination, self._request(reader.manifest))
+        if there is None or not there.provenance:
+            return there
+        if there.provenance[-1].inputs.get("content_digest") != reader.manifest.content_digest:
+            raise taken(self.destination, "was made from another dataset")
+        refuse_other_compression(self.destination, there, self.compress)
+        return there
+
+    def _request(self, manifest: Manifest) -> Request:
+        return replace(manifest.request, layout=self.layout)
+
+    def _write(self, reader: StepReader, folder: Path) -> Manifest:
+        checked: StepReader = reader
+        if isinstance(reader, TedReader):
+            checked = VerifyingReader(reader)
+        else:
+            reader.verify_files()
+        manifest = reader.manifest
+        self.progress.start("converting", manifest.steps, "steps")
+        codecs = parse_codecs(self.compress, reader.fields)
+        origin = replace(
+            Origin.of(manifest, reader.documents()),
+            request=self._request(manifest),
+            provenance=(*manifest.provenance, self._step(manifest)),
+        )
+        made = write_dataset(checked, folder, self.layout, origin, codecs, self.progress.advance)
+        if checked is not reader:
+            checked.verify_files()
+        self.progress.done()
+        return made
+
+    def _step(self, manifest: Manifest) -> Any:
+        arguments: Mapping[str, Any] = {"path": self.asked, "layout": self.layout}
+        arguments = {**arguments, **layout_arguments(self.layout, self.compress)}
+        return provenance_step("convert", arguments, {"content_digest": manifest.content_digest})

@@ -1,0 +1,81 @@
+"""`repair`: a recording that was cut short becomes a dataset of all that is sound in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ..dataset import Manifest, examine_recording, mend, repair_recording
+from ..errors import DatasetNotFoundError, UsageError
+from ..progress import Progress, Silent
+from .results import Result, seconds_since
+
+__all__ = ["RepairResult", "repair"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairResult(Result):
+    """What was restored at `path`: `steps` in `episodes`.
+
+    `lost_episodes` were finished once and are not sound any more, or come after one that is not; `cut_bytes` belonged
+    to no sound episode. `repaired` is False where nothing was to be done, `dry_run` says that nothing was.
+    """
+
+    kind: ClassVar[str] = "repair"
+    path: Path
+    steps: int
+    episodes: int
+    lost_episodes: int
+    cut_bytes: int
+    repaired: bool
+    dry_run: bool
+    content_digest: str | None
+    seconds: float
+
+
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    yes: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepairResult:
+    """Restore the longest sound beginning of the recording at `path`, and make a dataset of it.
+
+    Every byte is compared with the digest that was noted when its episode was finished. What belongs to no finished
+    episode is cut. Episodes that were finished once, and are damaged or come after a damaged one, are given up only
+    with `yes`. A recording that is a sound dataset is left as it is.
+
+    DatasetNotFoundError where nothing is, FormatError for what was not recorded, UsageError while another process
+    records there, and where episodes would be given up.
+    """
+    begun, folder, heard = time.perf_counter(), Path(path).expanduser().absolute(), progress or Silent()
+    mend(folder)
+    if not folder.exists():
+        raise DatasetNotFoundError(f"there is nothing at {folder}")
+    heard.start("looking over", None, "episodes")
+    state = examine_recording(folder, heard.advance)
+    heard.done()
+    if state.lost and not yes and not dry_run:
+        raise UsageError(
+            f"{state.lost:,} finished episodes of {folder} are damaged or come after a damaged one; "
+            f"the {len(state.commits):,} before them are sound",
+            hint="add --yes to keep those and give up the others",
+        )
+    digest = Manifest.load(folder).content_digest if state.sealed else None
+    if not state.sealed and not dry_run:
+        digest = repair_recording(folder, state).content_digest
+    return RepairResult(
+        path=folder,
+        steps=state.commits[-1].steps if state.commits else 0,
+        episodes=len(state.commits),
+        lost_episodes=state.lost,
+        cut_bytes=max(0, state.surplus),
+        repaired=not state.sealed and not dry_run,
+        dry_run=dry_run,
+        content_digest=digest,
+        seconds=seconds_since(begun),
+    )

@@ -1,0 +1,238 @@
+"""Layout `packed`: gives what `ted` gives, goes back to the very same files, and notices damage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from rbtool.core.checkpoint import compare_steps, open_steps
+from rbtool.core.dataset import (
+    Codec,
+    Manifest,
+    Origin,
+    PackedBuilder,
+    PackedReader,
+    PackedSchema,
+    TedReader,
+    packed_builder,
+    packed_writer,
+    write_dataset,
+)
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from rbtool.core.ted import Field
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.testing.strategies import dataset_plans
+from rbtool.core.verbs.check import check
+
+PLAN = DatasetPlan(
+    lengths=(5, 1, 7, 3), endings=("terminated", "open", "truncated", "both"), jumps=(False, False, True, False),
+    leaves=ODD_LEAVES, root_flags="set", text=True, documents=True,
+)  # fmt: skip
+
+
+def some_codecs(reader: TedReader) -> dict[tuple[str, ...], Codec]:
+    """Compress every third stored field, in turns."""
+    stored = [one.field for one in PackedSchema.of(reader.fields).fields if one.field.row_bytes]
+    return {field.key: Codec.parse(("zstd:1", "lz4")[n % 2]) for n, field in enumerate(stored) if n % 3 == 0}
+
+
+def pack(ted: Path, packed: Path, *, compressed: bool = True) -> Manifest:
+    with TedReader(ted) as reader:
+        origin = Origin.of(reader.manifest, reader.documents())
+        return write_dataset(reader, packed, "packed", origin, some_codecs(reader) if compressed else None)
+
+
+@contextlib.contextmanager
+def small_steps(buffer: int, chunk: int) -> Iterator[None]:
+    """Write in so small parts that episodes, and what is compressed together, are cut anywhere."""
+    before = packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES
+    packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES = buffer, chunk
+    try:
+        yield
+    finally:
+        packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES = before
+
+
+@settings(max_examples=25, deadline=None)
+@given(dataset_plans())
+def test_every_row_is_that_of_ted_and_goes_back_to_it(plan: DatasetPlan) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        ted = write_plan(plan, work / "ted")
+        with small_steps((4 << 20, 300, 1)[plan.seed % 3], (4 << 20, 700)[plan.seed % 2]):
+            packed = pack(work / "ted", work / "packed")
+        with TedReader(work / "ted") as one, PackedReader(work / "packed") as other:
+            other.verify_files()
+            assert compare_steps(one, other) == []
+            assert other.episode_text == one.episode_text
+            assert other.documents() == one.documents()
+            assert packed.ranges == ted.ranges
+            assert other.ted_digest == ted.content_digest
+            back = write_dataset(other, work / "back", "ted", Origin.of(packed, other.documents()))
+        assert back.content_digest == ted.content_digest
+        assert back.to_dict() == {**ted.to_dict(), "request": back.to_dict()["request"]} | {
+            "manifest_digest": back.to_dict()["manifest_digest"]
+        }
+
+
+@pytest.mark.parametrize("buffer", [1, 200, 4 << 20])
+def test_any_part_of_any_leaf_can_be_read(tmp_path: Path, buffer: int) -> None:
+    write_plan(PLAN, tmp_path / "ted")
+    with small_steps(buffer, 500):
+        pack(tmp_path / "ted", tmp_path / "packed")
+    with TedReader(tmp_path / "ted") as one, PackedReader(tmp_path / "packed") as other:
+        for field in one.fields:
+            for start in range(17):
+                for stop in range(start, 17):
+                    expected, found = (reader.read(field.key, start, stop) for reader in (one, other))
+                    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+                    assert found.tobytes() == expected.tobytes()
+                    assert found.flags.writeable
+
+
+def test_records_are_as_the_format_says(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "ted")
+    manifest = pack(tmp_path / "ted", tmp_path / "packed", compressed=False)
+    schema = json.loads((tmp_path / "packed" / "schema.json").read_text())
+    size = schema["record_bytes"]
+    assert size % 8 == 0
+    assert (tmp_path / "packed" / "records.bin").stat().st_size == size * (16 + 4)
+    assert (tmp_path / "packed" / "explicit_next.bin").stat().st_size == size * 7
+    assert not (tmp_path / "packed" / "meta.json").exists()
+    assert (manifest.layout, manifest.boundary.explicit_next) == ("packed", 1)
+    entry = next(one for one in schema["fields"] if one["key"] == ["action"])
+    records = np.fromfile(tmp_path / "packed" / "records.bin", np.uint8).reshape(20, size)
+    actions = records[:, entry["offset"] : entry["offset"] + 8].copy().view(np.float32)
+    with TedReader(tmp_path / "ted") as reader:
+        assert actions[:5].tobytes() == reader.read(("action",), 0, 5).tobytes()
+        assert not actions[5].any()  # the step fields of the last record of an episode
+        assert actions[6].tobytes() == reader.read(("action",), 5, 6).tobytes()
+
+
+def test_big_fields_have_their_own_files() -> None:
+    leaves = [
+        Field(("observation", "image"), "uint8", (64, 64), "observation"),
+        Field(("next", "observation", "image"), "uint8", (64, 64), "observation"),
+        Field(("action",), "float32", (1023,), "action"),
+    ]
+    schema = PackedSchema.of(leaves)
+    assert [one.field.name for one in schema.own_files] == ["observation.image"]
+    assert schema.own_files[0].file() == "fields/observation/image.bin"
+    assert schema.record_bytes == 4096
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"), [([3], "names 2 episodes, not the 1"), ([3, 2], "last episode has 2 steps and no end")]
+)
+def test_episodes_must_be_those_that_were_written(tmp_path: Path, lengths: list[int], match: str) -> None:
+    write_plan(DatasetPlan((3, 2), ("open", "open"), (False, False), ()), tmp_path / "ted")
+    with TedReader(tmp_path / "ted") as reader, PackedBuilder(tmp_path / "packed", reader.fields) as builder:
+        steps = sum(lengths)
+        columns = {field.key: reader.read(field.key, 0, steps) for field in reader.fields}
+        builder.append(columns, np.arange(steps) == 2)
+        with pytest.raises(SchemaError, match=match):
+            builder.finish(reader.episodes, Origin.of(reader.manifest, {}))
+    assert not (tmp_path / "packed" / ".rbtool" / "manifest.json").exists()
+
+
+# Damage ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    write_plan(PLAN, tmp_path / "ted")
+    pack(tmp_path / "ted", tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def test_one_changed_byte_anywhere_is_found(packed: Path) -> None:
+    files = [path for path in sorted(packed.rglob("*")) if path.is_file() and path.stat().st_size]
+    assert len(files) > 20
+    for number, path in enumerate(files):
+        data = bytearray(path.read_bytes())
+        data[number * 7919 % len(data)] ^= 0x10
+        path.write_bytes(data)
+        with pytest.raises(RbtoolError), open_steps(packed) as reader:  # found on opening, or
+            reader.verify_files()
+        with contextlib.suppress(FormatError):  # raised, unless the file is opened for the check
+            assert check(packed).failed(), path
+        data[number * 7919 % len(data)] ^= 0x10
+        path.write_bytes(data)
+    assert check(packed).findings == check(packed.parent / "ted").findings
+
+
+def test_every_cut_is_found_on_opening(packed: Path) -> None:
+    own = [path for path in (packed / "fields").rglob("*") if path.is_file()]
+    names = ["records.bin", "explicit_next.bin", *(str(path.relative_to(packed)) for path in own)]
+    for name in names:
+        whole = (packed / name).read_bytes()
+        (packed / name).write_bytes(whole[:-1])
+        with pytest.raises(CorruptDataError):
+            PackedReader(packed)
+        (packed / name).unlink()
+        with pytest.raises(CorruptDataError, match="is missing"):
+            PackedReader(packed)
+        (packed / name).write_bytes(whole)
+
+
+def edit_schema(folder: Path, edit: Callable[[dict[str, object]], None]) -> None:
+    document = json.loads((folder / "schema.json").read_text())
+    edit(document)
+    (folder / "schema.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "match"),
+    [
+        (lambda document: document["fields"].reverse(), CorruptDataError, "changed or swapped"),
+        (lambda document: document.update(record_bytes=8), CorruptDataError, "changed or swapped"),
+        (lambda document: document["fields"][0].update(codec="brotli:9"), FormatError, "codec 'brotli:9' is unknown"),
+        (lambda document: document["fields"][0].update(codec="zstd:99"), FormatError, "levels 1 to 22"),
+        (lambda document: document.update(version=2), FormatError, "reads up to 1"),
+        (lambda document: document.update(format="parquet"), FormatError, "its format is 'parquet'"),
+        (lambda document: document.pop("fields"), FormatError, "no description of packed records"),
+    ],
+)
+def test_an_edited_schema_is_refused(
+    packed: Path, edit: Callable[[dict[str, object]], None], error: type[Exception], match: str
+) -> None:
+    edit_schema(packed, edit)
+    with pytest.raises(error, match=match):
+        PackedReader(packed)
+
+
+def test_swapped_files_are_found(packed: Path) -> None:
+    one = next((packed / "fields").rglob("*.zstd"))
+    other = packed / "records.bin"
+    held = one.read_bytes()
+    shutil.copy(other, one)
+    other.write_bytes(held)
+    with pytest.raises(CorruptDataError):
+        PackedReader(packed)
+
+
+def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "ted")
+    with pytest.raises(FormatError, match="has layout ted, packed is expected"):
+        PackedReader(tmp_path / "ted")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "records.bin").write_bytes(b"abc")
+    with pytest.raises(FileNotFoundError, match="is no rbtool dataset"):
+        PackedReader(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [(("next", "x"), "is stored with 'x'"), (("nothing",), "nothing that could be compressed")],
+)
+def test_what_cannot_be_compressed_is_said(tmp_path: Path, key: tuple[str, ...], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        PackedSchema.of(PLAN.fields(), {key: Codec.parse("zstd")})
