@@ -1,0 +1,80 @@
+"""Gymnasium spaces from what a dataset says of them, or from its fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.dataset import float_from_json
+from ..core.errors import FormatError, SchemaError
+from ..core.ted import Field
+
+__all__ = ["space_of_fields", "space_of_json"]
+
+
+def space_of_json(document: Mapping[str, Any], role: str) -> Any:
+    """Make a space of its document, Minari's own or the strict one of a manifest; FormatError for what is none."""
+    from minari.serialization import deserialize_space
+
+    try:
+        return deserialize_space(json.dumps(_loose(document)))
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, NotImplementedError) as error:
+        raise FormatError(f"the {role} space is none that Minari knows: {error}") from error
+
+
+def _loose(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo what strict JSON needs: infinities as words, and bounds that are the same everywhere as one number."""
+    loose = dict(space)
+    for bound in ("low", "high"):
+        if bound in loose:
+            values = _numbers(loose[bound])
+            whole = loose.get("type") == "Box" and not isinstance(values, list)
+            loose[bound] = np.full([int(size) for size in loose["shape"]], values).tolist() if whole else values
+    children = loose.get("subspaces")
+    if isinstance(children, Mapping):
+        loose["subspaces"] = {name: _loose(child) for name, child in children.items()}
+    elif children is not None:
+        loose["subspaces"] = [_loose(child) for child in children]
+    return loose
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    return float_from_json(value) if isinstance(value, str) else value
+
+
+def space_of_fields(fields: Sequence[Field], role: str) -> Any:
+    """Make a space that holds every value of the fields below one name: a Box each, in a Dict where they nest."""
+    return _nest({field.key[1:]: _box(field, role) for field in fields})
+
+
+def _nest(leaves: Mapping[tuple[str, ...], Any]) -> Any:
+    from gymnasium import spaces
+
+    if () in leaves:
+        return leaves[()]
+    names = dict.fromkeys(key[0] for key in leaves)
+    return spaces.Dict(
+        {name: _nest({key[1:]: leaf for key, leaf in leaves.items() if key[0] == name}) for name in names}
+    )
+
+
+def _box(field: Field, role: str) -> Any:
+    from gymnasium import spaces
+
+    if field.role == "text":
+        raise SchemaError(f"{field.name} is text of the {role} without a space that says so; Minari needs one")
+    kind = field.numpy.kind
+    if kind == "c" or field.dtype == "bfloat16":
+        raise SchemaError(f"{field.name} is {field.dtype}, for which there is no space")
+    if kind == "b":
+        return spaces.Box(False, True, field.shape, np.bool_)
+    if kind == "f":
+        return spaces.Box(-math.inf, math.inf, field.shape, field.numpy.type)
+    limits = np.iinfo(field.numpy)
+    return spaces.Box(limits.min, limits.max, field.shape, field.numpy.type)

@@ -1,0 +1,88 @@
+"""Exports to one `.npz` file of NumPy: `numpy.load(path)` reads it, without pickle.
+
+observation.position   one array a leaf, [steps, *shape]; parts of nested keys are joined by dots
+instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length are the bytes of each
+episodes.start         the columns of the episode table, [episodes]: episode, start, length, return, terminated,
+                       truncated, end_reason, seed, has_seed
+episodes.text          where there is any: what is said of each episode, a JSON object as text
+about                  a JSON document with fields, shapes and spaces, as text
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.checkpoint.h5_file import LatchedFile
+from ..core.dataset import Array, Sink, dump_json, fs
+from ..core.ted import Field, file_stem
+from .export_rows import FORMAT, about, episode_columns, require_names
+
+__all__ = ["NpzSink"]
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
+
+
+class NpzSink(Sink):
+    """Writes a `.npz` file member by member, as long as it may be."""
+
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        """Tell by what the member `about` says."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return FORMAT in str(file["about"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):
+            return False
+
+    def check(self) -> None:
+        """Refuse bfloat16, which NumPy does not know."""
+        self.refuse({"bfloat16"}, "NumPy")
+        require_names([*map(_name, self.chosen.fields), *self._others()], "the npz file")
+
+    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Write leaf after leaf."""
+        with LatchedFile(target) as file:
+            # ZipFile asks for no more than a LatchedFile has, though typing.IO has more
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
+                for name, array in self._others().items():
+                    _member(archive, name, array.dtype, array.shape, iter([array]))
+                for field in self.chosen.fields:
+                    shape = (self.chosen.steps, *field.shape)
+                    _member(archive, _name(field), field.numpy, shape, self._rows(field, file, progress))
+            file.check()
+            fs.fsync(file.descriptor, target)
+
+    def _others(self) -> dict[str, Array]:
+        found = {f"episodes.{name}": column for name, column in episode_columns(self.chosen).items()}
+        if self.chosen.text is not None:
+            found["episodes.text"] = np.array([dump_json(row) for row in self.chosen.text], str)
+        return found | {"about": np.array(about(self.chosen))}
+
+    def _rows(self, field: Field, file: LatchedFile, progress: Callable[[int], None]) -> Iterator[Array]:
+        for rows in self.chosen.chunks(field.key, field.row_bytes):
+            yield rows
+            file.check()
+            progress(rows.nbytes)
+
+
+def _member(
+    archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterator[Array]
+) -> None:
+    """Write one array in NumPy's form, chunk by chunk."""
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    with archive.open(zipfile.ZipInfo(f"{name}.npy", _EPOCH), "w", force_zip64=True) as member:
+        member.write(header.getvalue())
+        for rows in chunks:
+            member.write(np.ascontiguousarray(rows).tobytes())
+
+
+def _name(field: Field) -> str:
+    return ".".join(file_stem(part) for part in field.key)

@@ -1,0 +1,94 @@
+"""What the plain formats share: names, columns of text, and what an export says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.dataset import Array, Chosen, created_by, dump_json
+from ..core.errors import CorruptDataError, SchemaError
+from ..core.ted import Field, Key
+
+__all__ = ["FORMAT", "Column", "about", "columns_of", "decoded", "episode_columns", "require_names"]
+
+FORMAT = "rbtool export"
+"""How an export is recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A leaf; `length` is the one with the bytes of every row where it is text."""
+
+    field: Field
+    length: Field | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a row as it is stored here."""
+        return self.field.row_bytes + (self.length.row_bytes if self.length else 0)
+
+    def chunks(self, chosen: Chosen) -> Iterator[Array | list[str]]:
+        """Yield all rows in chunks: arrays, or strings where the leaf is text."""
+        rows = chosen.chunks(self.field.key, self.bytes)
+        if self.length is None:
+            yield from rows
+            return
+        lengths = chosen.chunks(self.length.key, self.bytes)
+        for characters, sizes in zip(rows, lengths, strict=True):
+            yield decoded(characters, sizes, self.field.name)
+
+
+def columns_of(fields: tuple[Field, ...]) -> list[Column]:
+    """Pair text with its lengths; everything else is a column of its own."""
+    by_key = {field.key: field for field in fields}
+    texts: dict[Key, Field] = {}
+    for field in fields:
+        length = by_key.get((*field.key[:-1], field.key[-1] + "_length"))
+        if field.role == "text" and field.dtype == "uint8" and len(field.shape) == 1 and length and not length.shape:
+            texts[field.key] = length
+    lengths = {length.key for length in texts.values()}
+    return [Column(field, texts.get(field.key)) for field in fields if field.key not in lengths]
+
+
+def decoded(characters: Array, lengths: Array, name: str) -> list[str]:
+    """Return rows of UTF-8 bytes as strings."""
+    try:
+        return [row[:size].tobytes().decode() for row, size in zip(characters, lengths.tolist(), strict=True)]
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{name} is text, but not UTF-8: {error.reason}") from error
+
+
+def require_names(names: list[str], format_name: str) -> None:
+    """Raise SchemaError if two leaves would get one name."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"two leaves would both be called {twice[0]!r} in {format_name}; rename one of them")
+
+
+def episode_columns(chosen: Chosen) -> dict[str, Array]:
+    """The columns of the episode table that mean something outside of rbtool."""
+    columns = chosen.table.columns()
+    del columns["explicit_start"], columns["explicit_next"]
+    return columns
+
+
+def about(chosen: Chosen) -> str:
+    """What an export says of itself, as strict JSON."""
+    manifest = chosen.reader.manifest
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": 1,
+        "created_by": created_by(),
+        "source": manifest.request.source,
+        "id": manifest.request.id,
+        "steps": chosen.steps,
+        "episodes": len(chosen.rows),
+        "fields": [
+            {"key": list(field.key), "dtype": field.dtype, "shape": list(field.shape), "role": field.role}
+            for field in chosen.fields
+        ],
+        "spaces": dict(manifest.spaces),
+        "renamed_keys": dict(manifest.renamed_keys),
+    }
+    return dump_json(document)

@@ -1,0 +1,160 @@
+"""`export`: a dataset, or some of its episodes, in a format of other tools."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ..checkpoint import open_steps
+from ..dataset import (
+    Chosen,
+    Sink,
+    Staging,
+    StepReader,
+    find_dataset,
+    fs,
+    has_manifest,
+    normal_form,
+    parse_episodes,
+    require_apart,
+    select_episodes,
+    sink_class,
+)
+from ..errors import UsageError
+from ..progress import Progress, Silent
+from .results import Published, published_entries, seconds_since
+
+__all__ = ["ExportResult", "export"]
+
+_SMALL_FILES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult(Published):
+    """What was made at `path`, in the format `layout`, of the dataset at `source`."""
+
+    kind: ClassVar[str] = "export"
+    source: Path
+
+
+def export(
+    dataset: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    to: str,
+    episodes: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Write a dataset (a path or `source:id`) to `dest` in the format `to`: minari, h5, npz or parquet.
+
+    `minari` makes a folder that Minari opens; converting it again gives the rows that were exported. `h5` and `npz`
+    make a file, `parquet` a folder of two; what is in them is said in the modules of `rbtool.converters`. Element
+    types stay; what a format cannot hold is refused before anything is written, and what it has no place for is
+    named in the result. `episodes` chooses some by their numbers, like `0:100,250`. What is at `dest` is replaced
+    only with `force`, and only if it is an export in this format. `dry_run` does everything up to writing.
+
+    Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
+    SchemaError where the format cannot hold it; UsageError for `to`, `episodes` and `dest`; OutOfSpaceError. In
+    every case `dest` is what it was.
+    """
+    begun, heard = time.perf_counter(), progress or Silent()
+    kind = sink_class(to)
+    source, destination = find_dataset(dataset, root), Path(dest).expanduser()
+    require_apart(source, destination)
+    with open_steps(source) as reader:
+        chosen = Chosen(reader, _rows(reader, episodes))
+        sink = kind(chosen, destination.name)
+        sink.check()
+        staging = _ExportStaging(destination, kind.made, replace=force)
+        staging.refuse_if_taken()
+        fs.require_space(destination.parent, sink.size() + _SMALL_FILES)
+        if dry_run:
+            return _result(sink, destination, source, to, episodes, begun, sink.size(), dry_run=True)
+        reader.verify_files()
+        with staging:
+            built = staging.path / "export"
+            heard.start(f"exporting to {to}", sink.size(), "bytes")
+            sink.write(built, heard.advance)
+            heard.done()
+            size = sum(file.stat().st_size for file in (built, *built.rglob("*")) if file.is_file())
+            if not staging.publish("export"):
+                raise UsageError(f"another process put something at {destination}", hint="add --force to replace it")
+        return _result(sink, destination, source, to, episodes, begun, size)
+
+
+def _rows(reader: StepReader, episodes: str | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    numbers = reader.episodes.episode.tolist()
+    if episodes is None:
+        return np.arange(len(numbers))
+    if len(set(numbers)) != len(numbers):
+        raise UsageError(f"--episodes cannot choose here: several episodes of {reader.path} have one number")
+    chosen = set(select_episodes(parse_episodes(episodes), numbers))
+    return np.flatnonzero([number in chosen for number in numbers])
+
+
+def _result(
+    sink: Sink,
+    path: Path,
+    source: Path,
+    to: str,
+    episodes: str | None,
+    begun: float,
+    size: int,
+    *,
+    dry_run: bool = False,
+) -> ExportResult:
+    chosen = sink.chosen
+    numbers = chosen.table.episode.tolist()
+    whole = len(numbers) == len(chosen.reader.episodes)
+    manifest = chosen.reader.manifest
+    ranges = None if whole or episodes is None else normal_form(parse_episodes(episodes))
+    entries = published_entries(
+        replace(manifest, request=replace(manifest.request, episodes=ranges or manifest.request.episodes)), path, begun
+    )
+    changes = {
+        "layout": to, "steps": chosen.steps, "episodes": len(numbers), "bytes": size, "content_digest": None,
+        "boundary": chosen.table.counts().to_dict(), "renamed_keys": {}, "notes": tuple(sink.notes),
+        "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(begun),
+    }  # fmt: skip
+    return ExportResult(**(entries | changes), source=source, dry_run=dry_run)
+
+
+class _ExportStaging(Staging):
+    """A staging folder for an export, which replaces another in the same format and nothing else."""
+
+    def __init__(self, destination: Path, made: Callable[[Path], bool], *, replace: bool) -> None:
+        super().__init__(destination, replace=replace)
+        self._made = made
+
+    def refuse_if_taken(self) -> None:
+        path = self.destination
+        around = next((folder for folder in (path, *path.parents) if has_manifest(folder)), None)
+        if around is not None:
+            raise UsageError(f"{path} is or lies in the dataset {around}", hint="choose another destination")
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return
+        if not self.replace:
+            raise UsageError(f"{path} is there already", hint="choose another destination, or add --force")
+        if not self._made(path):
+            raise UsageError(
+                f"{path} is there already and is no export in this format; it is left alone",
+                hint="choose another destination",
+            )
+
+    def _place_file(self, built: Path) -> bool:
+        """Put a file, or a folder, in place; an empty folder may lie there."""
+        if self.destination.is_dir() and not any(self.destination.iterdir()):
+            fs.remove_empty_folder(self.destination)
+        if self.replace and self.destination.exists():
+            self._swap(built)
+            return True
+        return super()._place_file(built)

@@ -1,0 +1,238 @@
+"""`export`: each format read back by the library that others would take, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rbtool.core.dataset import Chosen, TedReader, fs
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpaceError, SchemaError, UsageError
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.checkpoint import save
+from rbtool.core.verbs.convert import convert
+from rbtool.core.verbs.export import export
+from rbtool.core.verbs.results import to_document
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+NAMES = {"h5": "out.h5", "npz": "out.npz", "parquet": "out", "minari": "out"}
+FORMATS = list(NAMES)
+
+
+def rows_of(path: Path, key: tuple[str, ...], rows: Any) -> Any:
+    with TedReader(path) as reader:
+        return reader.read(key, 0, reader.manifest.steps)[rows]
+
+
+def read_h5(path: Path, key: tuple[str, ...]) -> Any:
+    with h5py.File(path) as file:
+        return file["steps/" + "/".join(key)][()]
+
+
+def read_npz(path: Path, key: tuple[str, ...]) -> Any:
+    with np.load(path, allow_pickle=False) as file:
+        return file[".".join(key)]
+
+
+def read_parquet(path: Path, key: tuple[str, ...]) -> Any:
+    return np.array(pq.read_table(path / "steps.parquet")[".".join(key)].to_pylist())
+
+
+READ = {"h5": read_h5, "npz": read_npz, "parquet": read_parquet}
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", [(3, "terminated"), (2, "truncated"), (4, "open"), (1, "both")])
+    return tmp_path / "walks"
+
+
+@pytest.mark.parametrize("to", list(READ))
+@pytest.mark.parametrize("episodes", [None, "1,3"])
+def test_every_value_is_there(to: str, episodes: str | None, walks: Path, tmp_path: Path) -> None:
+    rows = np.arange(10) if episodes is None else np.array([3, 4, 9])
+    result = export(walks, tmp_path / NAMES[to], to=to, episodes=episodes)
+    assert (result.kind, result.steps, result.layout, result.source) == ("export", len(rows), to, walks)
+    with TedReader(walks) as reader:
+        for field in reader.fields:
+            found, expected = READ[to](tmp_path / NAMES[to], field.key), rows_of(walks, field.key, rows)
+            np.testing.assert_array_equal(found, expected.reshape(found.shape))
+            assert to == "parquet" or found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("to", ["h5", "npz", "parquet"])
+def test_every_oddity_is_there_or_refused(to: str, tmp_path: Path) -> None:
+    plan = DatasetPlan((4, 1, 3), ("terminated", "open", "both"), (True, False, False), ODD_LEAVES, text=True)
+    write_plan(plan, tmp_path / "odd")
+    with pytest.raises(SchemaError, match="bfloat16"):
+        export(tmp_path / "odd", tmp_path / "x", to=to)
+    known = [leaf for leaf in ODD_LEAVES if leaf.dtype != "bfloat16"]
+    if to == "parquet":
+        write_plan(DatasetPlan((2,), ("both",), (False,), tuple(known)), tmp_path / "complex")
+        with pytest.raises(SchemaError, match="complex"):
+            export(tmp_path / "complex", tmp_path / "x", to=to)
+        known = [leaf for leaf in known if "complex" not in leaf.dtype]
+    known = [leaf for leaf in known if to != "npz" or leaf.key[0] != "episodes"]  # it is called so itself
+    plan = DatasetPlan(plan.lengths, plan.endings, plan.jumps, tuple(known), text=True, documents=True)
+    write_plan(plan, tmp_path / "most")
+    export(tmp_path / "most", tmp_path / "out", to=to)
+    names = [leaf for leaf in known if leaf.key[0] not in ("a/b: c", "episodes")]
+    for key in [(*(["next"] if leaf.kind == "after" else []), *leaf.key) for leaf in names]:
+        found, expected = READ[to](tmp_path / "out", key), rows_of(tmp_path / "most", key, slice(None))
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+def test_text_is_text(tmp_path: Path) -> None:
+    convert(DATA / "griddict/random-infos-v0", tmp_path / "grid")
+    with TedReader(tmp_path / "grid") as reader:
+        text = next(f for f in reader.fields if f.role == "text" and f.dtype == "uint8" and f.key[0] != "next")
+        length = reader.read((*text.key[:-1], text.key[-1] + "_length"), 0, 181)
+        expected = [
+            row[:size].tobytes().decode() for row, size in zip(reader.read(text.key, 0, 181), length, strict=True)
+        ]
+        said = reader.episode_text
+    for to in ("h5", "parquet", "npz"):
+        export(tmp_path / "grid", tmp_path / to, to=to)
+    assert [row.decode() for row in read_h5(tmp_path / "h5", text.key)] == expected
+    assert read_parquet(tmp_path / "parquet", text.key).tolist() == expected
+    assert "metadata.json" in h5py.File(tmp_path / "h5")["source"]
+    with np.load(tmp_path / "npz") as file:
+        assert [json.loads(row) for row in file["episodes.text"]] == said
+    episodes = pq.read_table(tmp_path / "parquet/episodes.parquet")
+    assert [json.loads(row) for row in episodes["text"].to_pylist()] == said
+
+
+def test_the_episode_table_says_where_rows_lie(walks: Path, tmp_path: Path) -> None:
+    for to in READ:
+        export(walks, tmp_path / NAMES[to], to=to, episodes="0,2:4")
+    steps = pq.read_table(tmp_path / "out/steps.parquet")
+    assert steps["episode_index"].to_pylist() == [0] * 3 + [1] * 4 + [2]
+    assert steps["step"].to_pylist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    table = pq.read_table(tmp_path / "out/episodes.parquet").to_pydict()
+    with h5py.File(tmp_path / "out.h5") as h5, np.load(tmp_path / "out.npz") as npz:
+        for name, expected in {
+            "episode": [0, 2, 3],
+            "start": [0, 3, 7],
+            "length": [3, 4, 1],
+            "seed": [7, 9, 10],
+        }.items():
+            assert table[name] == h5["episodes"][name][:].tolist() == npz[f"episodes.{name}"].tolist() == expected
+        about = json.loads(h5.attrs["about"])
+        assert about == json.loads(str(npz["about"]))
+    assert (about["steps"], about["episodes"], about["format"]) == (8, 3, "rbtool export")
+
+
+def test_checkpoints_and_chunks(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(walks, tmp_path / "whole.npz", to="npz")
+    save(walks, tmp_path / "saved", form="flat")
+    monkeypatch.setattr("rbtool.core.dataset.sinks._CHUNK_BYTES", 30)
+    monkeypatch.setattr("rbtool.converters.export_parquet._GROUP_BYTES", 200)
+    export(tmp_path / "saved", tmp_path / "cut.npz", to="npz")
+    assert (tmp_path / "cut.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    export(walks, tmp_path / "table", to="parquet")
+    assert pq.ParquetFile(tmp_path / "table/steps.parquet").num_row_groups > 2
+    expected = rows_of(walks, ("observation",), slice(None))
+    np.testing.assert_array_equal(read_parquet(tmp_path / "table", ("observation",)), expected)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_only_an_export_is_replaced(to: str, walks: Path, tmp_path: Path) -> None:
+    place = tmp_path / NAMES[to]
+    if to in ("parquet", "minari"):
+        place.mkdir()  # an empty folder is no hindrance
+    export(walks, place, to=to, episodes="0")
+    with pytest.raises(UsageError, match="is there already"):
+        export(walks, place, to=to)
+    assert export(walks, place, to=to, force=True).steps == 10
+    if place.is_dir():
+        (place / "mine").write_text("x")
+    else:
+        place.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="left alone"):
+        export(walks, place, to=to, force=True)
+    with pytest.raises(UsageError, match="one in the other"):
+        export(walks, walks / "inside", to=to)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_dry_run_writes_nothing(to: str, walks: Path, tmp_path: Path) -> None:
+    result = export(walks, tmp_path / "out", to=to, dry_run=True)
+    assert result.dry_run
+    assert result.bytes > 0
+    assert json.loads(json.dumps(to_document(result)))["kind"] == "export"
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_requests(walks: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no format 'csv'"):
+        export(walks, tmp_path / "x", to="csv")
+    with pytest.raises(UsageError, match="asks for episode 9"):
+        export(walks, tmp_path / "x", to="npz", episodes="9")
+    with pytest.raises(DatasetNotFoundError):
+        export(tmp_path / "nothing", tmp_path / "x", to="npz")
+    file = next(path for path in (walks / "next").rglob("*.memmap"))
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(CorruptDataError, match="was changed"):
+        export(walks, tmp_path / "x", to="npz")
+    assert not (tmp_path / "x").exists()
+
+
+def test_names_that_would_be_one(tmp_path: Path) -> None:
+    write_plan(DatasetPlan((2,), ("both",), (False,), (*ODD_LEAVES[5:6], ODD_LEAVES[13])), tmp_path / "clash")
+    with pytest.raises(SchemaError, match=r"both be called 'episodes\.start'"):
+        export(tmp_path / "clash", tmp_path / "x", to="npz")
+    export(tmp_path / "clash", tmp_path / "x", to="h5")
+
+
+def test_spans_join_what_lies_together(walks: Path) -> None:
+    with TedReader(walks) as reader:
+        assert list(Chosen(reader, np.array([0, 1, 3])).spans()) == [(0, 5), (9, 10)]
+        assert list(Chosen(reader, np.array([], int)).spans()) == []
+
+
+def test_too_little_space_is_seen_before(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs, "free_space", lambda path: 100)
+    with pytest.raises(OutOfSpaceError):
+        export(walks, tmp_path / "x", to="h5")
+
+
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+import rbtool
+from rbtool.core.verbs.export import export
+
+work, to = Path(sys.argv[1]), sys.argv[2]
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for limit in (0, 100, 5000, 100_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        export(work / "walks", work / "out" / "x", to=to)
+    except rbtool.OutOfSpaceError as error:
+        assert error.exit_code == 6
+    else:
+        raise SystemExit(f"{limit} did not stop it")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert list((work / "out").iterdir()) == [], limit
+export(work / "walks", work / "out" / "x", to=to)
+"""
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_limit_on_file_size(to: str, tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(3000, "terminated"), (2000, "truncated")])
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), to], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
