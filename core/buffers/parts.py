@@ -148,6 +148,11 @@ class BufferParts(Sharing):
     def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """Refuse parts that do not go together, before any of them is put in place."""
         sampler._check_storage(storage)
+        if sampler.by_time and not writer.in_time:
+            raise SchemaError(
+                f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
+                hint="take a RoundRobinWriter, or make whole trajectories the elements",
+            )
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 

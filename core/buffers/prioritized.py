@@ -8,7 +8,7 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..samplers import Sampler
-from ..samplers.prioritized import PrioritizedSampler
+from ..samplers.prioritized import PrioritizedSampler, checked_device
 from ..storages import Storage
 from ..writers import RoundRobinWriter, Writer
 from .base import ReplayBuffer
@@ -36,7 +36,7 @@ class _Prioritised(ReplayBuffer):
         if sampler is not None and not sync:
             raise UsageError("sampler and sync=False were given: with sync=False the learner makes its own sampler")
         PrioritizedSampler(1, **priorities)  # wrong numbers are refused here, also where the parts are made later
-        self._priorities = priorities | {"device": _checked_device(sampler_device)}
+        self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
         self._sync = bool(sync)
         super().__init__(sampler=sampler, **arguments)
 
@@ -72,21 +72,6 @@ class _Prioritised(ReplayBuffer):
                 hint="call update_priority() where batches are sampled",
             )
         return super().extend(data, update_priority=update_priority)
-
-
-def _checked_device(device: Any) -> torch.device | None:
-    """Return a device on which priorities can be kept, or None for none; UsageError for one that is not there."""
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"sampler_device is {device!r}, which is the name of no device") from error
-    if found.type not in ("cpu", "cuda"):
-        raise UsageError(f"sampler_device is {device!r}, priorities are kept on the CPU or on a CUDA device")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"sampler_device is {str(device)!r}, this machine has no CUDA device")
-    return found
 
 
 class PrioritizedReplayBuffer(_Prioritised):

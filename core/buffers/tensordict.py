@@ -69,6 +69,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._take_priorities(data, index, swapped=self._dim_extend)
         return index
 
+    def _complete(self, data: Any, places: Any) -> Any:
+        """Add the numbers of the rows that the writer stored beside them, and that stay what they are."""
+        if is_tensor_collection(data) and data.get("index", None) is None:
+            numbers = self._storage.entry(("index",), places)
+            if numbers is not None:
+                return data.copy().set("index", numbers)
+        return data
+
     # Priorities ------------------------------------------------------------------------------------
 
     def _take_priorities(self, data: TensorDictBase, index: torch.Tensor, swapped: int = 0) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,11 @@ class Writing(Reading):
         """
         storage = self._storage
         if not self._transform.is_empty:
-            if is_tensor_collection(data):
-                return self._add_transformed(data.unsqueeze(-1))
-            data = self._transform.inv(data)
-            if data is None:
-                return _nothing(storage.ndim)
+            with self._held_again_on_failure():
+                if is_tensor_collection(data):
+                    return self._add_transformed(data.unsqueeze(-1))
+                data = self._transform.inv(data)
+                return _nothing(storage.ndim) if data is None else self._add(data)
         if storage.ndim == 1 and type(data) is not dict and is_tensor_collection(data) and data.ndim and not quiet():
             warnings.warn(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
@@ -83,8 +84,27 @@ class Writing(Reading):
                 f"update_priority was given, a {type(self).__name__} does not know where priorities are",
                 hint="take a TensorDictReplayBuffer, or call update_priority()",
             )
-        data = self._inward(data)
-        return _nothing(self._storage.ndim) if data is None else self._extend(data)
+        if data is not None and self._transform.is_empty:
+            return self._extend(data)
+        with self._held_again_on_failure():
+            data = self._inward(data)
+            return _nothing(self._storage.ndim) if data is None else self._extend(data)
+
+    def flush(self) -> torch.Tensor:
+        """Write what transforms held back, as `MultiStepTransform` does; return the indices as `extend` does."""
+        with self._held_again_on_failure():
+            data = self._transform.flush()
+            return _nothing(self._storage.ndim) if data is None else self._extend(data)
+
+    @contextlib.contextmanager
+    def _held_again_on_failure(self) -> Iterator[None]:
+        """Have transforms that hold data back hold again what then cannot be written."""
+        held = self._transform.held_back()
+        try:
+            yield
+        except BaseException:
+            self._transform.hold_back(held)
+            raise
 
     def _extend(self, data: Any) -> torch.Tensor:
         if self._dim_extend:
@@ -122,7 +142,12 @@ class Writing(Reading):
         if (data := self._inward(data)) is None:
             return
         with self._guard:
-            self._storage[self._places(without_arrays(index))] = data
+            places = self._places(without_arrays(index))
+            self._storage[places] = self._complete(data, places)
+
+    def _complete(self, data: Any, places: Any) -> Any:
+        """Add to data what the writer would have; here nothing."""
+        return data
 
     def _places(self, index: Any) -> Any:
         """Bring an index of the user's layout into the storage's; IndexError for elements that are not there."""
@@ -234,6 +259,7 @@ class Writing(Reading):
             self._writer._empty(empty_write_count=empty_write_count)
             self._sampler._empty()
             self._storage._empty()
+            self._transform.hold_back(None)
             self._forget_drawn()
 
 

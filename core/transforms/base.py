@@ -143,6 +143,32 @@ class Compose(Transform):
                 transform.share_memory()
         return self
 
+    def flush(self) -> Any:
+        """Return what transforms held back, having passed those that `inv` calls after them; None if nothing was.
+
+        A transform holds data back if it has the methods `flush`, `held_back` and `hold_back`. One at a time is
+        emptied into what the next of them holds.
+        """
+        out: list[Any] = []
+        for place in reversed(range(len(self))):
+            if not hasattr(self.transforms[place], "flush"):
+                continue
+            data = self.transforms[place].flush()  # type: ignore[operator]
+            for inner in reversed(range(place)):
+                data = None if data is None else self.transforms[inner].inv(data)  # type: ignore[operator]
+            if data is not None:
+                out.append(data)
+        return None if not out else out[0] if len(out) == 1 else torch.cat(out, out[0].ndim - 1)
+
+    def held_back(self) -> list[tuple[Any, Any]]:
+        """Say what every transform that holds data back holds."""
+        return [(part, part.held_back()) for part in self.transforms if hasattr(part, "held_back")]  # type: ignore[operator]
+
+    def hold_back(self, held: list[tuple[Any, Any]] | None) -> None:
+        """Have transforms hold again what `held_back` said, which could not be written; nothing for None."""
+        for transform, state in self.held_back() if held is None else held:
+            transform.hold_back(None if held is None else state)
+
     @property
     def is_empty(self) -> bool:
         """Whether there is no transform; quicker than `len`, for it is asked with every batch."""

@@ -1,0 +1,176 @@
+"""Trajectories inside a batch of steps: where they end, and each in a row of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+
+from .errors import MissingKeyError, SchemaError
+
+__all__ = ["NestedKey", "key_path", "leaves", "require_steps", "split_trajectories", "step_ends"]
+
+NestedKey: TypeAlias = str | tuple[str, ...]
+
+_ENDS = ("done", "terminated", "truncated")
+
+
+def key_path(key: NestedKey) -> tuple[str, ...]:
+    """Write a key as the tuple of its parts."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def leaves(td: TensorDictBase) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every leaf with its path, those that are no tensors too."""
+    for key, value in td.items(True, True, is_leaf=is_leaf_nontensor):
+        yield key_path(key), value
+
+
+def require_steps(data: Any) -> None:
+    """Raise SchemaError (a RuntimeError) unless `data` is a tensordict with at least a dimension of time."""
+    if not isinstance(data, TensorDictBase):
+        raise SchemaError(f"a tensordict of steps is expected, found a {type(data).__name__}")
+    if not data.ndim:
+        raise SchemaError("the tensordict has no batch dimension, one of time is expected")
+
+
+def step_ends(td: TensorDictBase, done_key: NestedKey = "done", flags: Sequence[str] = _ENDS) -> torch.Tensor:
+    """Return where steps end a trajectory, bool `[..., T]`: any flag of the family of `done_key` under `next`.
+
+    The family is the key itself and `flags` beside it, as far as they are there, each of the shape of the batch or
+    with a dimension of one more. MissingKeyError (a KeyError) if none is there, SchemaError (a RuntimeError) for
+    another shape.
+    """
+    path = key_path(done_key)
+    family = dict.fromkeys(("next", *path[:-1], name) for name in (path[-1], *flags))
+    found = [_per_step(td, key) for key in family if td.get(key, None) is not None]
+    if not found:
+        raise MissingKeyError(f"no {'.'.join(('next', *path))} here; without it, where trajectories end is not known")
+    return torch.stack(found).any(0)
+
+
+def _per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
+    """Return an entry with one value a step in the shape of the batch."""
+    value: torch.Tensor = td.get(key)
+    if value.shape == (*td.batch_size, 1):
+        value = value.squeeze(-1)
+    if value.shape != td.batch_size:
+        expected = [*td.batch_size, 1]
+        raise SchemaError(f"{'.'.join(key)} is {list(value.shape)}, one value a step is expected: {expected}")
+    return value.bool() if key[-1] in _ENDS else value
+
+
+def split_trajectories(
+    td: TensorDictBase,
+    *,
+    prefix: NestedKey | None = None,
+    trajectory_key: NestedKey | None = None,
+    done_key: NestedKey | None = None,
+    as_nested: bool | torch.layout = False,
+) -> TensorDictBase:
+    """Put every trajectory of a batch `[T]` or `[..., T]` into a row of its own, in the order in which they begin.
+
+    Returns `[N, T_max]`, padded with zeros, with a bool mask `[N, T_max]` of what is no padding; with `as_nested`
+    (True, or a `torch.layout`) a tensordict `[N, -1]` of ragged tensors, `[N, T]` if they are of one length, `[N]` for
+    `torch.jagged`, and no mask. What is no tensor is padded with the trajectory's last value. `td` is left as it is.
+
+    Ids lie at `trajectory_key`, else at `(prefix, "traj_ids")`, where the prefix is "collector" if there is such an
+    entry, else at "traj_ids"; the mask goes beside them. A trajectory is a run of one id along the last dimension:
+    an id that comes again later, or in another row of the batch, is another trajectory. Where there are no ids,
+    trajectories end where `("next", done_key)`, "terminated" or "truncated" beside it is set, and at the ends of
+    rows; they are numbered, and the numbers kept as ids. Steps that a mask in `td` rules out are left out, so that
+    splitting what is split changes nothing.
+
+    MissingKeyError (a KeyError) where neither ids nor ends are there, SchemaError (a RuntimeError) for a batch
+    without time and for ids or flags that have no value a step. Name and layout are those of TorchRL's function.
+    """
+    require_steps(td)
+    ids_key, mask_key = _ids_and_mask(td, prefix, trajectory_key)
+    position = torch.arange(td.batch_size.numel(), device=td.device)
+    if td.get(mask_key, None) is not None:
+        position = position[_per_step(td, mask_key).bool().reshape(-1)]
+    begins = _begins(td, ids_key, done_key, position)
+    steps = td.exclude(mask_key).reshape(-1)
+    steps = steps.copy() if len(position) == td.batch_size.numel() else steps[position]
+    if td.get(ids_key, None) is None:
+        steps.set(ids_key, begins.cumsum(0) - 1)
+    starts = begins.nonzero().squeeze(-1)
+    lengths = torch.diff(starts, append=starts.new_tensor([len(position)]))
+    if as_nested is not False:
+        return _ragged(steps, lengths, torch.strided if as_nested is True else as_nested)
+    return _padded(steps, starts, lengths, mask_key)
+
+
+def _ids_and_mask(
+    td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if trajectory_key is not None:
+        path = key_path(trajectory_key)
+        return path, (*path[:-1], "mask")
+    if prefix is None:
+        prefix = ("collector",) if "collector" in td.keys() else ()  # noqa: SIM118  # not a dict
+    return (*key_path(prefix), "traj_ids"), (*key_path(prefix), "mask")
+
+
+def _begins(
+    td: TensorDictBase, ids_key: tuple[str, ...], done_key: NestedKey | None, position: torch.Tensor
+) -> torch.Tensor:
+    """Say of every step that is kept whether a trajectory begins with it, bool `[steps]`."""
+    begins = torch.ones(len(position), dtype=torch.bool, device=position.device)
+    time = max(td.shape[-1], 1)
+    apart = (position.diff() != 1) | ((position // time).diff() != 0)
+    if td.get(ids_key, None) is not None:
+        ids = _per_step(td, ids_key).reshape(-1)[position]
+        begins[1:] = apart | (ids[1:] != ids[:-1])
+    else:
+        ends = step_ends(td, "done" if done_key is None else done_key).reshape(-1)[position]
+        begins[1:] = apart | ends[:-1]
+    return begins
+
+
+def _padded(
+    steps: TensorDictBase, starts: torch.Tensor, lengths: torch.Tensor, mask_key: tuple[str, ...]
+) -> TensorDictBase:
+    longest = int(lengths.max()) if len(lengths) else 0
+    column = torch.arange(longest, device=starts.device)
+    mask = column < lengths[:, None]
+    if len(steps) == mask.numel():
+        rows = steps.reshape(len(lengths), longest)
+    else:
+        # Padding repeats a step of its own trajectory first, so that what is no tensor is padded too.
+        rows = steps[starts[:, None] + torch.minimum(column, lengths[:, None] - 1)]
+        padding = ~mask
+        for value in rows.values(True, True):
+            if isinstance(value, torch.Tensor):
+                value[padding] = 0
+    rows.set(mask_key, mask)
+    return rows
+
+
+def _ragged(steps: TensorDictBase, lengths: torch.Tensor, layout: torch.layout) -> TensorDictBase:
+    if not len(lengths):
+        raise SchemaError("there is no step here, and ragged tensors need at least one trajectory")
+    offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    sizes = lengths.tolist()
+
+    def leaf(value: Any) -> torch.Tensor:
+        if layout == torch.jagged:
+            return torch.nested.nested_tensor_from_jagged(value, offsets=offsets)
+        return torch.nested.as_nested_tensor(list(value.split(sizes)), layout=layout)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        nest: dict[tuple[str, ...], torch.Tensor] = {}
+        for path, value in leaves(steps):
+            if not isinstance(value, torch.Tensor):
+                raise SchemaError(f"{'.'.join(path)} is no tensor, and only tensors can be ragged")
+            nest[path] = leaf(value)
+        # tensordict knows the ragged dimension of strided tensors alone, and only where it is ragged indeed
+        time = [] if layout == torch.jagged else [-1] if len(set(sizes)) > 1 else sizes[:1]
+        out = TensorDict({}, batch_size=[len(sizes), *time])
+        for path, value in nest.items():
+            out.set(path, value)
+    return out

@@ -1,0 +1,200 @@
+"""N-step transitions on the way into a buffer, over the borders between one `extend` and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
+
+from ..errors import SchemaError
+from ..trajectories import NestedKey, key_path, leaves, require_steps, step_ends
+from .base import Transform
+from .multi_step import multi_step, require_discount, require_steps_ahead, trajectory_ids
+
+__all__ = ["MultiStepTransform"]
+
+_DONE_KEYS = ("done", "truncated", "terminated")
+
+
+class _Held(NamedTuple):
+    """Steps that wait for what comes after them, `[..., n]`, and which of them the one behind does not follow."""
+
+    steps: TensorDictBase
+    apart: torch.Tensor
+
+
+class MultiStepTransform(Transform):
+    """Makes n-step transitions of the steps that are written to a buffer, `[T]` or `[..., T]` with time last.
+
+    The entries are those of `MultiStep`, with `original_<name>` beside every reward in `reward_keys`. The last
+    `n_steps` steps of all that came in are held back, for their windows may reach into what comes next: an `extend`
+    writes as many steps as are held and given, less `n_steps`, and nothing as long as there are no more. `flush()`
+    of the buffer writes the rest at the end, with windows that end there. What is held back is part of the buffer's
+    state and of its checkpoints; `empty()` forgets it.
+
+    A window never reaches into another trajectory: where ids are there (`("collector", "traj_ids")`, "traj_ids" or
+    "episode"), none goes past a change of id; where there are none, none goes from one batch into the next unless
+    the first observations of the next are those that were announced under `next`. So steps of several sources that
+    come in turns are told apart; `("multi_step", "cut")` marks the windows that are short for it. Send every source
+    through a lane of its own (`[lanes, T]`) to lose none. Steps that bear `steps_to_next_obs` are n-step
+    transitions already and pass as they are.
+
+    UsageError (a ValueError) for `n_steps` below 1 or gamma outside (0, 1]. SchemaError (a RuntimeError) for another
+    number of lanes or other entries than those held back, and for processes that share the buffer. Names and the
+    number of steps written are those of TorchRL's transform.
+    """
+
+    counts_writes = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Sequence[NestedKey] = ("reward",),
+        done_key: NestedKey = "done",
+        done_keys: Sequence[str] = _DONE_KEYS,
+        mask_key: NestedKey = "mask",
+    ) -> None:
+        super().__init__()
+        self.n_steps = n_steps
+        self.gamma = require_discount(gamma)
+        self.reward_keys = [key_path(key) for key in reward_keys]
+        self.done_key = done_key
+        self.done_keys = tuple(done_keys)
+        self.mask_key = mask_key
+        self._held: _Held | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """The longest window; UsageError (a ValueError) for anything but a whole number from 1."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, n_steps: int) -> None:
+        self._n_steps = require_steps_ahead(n_steps)
+
+    @property
+    def held(self) -> int:
+        """How many steps of every lane are held back."""
+        return 0 if self._held is None else int(self._held.steps.shape[-1])
+
+    def inv(self, data: Any) -> TensorDictBase | None:
+        """Return the n-step transitions that are complete now, or None if there are none."""
+        require_steps(data)
+        if data.get("steps_to_next_obs", None) is not None:
+            finished: TensorDictBase = data
+            return finished
+        every = self._behind_held(data)
+        count = every.steps.shape[-1] - self.n_steps
+        if count <= 0:
+            self._held = _copied(every, 0)
+            return None
+        made = self._made(every)[..., :count]
+        self._held = _copied(every, count)
+        return made
+
+    def flush(self) -> TensorDictBase | None:
+        """Return the n-step transitions of what is held back, whose windows end here, and hold nothing any more."""
+        if self._held is None:
+            return None
+        made = self._made(self._held)
+        self._held = None
+        return made
+
+    def held_back(self) -> Any:
+        """Return what is held back, for `hold_back`."""
+        return self._held
+
+    def hold_back(self, held: Any) -> None:
+        """Hold what `held_back` returned, or nothing; what was held now is dropped."""
+        self._held = held
+
+    def _made(self, every: _Held) -> TensorDictBase:
+        return multi_step(
+            every.steps, self.n_steps, self.gamma, self.reward_keys, done_key=self.done_key, done_keys=self.done_keys,
+            mask_key=self.mask_key, apart=every.apart,
+        )  # fmt: skip
+
+    def _behind_held(self, data: TensorDictBase) -> _Held:
+        ended = step_ends(data, self.done_key, self.done_keys)  # what cannot be used is refused before it is held
+        apart = torch.zeros_like(ended)
+        held = self._held
+        if held is None:
+            return _Held(data, apart)
+        if held.steps.shape[:-1] != data.shape[:-1]:
+            found, expected = list(data.shape[:-1]), list(held.steps.shape[:-1])
+            raise SchemaError(
+                f"steps have the lanes {found}, those held back have {expected}", hint="flush() the buffer in between"
+            )
+        known, given = {key for key, _ in leaves(held.steps)}, {key for key, _ in leaves(data)}
+        if known != given:
+            odd = ", ".join(sorted(".".join(key) for key in known ^ given))
+            raise SchemaError(f"steps and those held back do not both have {odd}", hint="flush() the buffer in between")
+        before = held.apart.clone()
+        if data.shape[-1] and before.shape[-1]:
+            before[..., -1] |= self._is_elsewhere(held.steps[..., -1], data[..., 0])
+        try:
+            steps: Any = torch.cat((held.steps, data), -1)
+        except (KeyError, RuntimeError) as error:
+            raise SchemaError(f"steps are not like those held back: {error}") from error
+        return _Held(steps, torch.cat((before, apart), -1))
+
+    def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
+        """Say of every lane whether the first new step starts elsewhere than the last held one led."""
+        other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
+        if trajectory_ids(last) is not None:
+            return other  # ids tell, also inside of batches
+        skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
+        skip.add(key_path(self.done_key))
+        for key, announced in leaves(last.get("next")):
+            found = first.get(key, None)
+            if key in skip or not isinstance(found, torch.Tensor) or found.shape != announced.shape:
+                continue
+            differ = (found != announced) & ~((found != found) & (announced != announced))  # NaN
+            other |= differ.reshape(*last.batch_size, -1).any(-1)
+        return other
+
+    # State -----------------------------------------------------------------------------------------
+
+    def share_memory_(self) -> Transform:
+        """Refuse: steps held back in one process are not seen by others."""
+        raise SchemaError(
+            "MultiStepTransform holds steps back, which other processes that write do not see",
+            hint="make n-step transitions before the data reach the shared buffer, with MultiStep",
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what is held back, as tensors, numbers and words."""
+        if self._held is None:
+            return {"held": None}
+        held = [
+            [list(key), value if isinstance(value, torch.Tensor) else value.tolist()]
+            for key, value in leaves(self._held.steps)
+        ]
+        return {"held": held, "batch_size": list(self._held.steps.batch_size), "apart": self._held.apart}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_extra_state` returned; no entry, nothing held back."""
+        held = state.get("held")
+        if held is None:
+            self._held = None
+            return
+        steps = TensorDict({}, batch_size=state["batch_size"])
+        for key, value in held:
+            steps.set(tuple(key), value.clone() if isinstance(value, torch.Tensor) else NonTensorStack.from_list(value))
+        self._held = _Held(steps, state["apart"].clone())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # a state of TorchRL's: it keeps nothing
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        return f"n_steps={self.n_steps}, gamma={self.gamma}, held={self.held}"
+
+
+def _copied(every: _Held, first: int) -> _Held:
+    """Copy all from step `first` on: the caller may change what it gave."""
+    return _Held(every.steps[..., first:].clone(), every.apart[..., first:].clone())

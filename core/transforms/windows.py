@@ -1,0 +1,149 @@
+"""Transforms along the time of a batch: random windows, and stacks of frames."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, get_args
+
+import torch
+from tensordict import TensorDictBase
+
+from ..errors import MissingKeyError, SchemaError, UsageError
+from .base import Transform
+from .keyed import NEXT, KeyedTransform, Path, as_key, require_count, require_tensordict
+
+__all__ = ["FrameStack", "RandomCropTensorDict"]
+
+Padding = Literal["same", "constant"]
+
+
+class RandomCropTensorDict(Transform):
+    """Cuts a window of `sub_seq_len` steps out of every row of a batch, each start as likely as any other.
+
+    `sample_dim` is the dimension of time, counted from the end. `mask_key` names a bool entry of the batch's shape:
+    windows then lie within the steps that it marks as real, which come first. The whole length may be asked for, and
+    the last start comes like the others. SchemaError (a RuntimeError) for rows that are shorter than the window,
+    MissingKeyError (a KeyError) for a mask that is not there, UsageError (a ValueError) for a window of no steps.
+
+    >>> from tensordict import TensorDict
+    >>> batch = TensorDict({"step": torch.arange(8).expand(3, 8)}, [3, 8])
+    >>> RandomCropTensorDict(8)(batch)["step"].shape
+    torch.Size([3, 8])
+    """
+
+    draws = True
+
+    def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None) -> None:
+        super().__init__()
+        if sample_dim >= 0:
+            warnings.warn(
+                f"sample_dim is {sample_dim}: a dimension counted from the end stays right for batches of any shape",
+                stacklevel=2,
+            )
+        self.sub_seq_len = require_count("sub_seq_len", sub_seq_len, "steps")
+        self.sample_dim = sample_dim
+        self.mask_key = None if mask_key is None else as_key(mask_key)
+
+    def forward(self, data: Any) -> Any:
+        batch = require_tensordict(data, self)
+        shape = batch.batch_size
+        if not -len(shape) <= self.sample_dim < len(shape):
+            raise SchemaError(f"dimension {self.sample_dim} is to be cut, the batch has the shape {list(shape)}")
+        dim = self.sample_dim % len(shape)
+        legal = self._lengths(batch, dim) - self.sub_seq_len + 1
+        if legal.numel() and int(legal.min()) < 1:
+            shortest = int(legal.min()) + self.sub_seq_len - 1
+            raise SchemaError(f"windows of {self.sub_seq_len} steps were asked for, a row has {shortest}")
+        generator, device = self._rng, self._rng.device if self._rng is not None else None
+        chances = torch.rand(legal.shape, generator=generator, device=device, dtype=torch.float64).to(legal.device)
+        starts = (chances * legal).long().minimum(legal - 1).unsqueeze(dim)
+        steps = torch.arange(self.sub_seq_len, device=starts.device).view(-1, *[1] * (len(shape) - dim - 1))
+        return batch.gather(dim, starts + steps)
+
+    def _lengths(self, batch: TensorDictBase, dim: int) -> torch.Tensor:
+        """Count the real steps of every row."""
+        others = [size for number, size in enumerate(batch.batch_size) if number != dim]
+        if self.mask_key is None:
+            return torch.full(others, batch.batch_size[dim], device=batch.device)
+        mask = batch.get(self.mask_key, None)
+        if mask is None:
+            raise MissingKeyError(f"the mask {'.'.join(self.mask_key)} is not in the batch")
+        if mask.shape[: batch.ndim] != batch.batch_size or mask.numel() != batch.batch_size.numel():
+            raise SchemaError(f"the mask is {list(mask.shape)}, expected {list(batch.batch_size)}")
+        real: torch.Tensor = mask.reshape(batch.batch_size)
+        return real.sum(dim)
+
+    def extra_repr(self) -> str:
+        return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"
+
+
+class FrameStack(KeyedTransform):
+    """Joins every frame with the `n - 1` before it along `dim`, within the time of the batch, its last dimension.
+
+    Where a batch has two or more dimensions the last is time, as in padded trajectories and in slices asked for with
+    `batched=True`. Frames before the start of a row, and before an end inside of it, are not known: `padding` repeats
+    the first frame (`same`) or sets `padding_value` (`constant`). The stack of `("next", key)` is that of the root,
+    moved on by one: its newest frame is the next one. Ends are read from `done_key`.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        in_keys: Any = "pixels",
+        out_keys: Any = None,
+        dim: int = -3,
+        *,
+        padding: Padding = "same",
+        padding_value: float = 0,
+        done_key: Any = (NEXT, "done"),
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        if dim >= 0:
+            raise UsageError(f"dim is {dim}, a dimension of the frame counted from the end (below 0) is expected")
+        if padding not in get_args(Padding):
+            raise UsageError(f"padding is {padding!r}, expected one of {', '.join(get_args(Padding))}")
+        self.n = require_count("n", n, "frames")
+        self.dim = dim
+        self.padding: Padding = padding
+        self.padding_value = padding_value
+        self.done_key = as_key(done_key)
+
+    def forward(self, data: Any) -> Any:
+        batch = require_tensordict(data, self)
+        if batch.ndim < 2:
+            raise SchemaError(
+                f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
+                hint="ask for slices with batched=True, or for whole trajectories",
+            )
+        return super().forward(batch)
+
+    def _age(self, batch: TensorDictBase) -> torch.Tensor:
+        """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""
+        shape = batch.batch_size
+        steps = torch.arange(shape[-1], device=batch.device).expand(shape)
+        done = batch.get(self.done_key, None)
+        if done is None:
+            return steps
+        ends = done.reshape(*shape, -1).any(-1)
+        begins = torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
+        return steps - torch.where(begins, steps, 0).cummax(-1).values
+
+    def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
+        # What comes before the next frame is the frame of the step itself, and those before it.
+        root = data.get(key[1:], None) if key[0] == NEXT else None
+        frames, late = (value, 0) if root is None else (root, 1)
+        age, time = self._age(data), data.ndim - 1
+        earlier = [self._earlier(frames, back - late, age, time) for back in range(self.n - 1, 0, -1)]
+        return torch.cat([*earlier, value], self.dim)
+
+    def _earlier(self, frames: torch.Tensor, back: int, age: torch.Tensor, time: int) -> torch.Tensor:
+        """Take the frame so many steps before each, where the trajectory is that old; else what it is padded with."""
+        steps = torch.arange(frames.shape[time], device=frames.device).expand(age.shape)
+        source = steps - torch.minimum(age, torch.full_like(age, back))
+        tail = (1,) * (frames.dim() - source.dim())
+        index = source.view(*source.shape, *tail).expand(*source.shape, *frames.shape[time + 1 :])
+        found = frames.gather(time, index)
+        if self.padding == "same":
+            return found
+        padding = torch.as_tensor(self.padding_value, dtype=found.dtype, device=found.device)
+        return torch.where((age < back).view(*age.shape, *tail), padding, found)

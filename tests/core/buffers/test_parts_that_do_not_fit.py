@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rbtool
+from rbtool import LazyTensorStorage, PrioritizedSampler, SliceSampler, TensorDictReplayBuffer
+
+
+def steps(count: int) -> TensorDict:
+    reward = torch.rand(count, 1)
+    return TensorDict({"episode": torch.zeros(count).long(), "next": {"reward": reward}}, [count])
+
+
+@pytest.mark.parametrize("make", [SliceSampler, rbtool.SliceSamplerWithoutReplacement])
+def test_slices_are_not_cut_of_rows_that_a_ranking_put_anywhere(make: Any) -> None:
+    storage, writer = LazyTensorStorage(8), rbtool.TensorDictMaxValueWriter()
+    with pytest.raises(RuntimeError, match=f"{make.__name__} needs them in order"):
+        TensorDictReplayBuffer(storage=storage, writer=writer, sampler=make(slice_len=2))
+    buffer = TensorDictReplayBuffer(storage=storage, writer=writer)
+    with pytest.raises(RuntimeError, match="needs them in order"):
+        buffer.set_sampler(make(slice_len=2))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=make(slice_len=2))
+    with pytest.raises(RuntimeError, match="needs them in order"):
+        buffer.set_writer(rbtool.TensorDictMaxValueWriter())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SliceSampler(slice_len=2, end_keys="done"), "end_keys is 'done', a list"),
+        (lambda: SliceSampler(slice_len=2, end_keys=("next", "done")), r"end_keys is \('next', 'done'\), a list"),
+        (lambda: SliceSampler(slice_len=2, end_keys=[]), r"end_keys is \[\], a list"),
+        (lambda: SliceSampler(slice_len=2, use_gpu="foo"), "use_gpu is 'foo'"),
+        (lambda: SliceSampler(slice_len=2, compile="yes"), "compile is 'yes'"),  # type: ignore[arg-type]
+        (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is the name of no device"),
+        (lambda: PrioritizedSampler(10, 1, 1, device="meta"), "on the CPU or on a CUDA device"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_told(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(ValueError, match="this machine has no CUDA device"):
+        PrioritizedSampler(10, 1, 1, device="cuda")
+
+
+@pytest.mark.parametrize("place", [slice(3, 6), torch.tensor([5, 3, 4]), 4])
+def test_rows_that_are_replaced_keep_their_numbers(place: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(steps(8))
+    data = steps(3) if not isinstance(place, int) else steps(1)[0]
+    buffer[place] = data
+    assert data.get("index", None) is None
+    assert buffer[:]["index"].tolist() == list(range(8))
+    assert torch.equal(buffer[place]["next", "reward"], data["next", "reward"])

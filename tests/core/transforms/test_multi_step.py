@@ -1,0 +1,337 @@
+"""N-step transitions against a plain loop; those of a buffer against those of all steps at once."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
+from rbtool.core.samplers import SamplerWithoutReplacement
+from rbtool.core.storages import LazyTensorStorage
+from rbtool.core.transforms import DensifyReward, MultiStep, MultiStepTransform
+
+
+def steps(ends: list[bool], *, first: float = 0, truncated: bool = False) -> TensorDict:
+    """Steps whose observations count up, also over the ends of trajectories; rewards are all different."""
+    done = torch.tensor(ends)[:, None]
+    observation = first + torch.arange(len(ends), dtype=torch.float64)[:, None]
+    none = torch.zeros_like(done)
+    flags = {"done": done, "terminated": none if truncated else done, "truncated": done if truncated else none}
+    after = {"observation": observation + 1, "reward": (observation + 1) ** 2, **flags}
+    return TensorDict({"observation": observation, "action": -observation, "next": after}, [len(ends)])
+
+
+def expected(ends: list[bool], n: int, gamma: float) -> list[tuple[float, float, int]]:
+    """Next observation, return and length of every window."""
+    out = []
+    for t in range(len(ends)):
+        m = 1
+        while m < n and t + m < len(ends) and not ends[t + m - 1]:
+            m += 1
+        out.append((t + m, sum(gamma**i * (t + i + 1.0) ** 2 for i in range(m)), m))
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(1, 25), st.sampled_from([1.0, 0.5]))
+def test_windows_are_those_of_a_loop(ends: list[bool], n: int, gamma: float) -> None:
+    td = steps(ends)
+    before = td.clone()
+    found = MultiStep(gamma, n)(td)
+    for t, (after, reward, m) in enumerate(expected(ends, n, gamma)):
+        assert found["next", "observation"][t].item() == after
+        torch.testing.assert_close(found["next", "reward"][t].item(), reward)
+        assert (found["steps_to_next_obs"][t], found["nonterminal"][t]) == (m, m > 1)
+        torch.testing.assert_close(found["gamma"][t].item(), gamma**m)
+        assert found["multi_step", "done"][t].item() == ends[t + m - 1]
+        assert found["multi_step", "cut"][t].item() == (m < n and not ends[t + m - 1])
+    assert (td == before).all()
+    assert (found["next", "original_reward"] == td["next", "reward"]).all()
+    assert (found["next", "done"] == td["next", "done"]).all()
+    rows = MultiStep(gamma, n)(torch.stack((td, td)))
+    assert (rows[1] == found).all()
+
+
+def test_the_documented_case() -> None:
+    td = steps([place in (3, 7) for place in range(8)])
+    td["next", "reward"] = torch.ones(8, 1)
+    found = MultiStep(0.5, 3)(td)
+    assert found["next", "observation"].flatten().tolist() == [3, 4, 4, 4, 7, 8, 8, 8]
+    assert found["next", "reward"].flatten().tolist() == [1.75, 1.75, 1.5, 1] * 2
+    assert found["gamma"].tolist() == [0.125, 0.125, 0.25, 0.5] * 2
+
+
+def test_nan_stays_in_its_trajectory_and_whole_numbers_become_floats() -> None:
+    td = steps([False, True, False, False])
+    td["next", "reward"][2] = torch.nan
+    assert MultiStep(1.0, 3)(td)["next", "reward"].isnan().flatten().tolist() == [False, False, True, False]
+    td["next", "reward"] = torch.ones(4, 1, dtype=torch.int64)
+    assert MultiStep(0.5, 2)(td)["next", "reward"].flatten().tolist() == [1.5, 1, 1.5, 1]
+
+
+def test_ids_and_masks_hold_windows_apart() -> None:
+    td = steps([False] * 6)
+    td["collector", "traj_ids"] = torch.tensor([7, 7, 7, 3, 3, 3])
+    td["collector", "mask"] = torch.tensor([True, True, True, True, True, False])
+    found = MultiStep(0.9, 4)(td)
+    assert found["steps_to_next_obs"].tolist() == [3, 2, 1, 2, 1, 1]
+    assert found["nonterminal"].tolist() == [True, True, False, True, False, False]
+    assert found["multi_step", "cut"].all()
+
+
+def test_every_reward_keeps_its_own_original() -> None:
+    td = steps([False, False, True])
+    td["next", "team", "reward"] = torch.tensor([[1.0, 10], [2, 20], [3, 30]])[..., None]
+    found = MultiStep(1.0, 2)(td)
+    assert found["next", "team", "reward"].flatten().tolist() == [3, 30, 5, 50, 3, 30]
+    assert found["next", "team", "original_reward"].flatten().tolist() == [1, 10, 2, 20, 3, 30]
+    td["next", "cost"] = td["next", "reward"] * 2
+    made = MultiStepTransform(1, 1.0, reward_keys=["reward", "cost"]).inv(td)
+    assert made is not None
+    assert (made["next", "original_cost"] == 2 * made["next", "original_reward"]).all()
+
+
+@pytest.mark.parametrize(("gamma", "n"), [(0, 3), (1.5, 3), (0.9, 0), (0.9, True), (float("nan"), 3), (0.9, 1.5)])
+def test_odd_arguments_are_refused(gamma: float, n: int) -> None:
+    with pytest.raises(UsageError):
+        MultiStep(gamma, n)
+    with pytest.raises(UsageError):
+        MultiStepTransform(n, gamma)
+
+
+def test_odd_batches_are_refused() -> None:
+    td = steps([False, True])
+    td["next", "done"] = torch.zeros(2, 3, 1, dtype=torch.bool)
+    with pytest.raises(SchemaError, match=r"next\.done"):
+        MultiStep(0.9, 2)(td)
+    words = steps([False, True])
+    words["next", "text"] = NonTensorStack("a", "b")
+    with pytest.raises(SchemaError, match="made of tensors"):
+        MultiStep(0.9, 2)(words)
+    with pytest.raises(MissingKeyError, match=r"next\.done"):
+        MultiStep(0.9, 2)(TensorDict({"observation": torch.zeros(3)}, [3]))
+    with pytest.raises(SchemaError, match="no batch dimension"):
+        MultiStep(0.9, 2)(td[0])
+
+
+# In a buffer ----------------------------------------------------------------------------------------
+
+
+def buffer(n: int, gamma: float = 0.5, **more: object) -> ReplayBuffer:
+    transform = MultiStepTransform(n, gamma)
+    return ReplayBuffer(storage=LazyTensorStorage(1000, **more), transform=transform, batch_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 6), st.lists(st.integers(1, 8), min_size=24))
+def test_batches_give_what_all_steps_at_once_would(ends: list[bool], n: int, sizes: list[int]) -> None:
+    td, rb, start = steps(ends), buffer(n), 0
+    for size in sizes:
+        if start < len(ends):
+            written = len(rb)
+            index = rb.extend(td[start : start + size])
+            start = min(start + size, len(ends))
+            assert len(rb) == max(start - n, 0)
+            assert index.numel() == len(rb) - written
+    assert len(rb.flush()) == min(n, len(ends))
+    assert not len(rb.flush())
+    assert (rb[:] == MultiStep(0.5, n)(td)).all()
+
+
+def test_one_by_one_and_lane_by_lane() -> None:
+    td = steps([place in (4, 6) for place in range(12)])
+    rb = buffer(3)
+    for step in td:
+        rb.add(step)
+    rb.flush()
+    assert (rb[:] == MultiStep(0.5, 3)(td)).all()
+    lanes = buffer(3, ndim=2)
+    both = torch.stack((td, steps([place == 7 for place in range(12)], first=50)))
+    for part in both.split(5, 1):
+        lanes.extend(part)
+    lanes.flush()
+    assert (lanes[:] == MultiStep(0.5, 3)(both)).all()
+    lanes.extend(both[:, :2])
+    with pytest.raises(SchemaError, match="lanes"):
+        lanes.extend(both[:1])
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_sources_that_come_in_turns_are_told_apart(with_ids: bool) -> None:
+    rb, parts = buffer(3), []
+    for turn in range(3):
+        for source in range(2):
+            part = steps([False] * 4, first=1000.0 * source + 4 * turn)
+            if with_ids:
+                part["collector", "traj_ids"] = torch.full((4,), source)
+            parts.append(part)
+            rb.extend(part)
+    rb.flush()
+    assert (rb[:] == torch.cat([MultiStep(0.5, 3)(part) for part in parts])).all()
+    assert rb[:]["multi_step", "cut"].sum() == 2 * len(parts)
+
+
+def test_a_failed_write_loses_nothing() -> None:
+    td, rb = steps([False] * 9), buffer(2)
+    rb.extend(td[:4])
+    odd = td[4:6].clone()
+    odd["extra"] = torch.zeros(2)
+    with pytest.raises(SchemaError, match="extra"):
+        rb.extend(odd)
+    wide = td[4:6].clone()
+    wide["observation"] = torch.zeros(2, 5, dtype=torch.float64)
+    with pytest.raises(SchemaError, match="not like those held back"):
+        rb.extend(wide)
+    rb.append_transform(lambda data: {}["broken"], invert=True)
+    for action in (lambda: rb.extend(td[4:]), lambda: rb.add(td[4])):
+        with pytest.raises(KeyError, match="broken"):
+            action()
+    rb.transform.transforms.pop(1)
+    rb.insert_transform(0, lambda data: {}["broken"], invert=True)
+    for action in (lambda: rb.extend(td[4:]), rb.flush):
+        with pytest.raises(KeyError, match="broken"):
+            action()
+    rb.transform.transforms.pop(0)
+    rb.extend(td[4:])
+    rb.flush()
+    assert (rb[:] == MultiStep(0.5, 2)(td)).all()
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_what_is_held_back_is_saved(tmp_path: Path, as_folder: bool) -> None:
+    td, rb, other = steps([False] * 9), buffer(3), buffer(3)
+    rb.extend(td[:5])
+    other.extend(steps([True] * 7))
+    if as_folder:
+        rb.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    else:
+        other.load_state_dict(copy.deepcopy(rb.state_dict()))
+    for restored in (other, rb):
+        restored.extend(td[5:])
+        restored.flush()
+        assert (restored[:] == MultiStep(0.5, 3)(td)).all()
+
+
+def test_a_state_without_held_steps_forgets_them() -> None:
+    rb = buffer(3)
+    rb.extend(steps([False] * 5))
+    rb.transform.load_state_dict({})
+    assert rb.transform[0].held == 0
+
+
+def test_the_caller_may_change_what_it_gave_and_emptying_forgets() -> None:
+    td, rb = steps([False] * 5), buffer(3)
+    mine = td.clone()
+    rb.extend(mine)
+    mine.zero_()
+    rb.flush()
+    assert (rb[:] == MultiStep(0.5, 3)(td)).all()
+    rb.extend(td)
+    rb.empty()
+    assert not len(rb.flush())
+
+
+def test_words_are_held_back_and_saved_too() -> None:
+    td, transform, other = steps([False] * 5), MultiStepTransform(3, 0.5), MultiStepTransform(3, 0.5)
+    td["text"] = NonTensorStack(*"abcde")
+    first = transform.inv(td)
+    other.load_state_dict(copy.deepcopy(transform.state_dict()))
+    rest = other.flush()
+    assert first is not None
+    assert rest is not None
+    assert [first["text"].tolist(), rest["text"].tolist()] == [["a", "b"], ["c", "d", "e"]]
+
+
+def test_finished_rows_pass_and_steps_ahead_can_be_set() -> None:
+    td, transform = steps([False] * 6), MultiStepTransform(3, 0.5)
+    made = MultiStep(0.5, 3)(td)
+    assert transform.inv(made) is made
+    transform.n_steps = 1
+    assert len(transform.inv(td)) == 5  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        transform.n_steps = 0
+
+
+def test_other_transforms_see_flushed_rows_once() -> None:
+    td, rb = steps([False] * 4), buffer(2)
+    rb.insert_transform(0, lambda data: data.set("reached", data["next", "observation"] * 10), invert=True)
+    rb.extend(td)
+    rb.flush()
+    assert (rb[:]["reached"] == rb[:]["next", "observation"] * 10).all()
+    assert len(rb) == 4
+
+
+def test_processes_cannot_share_what_is_held_back() -> None:
+    with pytest.raises(SchemaError, match="other processes"):
+        ReplayBuffer(storage=LazyTensorStorage(10), transform=MultiStepTransform(2, 0.9), shared=True)
+
+
+def test_samplers_walk_over_what_was_written() -> None:
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=SamplerWithoutReplacement(), transform=MultiStepTransform(2, 0.9),
+        batch_size=4,
+    )  # fmt: skip
+    rb.extend(steps([False] * 10))
+    seen = torch.cat([rb.sample()["observation"], rb.sample()["observation"]])
+    assert sorted(seen.flatten().tolist()) == list(range(8))
+
+
+# Dense rewards --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from([1.0, 0.5]))
+def test_dense_rewards_are_those_of_a_loop(ends: list[bool], discount: float) -> None:
+    td = steps(ends)
+    found = DensifyReward(discount=discount)(td)["next", "reward"].flatten()
+    total, expected = 0.0, []
+    for end, reward in zip(reversed(ends), reversed(td["next", "reward"].flatten().tolist()), strict=True):
+        total = reward + (0.0 if end else discount * total)
+        expected.append(total)
+    torch.testing.assert_close(found, torch.tensor(expected[::-1], dtype=torch.float64))
+
+
+def test_dense_rewards_of_the_documented_case() -> None:
+    td = steps([place in (3, 7) for place in range(8)])
+    td["next", "reward"] = torch.tensor([0.0, 0, 0, 1, 0, 0, 0, 2])[:, None]
+    dense = [1.0] * 4 + [2] * 4
+    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == dense
+    kept = DensifyReward(reward_key_out="dense")(torch.stack((td, td)))
+    assert kept["next", "dense"][1].flatten().tolist() == dense
+    assert (kept["next", "reward"][1] == td["next", "reward"]).all()
+
+
+def test_time_may_be_another_dimension() -> None:
+    td = TensorDict(
+        {"next": {"reward": torch.tensor([[1.0, 10], [2, 20]])[..., None], "done": torch.zeros(2, 2, 1).bool()}}, [2]
+    )
+    for dim in (3, -3):
+        assert DensifyReward(time_dim=dim)(td)["next", "reward"].flatten().tolist() == [3, 30, 2, 20]
+    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == [11, 10, 22, 20]
+    with pytest.raises(SchemaError, match="no dimension -4"):
+        DensifyReward(time_dim=4)(td)
+
+
+def test_dense_rewards_of_odd_data() -> None:
+    td = steps([True, False, False])
+    td["next", "reward"][1] = torch.inf
+    assert DensifyReward(discount=0.5)(td)["next", "reward"].isinf().flatten().tolist() == [False, True, False]
+    td["next", "reward"] = torch.ones(3, 1, dtype=torch.int64)
+    assert DensifyReward()(td)["next", "reward"].dtype == torch.int64
+    assert DensifyReward(discount=0.5)(td)["next", "reward"].flatten().tolist() == [1, 1.5, 1]
+    td["next", "reward"] = torch.ones(3)
+    with pytest.raises(SchemaError, match="one shape"):
+        DensifyReward()(td)
+    with pytest.raises(MissingKeyError, match="cost"):
+        DensifyReward(reward_key="cost")(td)
+    for wrong in ({"time_dim": 0}, {"discount": 0}, {"discount": 2}):
+        with pytest.raises(UsageError):
+            DensifyReward(**wrong)  # type: ignore[arg-type]
