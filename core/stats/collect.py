@@ -1,0 +1,115 @@
+"""One pass over the rows of a dataset, leaf by leaf, in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..dataset import Array, StepReader
+from ..progress import Progress
+from ..ted import NEXT, Field, Key, as_numbers, state_keys
+from .moments import Moments
+from .quantiles import QuantileSketch
+
+__all__ = ["FieldStats", "collect_stats", "described_fields"]
+
+_BLOCK_BYTES = 8 << 20
+_WIDEST = 1024
+"""Leaves of more numbers a row, like images, are described as a whole: nobody reads a mean a pixel."""
+
+_NOT_DESCRIBED = frozenset({"id", "text"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldStats:
+    """What the values of one leaf are like, a number a dimension (row-major), or one for all if it is `pooled`.
+
+    `count` is of finite values; NaN and infinite ones are counted apart. `std` is the deviation of the values there
+    are. `constant` lists the dimensions that never vary, which nothing should be divided by. `quantiles` gives for
+    each fraction asked for one number a dimension. None stands where there is no finite value.
+    """
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    pooled: bool
+    count: tuple[int, ...]
+    nan: tuple[int, ...]
+    infinite: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    std: tuple[float | None, ...]
+    min: tuple[float | None, ...]
+    max: tuple[float | None, ...]
+    quantiles: tuple[tuple[float | None, ...], ...]
+    constant: tuple[int, ...]
+
+
+def described_fields(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Choose the leaves that numbers can be said of: no text, no ids, no complex ones.
+
+    Of a state that is there at the root and under `next` only the root counts: else most rows would count twice.
+    """
+    twins = {(NEXT, *key) for key in state_keys(fields)}
+    return tuple(
+        field
+        for field in fields
+        if field.role not in _NOT_DESCRIBED and "complex" not in field.dtype and field.key not in twins
+        and 0 not in field.shape
+    )  # fmt: skip
+
+
+def collect_stats(
+    reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress
+) -> tuple[FieldStats, ...]:
+    """Read every row of these leaves once and describe them, with quantiles at these fractions."""
+    progress.start("reading", sum(field.row_bytes for field in fields) * reader.manifest.steps, "bytes")
+    found = tuple(_described(reader, field, fractions, progress) for field in fields)
+    progress.done()
+    return found
+
+
+def _described(reader: StepReader, field: Field, fractions: Sequence[float], progress: Progress) -> FieldStats:
+    width = math.prod(field.shape)
+    pooled = width > _WIDEST
+    moments, sketch = Moments(1 if pooled else width), QuantileSketch(1 if pooled else width)
+    for block in _blocks(reader, field):
+        values = as_numbers(block, field.dtype).reshape(-1, 1 if pooled else width)
+        moments.merge(Moments.of(values))
+        sketch.update(values)
+        progress.advance(block.nbytes)
+    quantiles = sketch.quantiles(fractions, moments.min, moments.max)
+    if not field.dtype.startswith(("float", "bfloat")):
+        quantiles = np.rint(quantiles)  # the middle of a bucket of whole numbers need not be one
+    known = moments.count > 0
+    return FieldStats(
+        key=field.key,
+        dtype=field.dtype,
+        shape=field.shape,
+        role=field.role,
+        pooled=pooled,
+        count=tuple(moments.count.tolist()),
+        nan=tuple(moments.nan.tolist()),
+        infinite=tuple(moments.infinite.tolist()),
+        mean=_numbers(moments.mean, known),
+        std=_numbers(moments.std, known),
+        min=_numbers(moments.min, known),
+        max=_numbers(moments.max, known),
+        quantiles=tuple(_numbers(row, known) for row in quantiles),
+        constant=tuple(moments.constant.nonzero()[0].tolist()),
+    )
+
+
+def _blocks(reader: StepReader, field: Field) -> Iterator[Array]:
+    """Read a leaf in blocks that depend on nothing but its shape: the same rows always give the same numbers."""
+    rows = max(1, _BLOCK_BYTES // field.row_bytes)
+    steps = reader.manifest.steps
+    for start in range(0, steps, rows):
+        yield reader.read(field.key, start, min(start + rows, steps))
+
+
+def _numbers(values: Array, known: Array) -> tuple[float | None, ...]:
+    return tuple(value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True))

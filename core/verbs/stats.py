@@ -1,0 +1,114 @@
+"""`stats`: what the values of a dataset are like."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ..checkpoint import open_steps
+from ..dataset import StepReader, find_dataset, storage_root
+from ..errors import UsageError
+from ..progress import Progress, Silent
+from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
+from ..ted import key_name
+from .results import Result, seconds_since
+
+__all__ = ["FRACTIONS", "StatsResult", "stats"]
+
+FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
+"""The quantiles that are taken unless others are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsResult(Result):
+    """The statistics of each leaf; `fractions` say which quantiles its `quantiles` are.
+
+    A quantile is off by no more than `quantile_error` of its value. `remembered` says that no row was read, because
+    the statistics of the same contents were taken before.
+    """
+
+    kind: ClassVar[str] = "stats"
+    path: Path
+    content_digest: str
+    steps: int
+    episodes: int
+    fractions: tuple[float, ...]
+    quantile_error: float
+    fields: tuple[FieldStats, ...]
+    remembered: bool
+    seconds: float
+
+
+def stats(
+    dataset: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = None,
+    quantiles: Sequence[float] = FRACTIONS,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> StatsResult:
+    """Take count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
+
+    `dataset` is a path or `source:id`. Every row is read once, in bounded memory; text, ids and complex numbers are
+    left out, and states count at the root only. `fields` names leaves, or groups of them, as `inspect` does. The
+    statistics of whole datasets at the usual quantiles are remembered in the storage root by content digest.
+
+    UsageError for a field that is not there or of which no numbers can be said, a quantile outside of [0, 1], and a
+    dataset without steps.
+    """
+    begun = time.perf_counter()
+    fractions = tuple(quantiles)
+    if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
+        raise UsageError(f"the quantiles {list(fractions)} were asked for, numbers from 0 to 1 are expected")
+    with open_steps(find_dataset(dataset, root)) as reader:
+        manifest = reader.manifest
+        if not manifest.steps:
+            raise UsageError(f"{reader.path} has no steps: there is nothing to take statistics of")
+        wanted = _wanted(reader, fields)
+        found, remembered = _taken(reader, wanted, fractions, StatsStore(storage_root(root)), progress or Silent())
+        return StatsResult(
+            path=reader.path,
+            content_digest=manifest.content_digest,
+            steps=manifest.steps,
+            episodes=len(reader.episodes),
+            fractions=fractions,
+            quantile_error=QUANTILE_ERROR,
+            fields=found,
+            remembered=remembered,
+            seconds=seconds_since(begun),
+        )
+
+
+def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[str]:
+    """Choose leaves by name; the name of a group chooses all of it."""
+    known = {key_name(field.key) for field in described_fields(reader.fields)}
+    if names is None:
+        return known
+    chosen: set[str] = set()
+    for name in names:
+        of_it = {leaf for leaf in known if leaf == name or leaf.startswith(f"{name}.")}
+        if not of_it:
+            there = any(key_name(field.key) == name for field in reader.fields)
+            what = "is none that numbers can be said of" if there else "is not there"
+            raise UsageError(f"the field {name!r} {what}", hint=f"there are {', '.join(sorted(known))}")
+        chosen |= of_it
+    return chosen
+
+
+def _taken(
+    reader: StepReader, wanted: set[str], fractions: tuple[float, ...], store: StatsStore, progress: Progress
+) -> tuple[tuple[FieldStats, ...], bool]:
+    digest = reader.manifest.content_digest
+    known = store.load(digest, fractions)
+    if known is not None and wanted <= {key_name(field.key) for field in known}:
+        return tuple(field for field in known if key_name(field.key) in wanted), True
+    every = described_fields(reader.fields)
+    chosen = [field for field in every if key_name(field.key) in wanted]
+    found = collect_stats(reader, chosen, fractions, progress)
+    if len(chosen) == len(every) and fractions == FRACTIONS:
+        store.save(digest, fractions, found)
+    return found, False

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.dataset import TedReader
+from rbtool.core.stats import FieldStats
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.results import to_document
+from rbtool.core.verbs.stats import stats
+
+
+@pytest.fixture
+def walks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
+    write_walks(tmp_path / "walks", [(300, "terminated"), (1, "truncated"), (90, "open")])
+    return tmp_path / "walks"
+
+
+def by_name(fields: tuple[FieldStats, ...]) -> dict[str, FieldStats]:
+    return {".".join(field.key): field for field in fields}
+
+
+def test_the_numbers_are_those_of_the_rows(walks: Path) -> None:
+    result = stats(walks)
+    fields, reader = by_name(result.fields), TedReader(walks)
+    assert list(fields) == [
+        "action", "info.success", "observation", "next.reward", "next.done", "next.terminated", "next.truncated"
+    ]  # fmt: skip
+    for name, field in fields.items():
+        rows = reader.read(tuple(name.split(".")), 0, 391).reshape(391, -1).astype(np.float64)
+        assert field.mean == pytest.approx(rows.mean(0))
+        assert field.std == pytest.approx(rows.std(0))
+        assert (field.min, field.max) == (tuple(rows.min(0)), tuple(rows.max(0)))
+        exact = np.quantile(rows, result.fractions, axis=0, method="lower")
+        assert np.allclose(np.array(field.quantiles), exact, rtol=result.quantile_error, atol=0)
+    assert fields["next.truncated"].count == (391,)
+
+
+def test_a_checkpoint_of_the_dataset_has_the_same_statistics(walks: Path, tmp_path: Path) -> None:
+    rbtool.checkpoint.save(walks, tmp_path / "walks.h5", form="h5")
+    assert stats(tmp_path / "walks.h5").fields == stats(walks).fields
+
+
+def test_what_was_taken_once_is_remembered_by_content(walks: Path, tmp_path: Path) -> None:
+    first = stats(walks)
+    write_walks(tmp_path / "twin", [(300, "terminated"), (1, "truncated"), (90, "open")])
+    again, part = stats(tmp_path / "twin"), stats(walks, fields=["next"])
+    assert (first.remembered, again.remembered, part.remembered) == (False, True, True)
+    assert again.fields == first.fields
+    assert set(by_name(part.fields)) == {"next.reward", "next.done", "next.terminated", "next.truncated"}
+    write_walks(tmp_path / "other", [(300, "terminated")], seed=1)
+    assert not stats(tmp_path / "other").remembered
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"version": 1}', None])
+def test_a_damaged_memory_is_taken_anew(walks: Path, tmp_path: Path, damage: bytes | None) -> None:
+    first = stats(walks)
+    (file,) = (tmp_path / "home" / ".stats").iterdir()
+    document = json.loads(file.read_bytes())
+    document["fields"][0]["mean"] = [1.0] * 99
+    file.write_bytes(json.dumps(document).encode() if damage is None else damage)
+    again = stats(walks)
+    assert not again.remembered
+    assert again.fields == first.fields
+
+
+def test_other_quantiles_are_not_remembered_for_the_usual_ones(walks: Path) -> None:
+    assert not stats(walks, quantiles=[0.25]).remembered
+    result = stats(walks)
+    assert not result.remembered
+    assert len(result.fields[0].quantiles) == 7
+
+
+def test_nan_and_infinite_values_are_counted_and_left_out(walks: Path) -> None:
+    path = walks / "action.memmap"
+    rows = np.frombuffer(path.read_bytes(), np.float32).copy().reshape(-1, 2)
+    rows[3, 0], rows[5, 0], rows[6, 1] = np.nan, -np.inf, np.nan
+    path.write_bytes(rows.tobytes())
+    field = stats(walks, fields=["action"]).fields[0]
+    assert (field.nan, field.infinite, field.count) == ((1, 1), (1, 0), (389, 390))
+    assert field.mean == pytest.approx([rows[np.isfinite(rows[:, place]), place].mean() for place in (0, 1)], rel=1e-5)
+    document = json.dumps(to_document(stats(walks)), allow_nan=False)
+    assert json.loads(document)["kind"] == "stats"
+
+
+def test_dimensions_that_never_vary_are_listed(walks: Path) -> None:
+    path = walks / "action.memmap"
+    rows = np.frombuffer(path.read_bytes(), np.float32).copy().reshape(-1, 2)
+    rows[:, 1] = 0.1
+    path.write_bytes(rows.tobytes())
+    field = stats(walks, fields=["action"]).fields[0]
+    assert field.constant == (1,)
+    assert field.std[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"fields": ["nope"]}, "'nope' is not there"),
+        ({"fields": ["episode"]}, "'episode' is none that numbers can be said of"),
+        ({"quantiles": [1.5]}, r"\[1.5\] were asked for"),
+        ({"quantiles": []}, "numbers from 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(walks: Path, arguments: dict[str, list[str]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        stats(walks, **arguments)  # type: ignore[arg-type]
