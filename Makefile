@@ -35,11 +35,11 @@ demo: $(READY) ## see rbtool at work on data made on the spot
 	$(BIN)/rbtool demo
 
 test: $(READY) ## run the tests but the slow ones, then try the wheel in an empty environment
-	$(BIN)/python -m pytest -n 2 -m "not slow and not peer"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not peer"
 	@tests/tools/wheel_check.sh $(BIN)/python
 
 test-all: $(READY) ## run every test, with coverage, then try the wheel
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 	@tests/tools/wheel_check.sh $(BIN)/python
 
 # mypy sees the package as installed: in place, its name would be that of the clone's folder.

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..core.version import __version__
-from . import cache, check, checkpoint, convert, demo, download, inspect, preprocess, sample
+from . import cache, check, checkpoint, convert, demo, download, export, inspect, preprocess, repair, sample, stats
 from . import list as listing
 from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
@@ -45,7 +45,8 @@ def rbtool(
         Output().text(context.get_help())
 
 
-for verb in (listing, download, convert, preprocess, checkpoint, inspect, sample, check, cache, demo):
+VERBS = (listing, download, convert, preprocess, checkpoint, export, inspect, stats, sample, check, repair, cache, demo)
+for verb in VERBS:
     verb.add(app)
 
 

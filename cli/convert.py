@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .help import Example
-from .options import DryRun, Episodes, Force, verb
+from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, verb
 from .output import Output
 from .published import show_published
 
@@ -16,6 +16,7 @@ __all__ = ["EXAMPLES", "add"]
 EXAMPLES = (
     Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it lies, to TED"),
     Example("rbtool convert ./minari/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
+    Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example("rbtool convert ./minari/tuple/trunc-v0 ./tuple --dry-run --json", "what would be written, as JSON"),
 )
 
@@ -31,15 +32,22 @@ def convert(
     *,
     out: Output,
     episodes: Episodes = None,
+    layout: Layout = LayoutName.TED,
+    compress: Compress = None,
+    root: Root = None,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
     """Turn a dataset on this machine into TED.
 
-    Reads Minari datasets: HDF5, arrow and parquet. DEST appears when it is whole, or not at all.
+    Reads Minari datasets: HDF5, arrow and parquet; and datasets in TED, to put them into another layout. DEST
+    appears when it is whole, or not at all.
     """
     from ..core.verbs.convert import convert as run
 
     with out.progress() as progress:
-        result = run(path, dest, episodes=episodes, force=force, dry_run=dry_run, progress=progress)
+        result = run(
+            path, dest, episodes=episodes, layout=layout.value, compress=compress or (), root=root, force=force,
+            dry_run=dry_run, progress=progress,
+        )  # fmt: skip
     show_published(out, result, dest)

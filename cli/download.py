@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .help import Example
-from .options import DryRun, Episodes, Force, Root, verb
+from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, verb
 from .output import Output
 from .published import show_published
 from .text import counted, size
@@ -55,6 +55,8 @@ def download(
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
     ] = False,
+    layout: Layout = LayoutName.TED,
+    compress: Compress = None,
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -69,7 +71,8 @@ def download(
     with out.progress() as progress:
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
-            keep_source=keep_source, exact_id=exact_id, frozen=frozen, progress=progress,
+            keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
+            frozen=frozen, progress=progress,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # nobody has heard of it yet
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")

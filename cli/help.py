@@ -126,8 +126,8 @@ def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
 
 
 _ORDER = (
-    "list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "cache", "demo",
-    "save", "load", "ls", "rm", "prune", "verify",
+    "list", "download", "convert", "preprocess", "checkpoint", "export", "inspect", "stats", "sample", "check",
+    "repair", "cache", "demo", "save", "load", "ls", "rm", "prune", "verify",
 )  # fmt: skip
 
 

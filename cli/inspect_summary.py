@@ -33,10 +33,20 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     spreads = [("length", result.length), ("return", result.returns)]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
     yield from Table(rows).lines()
+    if result.layouts:
+        yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
     yield [Styled("fields", "dim")]
     yield from Table(list(_field_rows(result.fields)), right=frozenset({3, 4, 6})).lines()
     for line in (*_spaces(result), *_remarks(result), *_origin(result)):
         yield from folded(line, width, _TITLE)
+
+
+def _layouts(result: InspectResult) -> str:
+    """Bytes of the rows in each layout, and what is saved, or could be."""
+    shown = [f"{name} {size(count)}" for name, count in result.layouts.items()]
+    ted, packed = result.layouts["ted"], result.layouts["packed"]
+    share = f" ({100 - round(100 * packed / ted)} % less)" if packed < ted else ""
+    return f"{' · '.join(shown)}{share}"
 
 
 def _titled(title: str, text: str) -> list[Cell]:

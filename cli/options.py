@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import logging
 import platform
@@ -19,10 +20,34 @@ from .failures import Stopped, report
 from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
 
-__all__ = ["Dataset", "DryRun", "Episodes", "Force", "Root", "Yes", "verb", "verb_group"]
+__all__ = [
+    "Compress",
+    "Dataset",
+    "DryRun",
+    "Episodes",
+    "Force",
+    "Layout",
+    "LayoutName",
+    "Root",
+    "Yes",
+    "verb",
+    "verb_group",
+]
 
 _Function: TypeAlias = Callable[..., int | None]
 
+
+class LayoutName(enum.StrEnum):
+    """How the files of a dataset are laid out."""
+
+    TED = "ted"
+    PACKED = "packed"
+
+
+Compress: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--compress", metavar="FIELD=HOW", help="For packed: observation.image=zstd:3, or lz4. Repeatable."),
+]
 Dataset: TypeAlias = Annotated[
     str, typer.Argument(metavar="DATASET", help="A path, or a stored dataset like minari:D4RL/door/human-v2.")
 ]
@@ -31,6 +56,9 @@ Episodes: TypeAlias = Annotated[
     str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dataset or checkpoint that is there.")]
+Layout: TypeAlias = Annotated[
+    LayoutName, typer.Option("--layout", help="ted: plain tensors; packed: smaller, and faster to draw from.")
+]
 Root: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -18,10 +18,11 @@ FLOORS = (
     {"verbs"},
     {"preprocess"},
     {"buffers"},
-    {"transforms", "checkpoint", "checkpointers", "samplers", "writers"},
-    {"storages", "specs"},
+    {"transforms", "checkpointers", "samplers", "writers"},
+    {"storages", "specs", "trajectories"},
     {"kernels"},
-    {"remote"},
+    {"checkpoint"},
+    {"remote", "stats"},
     {"dataset"},
     {"ted"},
     {"errors", "progress", "secrets", "version"},
@@ -34,7 +35,8 @@ VERSION = "rbtool.__version__"
 REGISTRY = "rbtool.core.dataset.registry"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.ted",
+    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.stats",
+    "rbtool.core.ted",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}

@@ -51,6 +51,9 @@ class Sampler(metaclass=_Samplers):
     Then a buffer calls neither `add` nor `extend`: a class that overrides those says False here.
     """
 
+    by_time: ClassVar[bool] = False
+    """Whether it takes rows that lie next to each other for steps that came one after the other."""
+
     _replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others were; a class for which not says so."""
 

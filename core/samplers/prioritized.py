@@ -19,7 +19,7 @@ from .numbering import element_numbers, marked_numbers
 from .priorities import Priorities, at_least_zero
 from .priority_folder import read_priorities, write_priorities
 
-__all__ = ["PrioritizedSampler", "UnknownOptionError"]
+__all__ = ["PrioritizedSampler", "UnknownOptionError", "checked_device"]
 
 _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
@@ -90,7 +90,7 @@ class PrioritizedSampler(Sampler):
             raise UsageError(f"normalize is {normalize!r}, expected one of {', '.join(_NORMALIZATIONS)}")
         self.reduction = reduction
         self.normalize = normalize
-        self._device = None if device is None else torch.device(device)
+        self._device = checked_device("device", device)
         self._priorities = Priorities(
             max_capacity, alpha, eps, dtype, max_priority_within_buffer, self._device, self._make_tree
         )
@@ -333,3 +333,18 @@ class PrioritizedSampler(Sampler):
             f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self.alpha:g}, beta={self.beta:g}, "
             f"eps={self.eps:g})"
         )
+
+
+def checked_device(name: str, device: Any) -> torch.device | None:
+    """Return a device on which priorities can be kept, or None for none; UsageError for one that is not there."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{name} is {device!r}, which is the name of no device") from error
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(f"{name} is {str(device)!r}, priorities are kept on the CPU or on a CUDA device")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"{name} is {str(device)!r}, this machine has no CUDA device")
+    return found

@@ -187,11 +187,12 @@ class _Marked:
 
 def _all_legal(rule: StartRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
     """Tell of all elements, bool `[capacity]`, whether a slice may begin there."""
-    legal = np.zeros((table.capacity, table.lanes), np.bool_)
+    legal = np.zeros((rows, table.lanes), np.bool_)  # a storage without bounds has room for more than memory has
     for first in range(table.oldest, table.newest + 1, _CHUNK):
         stop = min(first + _CHUNK, table.newest + 1)
         slots = np.arange(first, stop) % table.capacity
-        legal[slots] = rule.legal_rows(table, rows, first, stop)
+        written = slots < rows
+        legal[slots[written]] = rule.legal_rows(table, rows, first, stop)[written]
     found = torch.zeros(capacity, dtype=torch.bool)
     elements = torch.from_numpy(legal).flatten()[:capacity]
     found[: len(elements)] = elements

@@ -126,7 +126,7 @@ class EpisodeSignal(Signal):
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         lengths = storage.episode_lengths()
-        if lengths is None or int(lengths.sum()) != storage.shape[0]:
+        if lengths is None or int(lengths.sum()) > storage.shape[0]:
             raise SchemaError("the storage lists no episodes, or others than it holds")
         found = np.zeros((storage.shape[0], 1), bool)
         found[np.cumsum(lengths[lengths > 0]) - 1] = True

@@ -75,6 +75,7 @@ class SliceSampler(Sampler):
     tensor([0., 0.])
     """
 
+    by_time: ClassVar[bool] = True
     _without_replacement: ClassVar[type[Sampler]]
 
     def __init__(
@@ -119,8 +120,10 @@ class SliceSampler(Sampler):
         self.anchor: Anchor = anchor
         self.batched = batched
         self.cache_values = cache_values
+        if not isinstance(compile, bool | dict):
+            raise UsageError(f"compile is {compile!r}, expected a bool or a dict of arguments")
         self.compile = bool(compile)
-        self.use_gpu = torch.device(use_gpu) if isinstance(use_gpu, str) else use_gpu
+        self.use_gpu = _checked_gpu(use_gpu)
         self._choose_keys(end_key, end_keys, traj_key)
         self._static = _static_signal(ends, trajectories, cache_values, end_key, end_keys, traj_key)
         self._marks = SliceMarks(None if truncated_key is None else _key(truncated_key))
@@ -134,7 +137,7 @@ class SliceSampler(Sampler):
         self.traj_key = None if traj_key is None else _key(traj_key)
         self.end_keys: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
-            self.end_keys = tuple(_key(key) for key in ([end_key] if end_keys is None else end_keys))
+            self.end_keys = tuple(_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
 
     @property
     def truncated_key(self) -> Key | None:
@@ -343,6 +346,22 @@ def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
 def _check_count(name: str, number: Any) -> None:
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise UsageError(f"{name} is {number!r}, a number from 1 is expected")
+
+
+def _checked_gpu(use_gpu: Any) -> bool | torch.device:
+    if isinstance(use_gpu, bool):
+        return use_gpu
+    try:
+        return torch.device(use_gpu)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"use_gpu is {use_gpu!r}, expected a bool or the name of a device") from error
+
+
+def _several(keys: Any) -> Sequence[Any]:
+    """Return several keys; UsageError for none, and for what looks like one."""
+    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
+        raise UsageError(f"end_keys is {keys!r}, a list of keys is expected", hint="end_key takes a single one")
+    return keys
 
 
 def _key(key: Any) -> Key:

@@ -62,7 +62,8 @@ def check(
         return _result(path, [Finding(*_OPENS, "error", str(error))], 0, 0, _all_rules(), begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
-        damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
+        spoilt = {"TED011", "TED012", *(["TED013"] if reader.manifest.layout == "packed" else [])}
+        damaged = any(finding.rule in spoilt for finding in findings)  # what is compressed cannot be read then
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         return _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..dataset import (
+    Layout,
     Manifest,
     Request,
     Source,
@@ -22,6 +23,7 @@ from ..dataset import (
 )
 from ..errors import UsageError
 from ..progress import Progress, Silent
+from .layouts import layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
@@ -58,6 +60,8 @@ def download(
     root: str | os.PathLike[str] | None = None,
     episodes: str | None = None,
     revision: str | None = None,
+    layout: str = "ted",
+    compress: Sequence[str] = (),
     force: bool = False,
     dry_run: bool = False,
     keep_source: bool = False,
@@ -73,7 +77,7 @@ def download(
     the remote whether it still has the very same files, and raises CheckFailed if not. `revision` is a branch, tag or
     commit of the remote. A choice of `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch
     goes on where it ended when it is asked for again. `keep_source` keeps the original files. `force` and `dry_run`
-    are those of `convert`.
+    are those of `convert`, as are `layout` and `compress`: another layout is another dataset, `<id>@<8 hex digits>`.
 
     With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
     `~/.minari/datasets`), by its exact id and without any use of the network.
@@ -87,9 +91,12 @@ def download(
     safe_id(id)
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
     heard = progress or Silent()
+    wanted, methods = require_layout(layout, compress), tuple(compress)
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
-        return DownloadResult(**_from_cache(origin, id, storage_root(root), chosen, force, dry_run, heard))
+        return DownloadResult(
+            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), force, dry_run, heard)
+        )
     with origin:
         fetching = RemoteDownload(
             source=origin,
@@ -97,6 +104,8 @@ def download(
             root=storage_root(root),
             episodes=chosen,
             revision=revision,
+            layout=wanted,
+            compress=methods,
             force=force,
             dry_run=dry_run,
             keep_source=keep_source,
@@ -128,12 +137,21 @@ def _refuse_remote_options(**given: object) -> None:
 
 
 def _from_cache(
-    source: Source, dataset_id: str, root: Path, chosen: str | None, force: bool, dry_run: bool, progress: Progress
+    source: Source,
+    dataset_id: str,
+    root: Path,
+    chosen: str | None,
+    layout: tuple[Layout, tuple[str, ...]],
+    force: bool,
+    dry_run: bool,
+    progress: Progress,
 ) -> Mapping[str, Any]:
     if source.local_cache is None:
         raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
     original = source.local_cache.find(dataset_id, reader_class(source.name))
-    request = Request(source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=chosen, origin="local")
+    request = Request(
+        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=chosen, layout=layout[0], origin="local"
+    )
     with reader_class(source.name)(original) as reader:
         facts = facts_of(reader, chosen, progress)
         if facts.id != dataset_id:
@@ -145,10 +163,12 @@ def _from_cache(
             destination=dataset_folder(request, root),
             request=request,
             verb="download",
-            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": chosen},
+            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": chosen}
+            | layout_arguments(*layout),
             force=force,
             dry_run=dry_run,
             progress=progress,
+            compress=layout[1],
         )
         entries = conversion.run()
         named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}

@@ -12,9 +12,11 @@ import numpy as np
 
 from ..checkpoint import is_steps, open_steps
 from ..dataset import (
+    HIDDEN,
     Dropped,
     FieldRange,
     Manifest,
+    PackedSchema,
     Provenance,
     Reader,
     StepReader,
@@ -23,7 +25,7 @@ from ..dataset import (
     storage_root,
 )
 from ..errors import UsageError
-from ..ted import BoundaryCounts, Field, Key, ted_fields
+from ..ted import BoundaryCounts, Field, Key, row_bytes, ted_fields
 from .episode_view import EpisodeView, source_view, steps_view
 from .results import Result
 
@@ -71,7 +73,11 @@ class FieldView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult(Result):
-    """What there is. `type` is dataset, checkpoint or source (a raw dataset, not converted)."""
+    """What there is. `type` is dataset, checkpoint or source (a raw dataset, not converted).
+
+    `layouts` says of a dataset how many bytes its rows take in each layout (without compression in the one it is not
+    in), and `bytes_saved` how many it saves beside layout `ted`.
+    """
 
     kind: ClassVar[str] = "inspect"
     name: str
@@ -81,6 +87,8 @@ class InspectResult(Result):
     steps: int
     episodes: int
     bytes: int
+    layouts: Mapping[str, int]
+    bytes_saved: int
     ends: BoundaryCounts
     length: Spread | None
     returns: Spread | None
@@ -126,6 +134,7 @@ def _of_steps(
     reader: StepReader, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
 ) -> InspectResult:
     manifest, table = reader.manifest, reader.episodes
+    layouts = _layouts(reader)
     return InspectResult(
         name=_name(reader.path, manifest, storage_root(root)),
         path=reader.path,
@@ -134,6 +143,8 @@ def _of_steps(
         steps=manifest.steps,
         episodes=len(table),
         bytes=manifest.bytes or sum(field.row_bytes for field in reader.fields) * manifest.steps,
+        layouts=layouts,
+        bytes_saved=max(0, layouts["ted"] - layouts[manifest.layout]) if manifest.layout in layouts else 0,
         ends=table.counts(),
         length=Spread.of(table.length),
         returns=Spread.of(table.total_reward),
@@ -150,6 +161,20 @@ def _of_steps(
     )
 
 
+def _layouts(reader: StepReader) -> dict[str, int]:
+    """Bytes of the rows in each layout that a dataset can have."""
+    manifest = reader.manifest
+    if manifest.kind != "dataset":
+        return {}
+    found = {
+        "ted": row_bytes(reader.fields) * manifest.steps,
+        "packed": PackedSchema.of(reader.fields).size(manifest.steps, len(reader.episodes)),
+    }
+    if manifest.files:
+        found[manifest.layout] = sum(file.size for file in manifest.files if not file.path.startswith(f"{HIDDEN}/"))
+    return found
+
+
 def _of_source(reader: Reader, path: Path, episode: int | None, head: int | None) -> InspectResult:
     facts, table = reader.facts(), reader.episode_table()
     return InspectResult(
@@ -160,6 +185,8 @@ def _of_source(reader: Reader, path: Path, episode: int | None, head: int | None
         steps=table.steps,
         episodes=len(table),
         bytes=reader.size(),
+        layouts={},
+        bytes_saved=0,
         ends=table.counts(),
         length=Spread.of(table.length),
         returns=Spread.of(table.total_reward),

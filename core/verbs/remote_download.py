@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dataset import (
+    Layout,
     Manifest,
     RemoteDataset,
     Request,
@@ -26,6 +27,7 @@ from ..dataset import (
 from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
+from .layouts import layout_arguments
 from .results import published_entries, seconds_since
 from .source_conversion import SourceConversion, facts_of, fetched_checksums
 from .standing import standing
@@ -55,6 +57,8 @@ class RemoteDownload:
     root: Path
     episodes: str | None
     revision: str | None
+    layout: Layout
+    compress: tuple[str, ...]
     force: bool
     dry_run: bool
     keep_source: bool
@@ -132,7 +136,7 @@ class RemoteDownload:
 
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
-        return Request(self.source.name, asked, found.id, self.revision, self.episodes, origin="remote")
+        return Request(self.source.name, asked, found.id, self.revision, self.episodes, self.layout, "remote")
 
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
@@ -288,6 +292,7 @@ class RemoteDownload:
         arguments = {
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
             "from": remote.address, "episodes": self.episodes, "revision": self.revision,
+            **layout_arguments(self.layout, self.compress),
         }  # fmt: skip
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
@@ -309,6 +314,7 @@ class RemoteDownload:
                 progress=self.progress,
                 inputs=remote.checksums,
                 revision=remote.revision,
+                compress=self.compress,
             ).run()
 
     def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:
@@ -317,7 +323,7 @@ class RemoteDownload:
         fetch = self._fetch_ahead(remote, self._originals(found))
         return {
             "path": self._destination(found),
-            "layout": "ted",
+            "layout": self.layout,
             "steps": remote.steps or 0,
             "episodes": remote.episodes or 0,
             "bytes": 0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..checkpoint import is_steps, open_steps
-from ..dataset import StepReader, TedReader, find_dataset, reader_class, reader_names
+from ..dataset import PackedReader, StepReader, TedReader, find_dataset, reader_class, reader_names
 from ..errors import UsageError
 from .sample_results import SampledField, SampledSlice, SampleResult, sampled_fields, sampled_slices
 from .sample_timing import SampleTiming, checked_seconds, timed
@@ -152,8 +152,10 @@ def _refuse_raw(path: Path) -> None:
 
 def _storage(reader: StepReader) -> Storage:
     """Map the leaves where they lie as tensors; else read the rows out of whatever holds them."""
-    from ..storages import StepStorage, TensorStorage, dataset_tensors
+    from ..storages import PackedStorage, StepStorage, TensorStorage, dataset_tensors
 
     if isinstance(reader, TedReader):
         return TensorStorage(dataset_tensors(reader.path, copy_on_write=False))
+    if isinstance(reader, PackedReader):
+        return PackedStorage(reader.path)
     return StepStorage(reader)

@@ -13,10 +13,11 @@ from typing import Any
 from ..dataset import (
     ENV_METADATA,
     HIDDEN,
-    DatasetBuilder,
     Ingest,
+    Layout,
     Manifest,
     Origin,
+    PackedSchema,
     Reader,
     Request,
     SourceFacts,
@@ -27,14 +28,17 @@ from ..dataset import (
     fs,
     load_json,
     mend,
+    parse_codecs,
     parse_episodes,
     provenance_step,
     require_apart,
+    row_builder,
 )
 from ..errors import UsageError
 from ..progress import Progress
 from ..remote import matches
-from ..ted import row_bytes, ted_fields
+from ..ted import Field, ted_fields
+from .layouts import refuse_other_compression, require_layout, rows_bytes
 from .results import published_entries, seconds_since
 from .standing import standing, taken
 
@@ -71,7 +75,8 @@ def facts_of(reader: Reader, selection: str | None, progress: Progress) -> Sourc
 class SourceConversion:
     """One conversion of (part of) a source into the dataset at `destination`, or the finding that it is there.
 
-    `arguments` are recorded in the provenance of the result. `inputs` are the digests of the source's files and
+    `arguments` are recorded in the provenance of the result; the layout is the request's. `compress` says how some
+    fields are compressed there. `inputs` are the digests of the source's files and
     `revision` the state of the source, where a remote says them; else they are taken from the files.
     """
 
@@ -87,6 +92,7 @@ class SourceConversion:
     progress: Progress
     inputs: Mapping[str, str] | None = None
     revision: str | None = None
+    compress: tuple[str, ...] = ()
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset is there already; return the entries of a `Published`.
@@ -96,6 +102,9 @@ class SourceConversion:
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
+        codecs = parse_codecs(self.compress, self._fields)
+        if codecs or self._layout == "packed":
+            PackedSchema.of(self._fields, codecs)  # refuses what cannot be, before anything is done
         if not self.dry_run:
             mend(self.destination)
         manifest = None if self.force else self._standing()
@@ -110,6 +119,14 @@ class SourceConversion:
         return entries | {"already_there": already_there, "dry_run": self.dry_run}
 
     @cached_property
+    def _fields(self) -> tuple[Field, ...]:
+        return ted_fields(self.facts.fields)
+
+    @property
+    def _layout(self) -> Layout:
+        return require_layout(self.request.layout, self.compress)
+
+    @cached_property
     def _inputs(self) -> Mapping[str, str]:
         return self.reader.digests() if self.inputs is None else self.inputs
 
@@ -122,13 +139,19 @@ class SourceConversion:
     def _expected_bytes(self) -> int:
         documents = sum(map(len, self.facts.documents.values()))
         episodes = _EPISODE_BYTES * len(self.facts.episode_numbers)
-        return self.facts.steps * row_bytes(ted_fields(self.facts.fields)) + episodes + documents
+        return (
+            rows_bytes(self._fields, self._layout, self.facts.steps, len(self.facts.episode_numbers))
+            + episodes
+            + documents
+        )
 
     def _standing(self) -> Manifest | None:
         """Return the manifest of the equal dataset at the destination; None if the place is free."""
         manifest = standing(self.destination, self.request)
         if manifest is not None and not self._is_of_this_state(manifest):
             raise taken(self.destination, "was made from another state of the source")
+        if manifest is not None and manifest.provenance:
+            refuse_other_compression(self.destination, manifest, self.compress)
         return manifest
 
     def _is_of_this_state(self, manifest: Manifest) -> bool:
@@ -143,7 +166,7 @@ class SourceConversion:
         table = self.reader.episode_table(self.facts.episode_numbers)
         return {
             "path": self.destination,
-            "layout": "ted",
+            "layout": self._layout,
             "steps": self.facts.steps,
             "episodes": len(self.facts.episode_numbers),
             "bytes": self._expected_bytes,
@@ -176,7 +199,8 @@ class SourceConversion:
 
     def _build(self, folder: Path) -> Manifest:
         origin = self._origin()
-        with DatasetBuilder(folder, ted_fields(self.facts.fields)) as builder:
+        codecs = parse_codecs(self.compress, self._fields)
+        with row_builder(folder, self._fields, self._layout, codecs) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")
             ingest.run(self.reader.pieces(self.facts.episode_numbers), self.progress.advance)

@@ -38,4 +38,5 @@ def taken(destination: Path, why: str) -> UsageError:
 def _shown(request: Request) -> str:
     episodes = f", episodes {request.episodes}" if request.episodes else ""
     revision = f", revision {request.revision}" if request.revision else ""
-    return f"{request.source}:{request.id}{revision}{episodes}"
+    layout = f", layout {request.layout}" if request.layout != "ted" else ""
+    return f"{request.source}:{request.id}{revision}{episodes}{layout}"

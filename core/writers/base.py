@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +30,9 @@ class Writer(ABC):
 
     tracks_generations = False
     """Whether this writer counts how often each row was written over."""
+
+    in_time: ClassVar[bool] = True
+    """Whether rows lie in the order in which they came, round a ring."""
 
     _rng: torch.Generator | None = None
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from tensordict import is_tensor_collection, is_tensorclass
@@ -49,6 +49,8 @@ class TensorDictMaxValueWriter(Writer):
     >>> storage[:]["score"]
     tensor([3., 5.])
     """
+
+    in_time: ClassVar[bool] = False
 
     def __init__(
         self, rank_key: Key | Sequence[str] | None = None, reduction: str = "sum", *, compilable: bool = False

@@ -14,6 +14,7 @@ from hub import Hub
 from minari_hub import lay_out_hub
 
 import rbtool
+from rbtool.core.dataset import PackedRecorder, TedReader
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 PREP = '''
@@ -39,10 +40,22 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prep.py").write_text(PREP)
     rbtool.convert(folder / "minari/cartpole/scripted-v0", folder / "cartpole")
     rbtool.checkpoint.save(folder / "cartpole", folder / "cartpole.h5", form="h5")
+    rbtool.checkpoint.save(folder / "cartpole", folder / "torchrl", form="nested", for_library="torchrl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
         rbtool.download("minari", "cartpole/scripted-v0", local=True, root=folder / "home")
+    _record(folder / "cartpole", folder / "recording")
     return folder
+
+
+def _record(dataset: Path, place: Path) -> None:
+    """Record two episodes as a process does that is killed before it has finished."""
+    with TedReader(dataset) as reader:
+        recorder, table = PackedRecorder(place, reader.fields), reader.episodes
+        for start, length in zip(table.start[:2].tolist(), table.length[:2].tolist(), strict=True):
+            columns = {field.key: reader.read(field.key, start, start + length) for field in reader.fields}
+            recorder.add_episode(columns, episode=0)
+        recorder.close()
 
 
 @pytest.fixture

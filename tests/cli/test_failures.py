@@ -26,7 +26,12 @@ FAILING = [
     ("rbtool lst", 2, "UsageError", "no such command 'lst'. Did you mean 'list'?"),
     ("rbtool checkpoint sav", 2, "UsageError", "no such command 'sav'. Did you mean 'save'?"),
     ("rbtool convert x", 2, "UsageError", "missing argument 'DEST'"),
-    ("rbtool sample --rot x", 2, "UsageError", "no such option: --rot (Possible options: --root)"),
+    (
+        "rbtool sample --rot x",
+        2,
+        "UsageError",
+        "no such option: --rot (Possible options: --drop-last, --priority, --root)",
+    ),
     ("rbtool inspect x --episode two", 2, "UsageError", "'--episode': 'two' is not a whole number"),
     ("rbtool sample minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),

@@ -8,7 +8,7 @@ import pytest
 
 import rbtool
 
-VERBS = ["list", "download", "convert", "preprocess", "inspect", "sample", "check", "demo"]
+VERBS = ["list", "download", "convert", "preprocess", "inspect", "stats", "sample", "check", "demo"]
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [
     "checkpoint save", "checkpoint load", "checkpoint verify", "cache ls", "cache rm", "cache prune", "cache verify",

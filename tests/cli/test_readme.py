@@ -68,7 +68,8 @@ def test_the_commands_say_nothing_unexpected(outputs):
 
 def test_every_verb_is_shown():
     commands = " ".join(command for command, _ in parts())
-    for verb in ("list", "download", "convert", "preprocess", "checkpoint", "inspect", "sample", "check", "demo"):
+    shown = ("download", "convert", "preprocess", "checkpoint", "inspect", "stats", "export", "sample", "check", "demo")
+    for verb in ("list", *shown):
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
 
 
@@ -86,4 +87,4 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment, sou
 
 
 def test_there_are_python_examples():
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4

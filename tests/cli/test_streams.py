@@ -116,6 +116,7 @@ def test_paths_go_through_xargs(folder, shell):
         ("rbtool convert minari/tuple/trunc-v0 there -q", "there\n"),
         ("rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0", "there\n"),
         ("rbtool checkpoint save cartpole there --as flat", "there\n"),
+        ("rbtool checkpoint save cartpole there --as h5 --for torchrl", "there\n"),
         ("rbtool checkpoint load cartpole.h5 there", "there\n"),
         ("rbtool download minari tuple/trunc-v0 --local", "{}/home/minari/tuple/trunc-v0\n"),
         ("rbtool inspect cartpole -q", "cartpole\n"),

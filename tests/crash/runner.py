@@ -31,6 +31,7 @@ import rbtool
 from rbtool.core.checkpoint import open_steps
 
 MODULES = {
+    "dump": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes"),
     "preprocess": ("tensordict",),
     "download": (
         "h5py", "httpx2", "huggingface_hub.utils", "tenacity", "rbtool.converters.minari",
@@ -53,7 +54,18 @@ def _download(dest: Path) -> None:
     rbtool.download("minari", DOWNLOADED, root=dest.parents[2], force=True)
 
 
+def _dump(form: str, dest: Path, rows: int) -> None:
+    """Save the episodes of a small buffer, which a killed process would have been training from."""
+    from rbtool.core import checkpointers
+    from rbtool.core.testing.buffers_of_episodes import BufferPlan
+
+    storage = BufferPlan(rows, (rows, 9), ends=0.1, seed=rows, oddities=("jumps", "agents", "types")).buffer()._storage
+    getattr(checkpointers, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
+
+
 def _destination(out: Path, job: str) -> Path:
+    if job == "dump-h5":
+        return out / "result.h5"
     return out / "minari" / DOWNLOADED if job == "download" else out / "result"
 
 
@@ -68,6 +80,8 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
             data, scale, dest, num_workers=2, chunk_size=40, force=True
         ),
     }
+    for form in forms[1:]:
+        jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
     for form in forms:
         jobs[f"save-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(data, dest, form=form, force=True)  # type: ignore[misc]
         jobs[f"load-{form}"] = lambda dest, form=form: rbtool.checkpoint.load(work / f"saved-{form}", dest, force=True)  # type: ignore[misc]
@@ -204,7 +218,7 @@ def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
         out = options.work / f"out-{at}"
         out.mkdir()
         dest = _destination(out, options.job)
-        old = _put_older(options.work, dest) if options.over else None
+        old = _put_older(options, dest) if options.over else None
         seen[_trial(job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
     return {"operations": operations, **seen}
@@ -227,7 +241,7 @@ def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tu
     dest = _destination(out, options.job)
     out.mkdir()
     if options.over:
-        _put_older(options.work, dest)
+        _put_older(options, dest)
     status, operations = _forked(job, out, dest, None, 0)
     digest = _state(dest)
     assert status == 0, status
@@ -236,9 +250,13 @@ def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tu
     return digest, operations
 
 
-def _put_older(work: Path, dest: Path) -> str:
-    """Copy a different dataset to the destination, for the job to replace."""
-    rbtool.checkpoint.save(work / "older", dest, form="ted")
+def _put_older(options: argparse.Namespace, dest: Path) -> str:
+    """Put other data to the destination, for the job to replace."""
+    verb, _, form = options.job.partition("-")
+    if verb == "dump":
+        _dump(form, dest, 20)
+    else:
+        rbtool.checkpoint.save(options.work / "older", dest, form="ted")
     digest = _state(dest)
     assert digest
     return digest

@@ -17,7 +17,8 @@ from rbtool.core.testing.walks import write_walks
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
 RUNNER = Path(__file__).with_name("runner.py")
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "download", "preprocess", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS))
+JOBS = ("convert", "download", "preprocess", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
+        *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 
 
 def _prepare(work: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
 
-from rbtool.core.dataset import TedReader
+from rbtool.core.checkpoint import compare_steps
+from rbtool.core.dataset import PackedReader, TedReader
 
 
 def test_the_first_line_a_user_types(machine):
@@ -62,6 +63,21 @@ def test_the_local_cache_and_the_remote_make_one_and_the_same(machine, hub):
         file["episode_0/rewards"][0] += 1
     done = machine.run("download", "minari", SMALL, "--local")
     assert (done.returncode, "another state of the source" in done.stderr) == (2, True)
+
+
+def test_a_packed_download_is_what_packing_makes_of_a_plain_one(machine, hub):
+    document = machine.json("download", "minari", SMALL, "--layout", "packed", "--compress", "observation=zstd:3")
+    plain = machine.json("download", "minari", SMALL)
+    assert document["path"] != plain["path"]
+    packed = machine.folder / "packed"
+    machine.json("convert", plain["path"], str(packed), "--layout", "packed", "--compress", "observation=zstd:3")
+    with PackedReader(Path(document["path"])) as found, PackedReader(packed) as expected:
+        found.verify_files()
+        assert compare_steps(expected, found) == []
+        assert found.manifest.content_digest == expected.manifest.content_digest
+    hub.forget()
+    again = machine.json("download", "minari", SMALL, "--layout", "packed", "--compress", "observation=zstd:3")
+    assert (again["already_there"], hub.requests) == (True, [])
 
 
 def test_a_dataset_without_a_version_is_its_latest(machine):

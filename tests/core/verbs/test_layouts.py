@@ -1,0 +1,178 @@
+"""The verbs on datasets in layout `packed`: they do what they do on `ted`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rbtool.core.checkpoint import compare_steps, open_steps
+from rbtool.core.dataset import Manifest
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs import checkpoint
+from rbtool.core.verbs.check import check
+from rbtool.core.verbs.convert import convert
+from rbtool.core.verbs.download import download
+from rbtool.core.verbs.inspect import inspect
+from rbtool.core.verbs.listing import list_datasets
+from rbtool.core.verbs.preprocess import preprocess
+from rbtool.core.verbs.sample import sample
+
+DATA = Path(__file__).parents[2] / "data" / "minari"
+CARTPOLE = DATA / "cartpole" / "scripted-v0"
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", [(6, "terminated"), (1, "open"), (4, "truncated")])
+    convert(tmp_path / "walks", tmp_path / "packed", layout="packed")
+    return tmp_path / "walks"
+
+
+def differences(one: Path, other: Path) -> list[object]:
+    with open_steps(one) as here, open_steps(other) as there:
+        there.verify_files()
+        return [*compare_steps(here, there)]
+
+
+@pytest.mark.parametrize("compress", [[], ["observation=zstd:1", "action=lz4"]])
+def test_a_dataset_goes_to_packed_and_back(walks: Path, tmp_path: Path, compress: list[str]) -> None:
+    packed = convert(walks, tmp_path / "small", layout="packed", compress=compress)
+    assert (packed.layout, packed.steps, packed.request["layout"]) == ("packed", 11, "packed")
+    assert differences(walks, tmp_path / "small") == []
+    back = convert(tmp_path / "small", tmp_path / "back")
+    assert back.content_digest == Manifest.load(walks).content_digest
+    assert [step.verb for step in Manifest.load(tmp_path / "back").provenance][-2:] == ["convert", "convert"]
+    assert convert(walks, tmp_path / "small", layout="packed", compress=compress[::-1]).already_there
+
+
+def test_a_foreign_dataset_becomes_packed_at_once(tmp_path: Path) -> None:
+    ted = convert(CARTPOLE, tmp_path / "ted")
+    planned = convert(CARTPOLE, tmp_path / "packed", layout="packed", dry_run=True)
+    packed = convert(CARTPOLE, tmp_path / "packed", layout="packed")
+    assert (planned.layout, packed.layout) == ("packed", "packed")
+    assert 0.9 < planned.bytes / packed.bytes < 1.1
+    assert packed.bytes < 0.85 * ted.bytes
+    assert differences(tmp_path / "ted", tmp_path / "packed") == []
+    assert convert(CARTPOLE, tmp_path / "packed", layout="packed").already_there
+
+
+def test_a_download_takes_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(DATA))
+    root = tmp_path / "root"
+    ted = download("minari", "cartpole/scripted-v0", local=True, root=root)
+    packed = download("minari", "cartpole/scripted-v0", local=True, root=root, layout="packed")
+    assert packed.path.name.startswith("scripted-v0@")
+    assert differences(ted.path, packed.path) == []
+    assert download("minari", "cartpole/scripted-v0", local=True, root=root, layout="packed").already_there
+    assert [entry.layout for entry in list_datasets(root=root).datasets] == ["ted", "packed"]
+
+
+def test_inspect_says_what_each_layout_takes(walks: Path, tmp_path: Path) -> None:
+    ted, packed = inspect(walks, episode=1), inspect(tmp_path / "packed", episode=1)
+    assert (ted.layout, packed.layout, ted.bytes_saved) == ("ted", "packed", 0)
+    assert packed.layouts["ted"] == sum(field.bytes for field in packed.fields)
+    assert packed.layouts["packed"] == sum(
+        path.stat().st_size for path in (tmp_path / "packed").glob("*") if path.is_file()
+    )
+    assert packed.bytes_saved == max(0, packed.layouts["ted"] - packed.layouts["packed"])
+    assert (packed.fields, packed.episode, packed.ends) == (ted.fields, ted.episode, ted.ends)
+
+
+def test_check_and_sample_find_the_same(walks: Path, tmp_path: Path) -> None:
+    assert check(tmp_path / "packed").findings == check(walks).findings
+    one, other = sample(walks, 20, seed=1), sample(tmp_path / "packed", 20, seed=1)
+    assert (one.indices, one.fields, one.episodes) == (other.indices, other.fields, other.episodes)
+
+
+@pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
+def test_a_checkpoint_of_it_is_that_of_ted(walks: Path, tmp_path: Path, form: str) -> None:
+    saved = checkpoint.save(tmp_path / "packed", tmp_path / "saved", form=form)  # type: ignore[arg-type]
+    assert saved.dataset_digest == Manifest.load(walks).content_digest
+    assert checkpoint.verify(tmp_path / "saved", walks).equal
+    assert checkpoint.verify(tmp_path / "saved", tmp_path / "packed").equal
+    assert checkpoint.load(tmp_path / "saved", tmp_path / "loaded").content_digest == saved.dataset_digest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_preprocessing_gives_the_same(walks: Path, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "prep.py").write_text("def same(rows):\n    return rows\n")
+    function = f"{tmp_path / 'prep.py'}:same"
+    one, other = (
+        preprocess(path, function, tmp_path / f"made-{path.name}", num_workers=workers)
+        for path in (walks, tmp_path / "packed")
+    )
+    assert one.content_digest == other.content_digest
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_a_damaged_source_is_refused_and_the_destination_untouched(walks: Path, tmp_path: Path, layout: str) -> None:
+    source = walks if layout == "ted" else tmp_path / "packed"
+    file = source / ("action.memmap" if layout == "ted" else "records.bin")
+    data = bytearray(file.read_bytes())
+    data[17] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="was changed after it was written"):
+        convert(source, tmp_path / "dest", layout="packed")
+    assert not (tmp_path / "dest").exists()
+    assert not list(tmp_path.glob(".*rbtool-new*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"layout": "parquet"}, "no dataset layout 'parquet'"),
+        ({"compress": ["observation=zstd"]}, "layout ted has no compressed fields"),
+        ({"layout": "packed", "compress": ["observation"]}, "names no method"),
+        ({"layout": "packed", "compress": ["pixels=zstd"]}, "names the field 'pixels'"),
+        ({"layout": "packed", "compress": ["observation=gzip"]}, "codec 'gzip' is unknown"),
+        ({"layout": "packed", "compress": ["next.observation=zstd"]}, "is stored with 'observation'"),
+        ({"layout": "packed", "compress": ["observation=zstd", "observation=lz4"]}, "twice"),
+        ({"episodes": "0:2"}, "chooses from a dataset of another library"),
+    ],
+)
+def test_what_cannot_be_asked_for(walks: Path, tmp_path: Path, options: dict[str, object], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        convert(walks, tmp_path / "dest", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "dest").exists()
+
+
+def test_another_compression_is_another_dataset(walks: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="was compressed in another way"):
+        convert(walks, tmp_path / "packed", layout="packed", compress=["observation=zstd"])
+    assert convert(walks, tmp_path / "packed", layout="packed", compress=["observation=zstd"], force=True).steps == 11
+    write_walks(tmp_path / "other", [(3, "open")], seed=5)
+    with pytest.raises(UsageError, match="was made from another dataset"):
+        convert(tmp_path / "other", tmp_path / "packed", layout="packed", compress=["observation=zstd"])
+
+
+def test_a_checkpoint_is_no_dataset(walks: Path, tmp_path: Path) -> None:
+    checkpoint.save(walks, tmp_path / "saved", form="flat")
+    with pytest.raises(UsageError, match="is a checkpoint, a dataset is expected"):
+        convert(tmp_path / "saved", tmp_path / "dest")
+
+
+def test_a_tensordict_folder_becomes_a_dataset(walks: Path, tmp_path: Path) -> None:
+    for path in sorted((walks / ".rbtool").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (walks / ".rbtool").rmdir()
+    made = convert(walks, tmp_path / "dest", layout="packed")
+    assert (made.steps, made.episodes) == (11, 3)
+
+
+def test_a_dataset_in_the_other_layout_is_not_replaced_unasked(walks: Path, tmp_path: Path) -> None:
+    convert(CARTPOLE, tmp_path / "plain")
+    digest = Manifest.load(tmp_path / "plain").content_digest
+    with pytest.raises(UsageError, match=r"is there already and is dataset \S+, not \S+, layout packed"):
+        convert(CARTPOLE, tmp_path / "plain", layout="packed")
+    assert Manifest.load(tmp_path / "plain").content_digest == digest
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{}", '{"a":', '{"format": "rbtool packed", "byte_order": "little"}'])
+def test_a_schema_that_is_none_is_said_in_one_sentence(walks: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "packed" / "schema.json").write_text(text)
+    with pytest.raises((FormatError, CorruptDataError), match=r"schema\.json") as raised:
+        convert(tmp_path / "packed", tmp_path / "back")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "back").exists()

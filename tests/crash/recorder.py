@@ -1,0 +1,102 @@
+"""Kills a recorder at its n-th change of the file system, repairs what is left, and compares it with what was promised.
+
+    python recorder.py WORK [--every K]
+
+WORK holds `ted/`, a dataset whose episodes are recorded. The recorder says of each episode when it is safe; after the
+kill, and after a `repair` that is killed at each of its own operations too, there must be a sound dataset that begins
+like `ted` and has at least those episodes, and at most one more. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runner import _forked, _kill
+
+from rbtool.core.checkpoint import open_steps
+from rbtool.core.dataset import PackedRecorder, TedReader
+from rbtool.core.errors import FormatError
+from rbtool.core.verbs.repair import repair
+
+
+def record(ted: Path, dest: Path, safe: Path) -> None:
+    """Record all episodes; `safe` grows by a byte for each that is safe."""
+    with (
+        TedReader(ted) as reader,
+        PackedRecorder(dest, reader.fields) as recorder,
+        open(safe, "wb", buffering=0) as said,
+    ):
+        table = reader.episodes
+        for row in range(len(table)):
+            start, stop = int(table.start[row]), int(table.start[row] + table.length[row])
+            columns = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
+            recorder.add_episode(columns, episode=int(table.episode[row]))
+            said.write(b".")
+
+
+def killed(job: Callable[[Path], object], out: Path, dest: Path, at: int) -> bool:
+    """Run a job in a child that is killed at operation `at`; tell whether it came so far."""
+    status, _ = _forked(job, out, dest, _kill, at)
+    return os.waitstatus_to_exitcode(status) != 0
+
+
+def require_beginning(ted: Path, dest: Path, promised: int) -> int:
+    """Compare what was restored with the beginning of `ted`; return how many episodes there are."""
+    with TedReader(ted) as expected, open_steps(dest) as found:
+        found.verify_files()
+        episodes, steps = found.manifest.episodes, found.manifest.steps
+        assert promised <= episodes <= promised + 1, f"{promised} episodes were promised, {episodes} are there"
+        assert found.episodes.length.tolist() == expected.episodes.length[:episodes].tolist()
+        for field in expected.fields:
+            rows = (reader.read(field.key, 0, steps).tobytes() for reader in (expected, found))
+            assert len(set(rows)) == 1, field
+        return episodes
+
+
+def strike(work: Path, at: int) -> int | None:
+    """Kill the recorder at operation `at`, then repair; None if it came to its end before."""
+    out = work / f"out-{at}"
+    out.mkdir()
+    dest, safe = out / "recording", work / "safe"
+    safe.write_bytes(b"")
+    if not killed(lambda dest: record(work / "ted", dest, safe), out, dest, at):
+        return None
+    promised = safe.stat().st_size
+    number = 1
+    try:
+        while number < 200 and killed(lambda dest: repair(dest), out, dest, number):
+            number += 5
+        repair(dest)
+    except (FormatError, FileNotFoundError):  # nothing was promised yet
+        assert promised == 0
+        shutil.rmtree(out)
+        return 0
+    found = require_beginning(work / "ted", dest, promised)
+    shutil.rmtree(out)
+    return found
+
+
+def main() -> None:
+    """Strike the recorder at every K-th operation and print how many episodes were restored how often."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--every", type=int, default=1)
+    options = parser.parse_args()
+    counts: dict[str, int] = {}
+    at = 1
+    while (found := strike(options.work, at)) is not None:
+        counts[str(found)] = counts.get(str(found), 0) + 1
+        at += options.every
+    print(json.dumps({"operations": at, "restored": counts}))
+
+
+if __name__ == "__main__":
+    main()
