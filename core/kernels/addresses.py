@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
 
-__all__ = ["BLOCK", "copy_1", "copy_4", "copy_8", "copy_bytes", "fence", "prefetch", "stream_block"]
+__all__ = ["BLOCK", "ask_for", "copy_bytes", "copy_row", "fence", "prefetch", "stream_block"]
 
 BLOCK = 64
 """Bytes of a cache line."""
@@ -68,7 +69,31 @@ def _copy_of(count: int) -> Any:
     return copy
 
 
-copy_1, copy_4, copy_8 = map(_copy_of, (1, 4, 8))
+_copy_1, _copy_4, _copy_8 = map(_copy_of, (1, 4, 8))
+
+
+@numba.njit(inline="always")
+def copy_row(target: int, source: int, width: int) -> None:
+    """Copy `width` bytes, of which there are mostly few."""
+    if width == 8:
+        _copy_8(target, source)
+    elif width == 1:
+        _copy_1(target, source)
+    elif width == 4:
+        _copy_4(target, source)
+    else:
+        copy_bytes(target, source, width)
+
+
+@numba.njit(inline="always")
+def ask_for(address: int, width: int, reach: int) -> None:
+    """Ask for all lines of the cache that hold `width` bytes, but no further than `reach`."""
+    stop = address + min(width, reach)
+    prefetch(address)
+    line = (address & -BLOCK) + BLOCK
+    while line < stop:
+        prefetch(line)
+        line += BLOCK
 
 
 @intrinsic

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import BLOCK, copy_1, copy_4, copy_8, copy_bytes, fence, prefetch, stream_block
+from .addresses import BLOCK, ask_for, copy_bytes, copy_row, fence, stream_block
 
 __all__ = ["copy_runs", "gather_rows"]
 
@@ -22,16 +22,6 @@ _REACH = 8 * BLOCK
 _SHORT = 4
 # Runs of this many bytes and more go past the caches: nobody reads them soon, and their places need not be read first.
 _STREAMED = 8192
-
-
-@numba.njit(inline="always")
-def _ask_for(address: int, width: int) -> None:
-    stop = address + min(width, _REACH)
-    prefetch(address)
-    line = (address & -BLOCK) + BLOCK
-    while line < stop:
-        prefetch(line)
-        line += BLOCK
 
 
 @numba.njit(inline="always")
@@ -72,7 +62,7 @@ def gather_rows(
         for run in range(runs):
             size = (stops[run] - begin) * width
             if run + 1 < runs:
-                _ask_for(place + numbers[stops[run]] * width, width)
+                ask_for(place + numbers[stops[run]] * width, width, _REACH)
             copy_bytes(target, place + numbers[begin] * width, size)
             target += size
             begin = stops[run]
@@ -83,24 +73,17 @@ def gather_rows(
         for number in range(count):
             coming = number + _AHEAD
             if coming < count:
-                _ask_for(place + numbers[coming] * width, width)
+                ask_for(place + numbers[coming] * width, width, _REACH)
             elif column + 1 < places.size and coming - count < count:
                 following = widths[column + 1]
-                _ask_for(places[column + 1] + numbers[coming - count] * following, following)
+                ask_for(places[column + 1] + numbers[coming - count] * following, following, _REACH)
             row = numbers[number]
             if row < 0:
                 row += rows
             if row < 0 or row >= rows:
                 return number
             source = place + row * width
-            if width == 8:
-                copy_8(target, source)
-            elif width == 1:
-                copy_1(target, source)
-            elif width == 4:
-                copy_4(target, source)
-            else:
-                copy_bytes(target, source, width)
+            copy_row(target, source, width)
             target += width
     return -1
 

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import BLOCK, copy_1, copy_4, copy_8, copy_bytes, prefetch
+from .addresses import BLOCK, ask_for, copy_bytes, copy_row
 
 __all__ = ["gather_fields", "gather_spans"]
 
@@ -49,28 +49,6 @@ def _locate(
     return -1
 
 
-@numba.njit(inline="always")
-def _ask_for(address: int, width: int) -> None:
-    prefetch(address)
-    line = (address & -BLOCK) + BLOCK
-    stop = address + min(width, _REACH)
-    while line < stop:
-        prefetch(line)
-        line += BLOCK
-
-
-@numba.njit(inline="always")
-def _copy(target: int, source: int, width: int) -> None:
-    if width == 8:
-        copy_8(target, source)
-    elif width == 1:
-        copy_1(target, source)
-    elif width == 4:
-        copy_4(target, source)
-    else:
-        copy_bytes(target, source, width)
-
-
 @numba.njit("int64(int64[::1], int64[::1], int64[::1], int64[:, ::1], uint8[::1])", nogil=True, cache=True)
 def gather_fields(
     numbers: NDArray[np.int64],
@@ -94,13 +72,13 @@ def gather_fields(
     for position in range(numbers.size):
         coming = position + _AHEAD
         if coming < numbers.size:
-            _ask_for(found[2 * coming], span)
+            ask_for(found[2 * coming], span, _REACH)
         source = found[2 * position]
         for field in range(count):
             if field == first_after:
                 source = found[2 * position + 1]
             width = fields[field, 1]
-            _copy(ends[field], source + fields[field, 0], width)
+            copy_row(ends[field], source + fields[field, 0], width)
             ends[field] += width
     return -1
 
@@ -116,7 +94,7 @@ def gather_spans(numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDA
     for position in range(numbers.size):
         coming = position + _AHEAD
         if coming < numbers.size:
-            _ask_for(found[2 * coming], span)
+            ask_for(found[2 * coming], span, _REACH)
         here, after = found[2 * position], found[2 * position + 1]
         if after == here + size:
             copy_bytes(target, here, span)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from .base import Index
-from .folder import read_state, write_state
+from .epochs import EpochSampler, Numbers
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
 from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
@@ -25,7 +22,7 @@ from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
 __all__ = ["SliceSamplerWithoutReplacement"]
 
 
-class SliceSamplerWithoutReplacement(SliceSampler):
+class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     """Goes through all trajectories in epochs and draws one slice of each, from anywhere in it or at its `anchor`.
 
     With `strict_length=False` every trajectory comes exactly once an epoch, a short one as a whole. With
@@ -51,8 +48,6 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     >>> [sampler.sample(storage, 4)[0][0].tolist() for _ in range(3)]
     [[0, 1, 4], [5, 6], [0, 1, 4]]
     """
-
-    _replacement: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -138,15 +133,6 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         )
 
     @property
-    def ran_out(self) -> bool:
-        """Whether the batch drawn last was the last of its epoch."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = bool(value)
-
-    @property
     def _remaining_batches(self) -> int:
         """How many batches of as many slices as the one drawn last are left of the epoch."""
         if not self._slices:
@@ -190,9 +176,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
         If the trajectories that it is of are not those that are found at the next draw, an epoch begins.
         """
-        missing = [name for name in ("len_storage", "_sample_list", "drop_last", "_ran_out") if name not in state_dict]
-        if missing:
-            raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+        self._require_state(state_dict)
         count, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
         saved = None
         if left is not None:
@@ -207,26 +191,13 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
         self._slices = int(state_dict.get("_slices", 0))
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`, as a memory-mapped tensordict."""
-        state = self.state_dict()
-        write_state(Path(path), {k: v if v is None else torch.as_tensor(v) for k, v in state.items()})
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote; CorruptDataError for a state that cannot be."""
-        state = read_state(Path(path))
-        try:
-            self.load_state_dict(state)
-        except SchemaError as error:
-            raise CorruptDataError(f"{path} cannot be read: {error}") from error
-
     def __getstate__(self) -> dict[str, Any]:
         epoch = TrajectoryEpoch(self.shuffle)
         epoch.load(self._saved())
         return super().__getstate__() | {"_epoch": epoch, "_followed": None}
 
 
-def _checked(numbers: Any, count: int) -> NDArray[np.int64]:
+def _checked(numbers: Any, count: int) -> Numbers:
     if not isinstance(numbers, torch.Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
         raise SchemaError("the trajectories that are left are not an int64 vector in the state")
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..storages.write_log import Written
+from .epochs import Numbers, inserted_at_random, permutation
 from .trajectories import TrajectoryTable
 
 __all__ = ["Runs", "SavedEpoch", "TrajectoryEpoch"]
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -119,7 +117,7 @@ class TrajectoryEpoch:
     def begin(self, generator: torch.Generator | None) -> None:
         """Start an epoch with all trajectories that are long enough."""
         eligible = np.flatnonzero(self._eligible)
-        self._left = eligible[self._permutation(len(eligible), generator)] if self.shuffle else eligible
+        self._left = eligible[permutation(len(eligible), generator)] if self.shuffle else eligible
         self._waiting = ~self._eligible
         self.begun = True
 
@@ -148,7 +146,10 @@ class TrajectoryEpoch:
         late = np.flatnonzero(self._waiting & self._eligible)
         if len(late):
             self._waiting[late] = False
-            self._left = self._mixed(late, generator)
+            if self.shuffle:
+                self._left = inserted_at_random(self._left, late, generator)
+            else:
+                self._left = np.concatenate([self._left, late])
 
     def _only_ends_moved(self, table: TrajectoryTable, now: _Seen) -> bool:
         """Tell whether the trajectories are the same, and can be drawn as before; take in where they begin and end.
@@ -200,24 +201,6 @@ class TrajectoryEpoch:
             self._left, waiting = order[saved.left], order[saved.waiting]
             self._waiting[:] = False
             self._waiting[waiting] = True
-
-    def _mixed(self, late: Numbers, generator: torch.Generator | None) -> Numbers:
-        """Put trajectories among those that are left, so that all orders are equally likely."""
-        order = np.concatenate([self._left, late])
-        if not self.shuffle:
-            return order
-        # One swap each keeps a random order random: a step of the shuffle by Durstenfeld, run inside out.
-        device = generator.device if generator is not None else None
-        chances = torch.rand(len(late), generator=generator, device=device, dtype=torch.float64).tolist()
-        for place, chance in enumerate(chances, start=len(self._left)):
-            other = int(chance * (place + 1))
-            order[place], order[other] = order[other], order[place]
-        return order
-
-    @staticmethod
-    def _permutation(length: int, generator: torch.Generator | None) -> Numbers:
-        device = generator.device if generator is not None else None
-        return torch.randperm(length, generator=generator, device=device).numpy(force=True)
 
     def take(self, count: int) -> tuple[Numbers, Numbers, Numbers]:
         """Return the lanes, first rows and lengths of the next trajectories, and count them as drawn."""

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..errors import SchemaError, UsageError
 from ..storages import Storage
-from .base import Index, Sampler
-from .folder import read_state, write_state
+from .base import Index
+from .epochs import EpochSampler, Numbers, inserted_at_random, permutation
 
 __all__ = ["SamplerWithoutReplacement"]
 
 _FEW = 1000
 
-Numbers: TypeAlias = NDArray[np.int64]
 
-
-class SamplerWithoutReplacement(Sampler):
+class SamplerWithoutReplacement(EpochSampler):
     """Goes through all elements in epochs, in a random order or, without `shuffle`, in that of the storage.
 
     The last batch of an epoch is what is left, which may be less than was asked for; with `drop_last` what is less
@@ -46,7 +41,6 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     by_number: ClassVar[bool] = True
-    _replacement: ClassVar[bool] = False
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
@@ -99,37 +93,18 @@ class SamplerWithoutReplacement(Sampler):
 
     def _begin(self, length: int) -> Numbers:
         """Start an epoch."""
-        self._order = self._permutation(length) if self.shuffle else np.arange(length)
+        self._order = permutation(length, self._rng) if self.shuffle else np.arange(length)
         self._drawn, self.len_storage = 0, length
         return self._order
 
-    def _permutation(self, length: int) -> Numbers:
-        device = self._rng.device if self._rng is not None else None
-        return torch.randperm(length, generator=self._rng, device=device).numpy(force=True)
-
     def _with_late_ones(self, left: Numbers, late: Numbers) -> Numbers:
         """Mix elements into those left over, so that all orders are equally likely."""
-        order = np.concatenate([left, late])
         if not self.shuffle:
-            return order
+            return np.concatenate([left, late])
         if len(late) > _FEW:
-            return order[self._permutation(len(order))]
-        # One swap an element keeps a random order random: a step of the shuffle by Durstenfeld, run inside out.
-        device = self._rng.device if self._rng is not None else None
-        chances = torch.rand(len(late), generator=self._rng, device=device, dtype=torch.float64).tolist()
-        for place, chance in enumerate(chances, start=len(left)):
-            other = int(chance * (place + 1))
-            order[place], order[other] = order[other], order[place]
-        return order
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the batch drawn last was the last of its epoch."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = bool(value)
+            order = np.concatenate([left, late])
+            return order[permutation(len(order), self._rng)]
+        return inserted_at_random(left, late, self._rng)
 
     @property
     def _sample_list(self) -> torch.Tensor | None:
@@ -165,9 +140,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, also one of TorchRL's, in which `shuffle` is not kept; SchemaError for another's."""
-        missing = [name for name in ("len_storage", "_sample_list", "drop_last", "_ran_out") if name not in state_dict]
-        if missing:
-            raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+        self._require_state(state_dict)
         length, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
         order = None if left is None else _checked(left, length).numpy(force=True)
         self._forget()
@@ -175,19 +148,6 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
         self.shuffle = bool(state_dict.get("shuffle", self.shuffle))
         self._batch_size = int(state_dict.get("_batch_size", 0))
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`, as a memory-mapped tensordict."""
-        state = self.state_dict()
-        write_state(Path(path), {k: v if v is None else torch.as_tensor(v) for k, v in state.items()})
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote; CorruptDataError for a state that cannot be."""
-        state = read_state(Path(path))
-        try:
-            self.load_state_dict(state)
-        except SchemaError as error:
-            raise CorruptDataError(f"{path} cannot be read: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         left = self._sample_list

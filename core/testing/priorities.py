@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from tensordict import TensorDict
 
-from ..buffers import ReplayBuffer
+from ..buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ..storages import LazyTensorStorage
 
-__all__ = ["draw_many", "drawn_weights"]
+__all__ = ["EXPONENTS", "draw_many", "drawn_weights", "expected", "of_steps", "plain", "steps"]
+
+EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
+"""With these, weights are priorities, and what is known of elements tells them."""
 
 
 def draw_many(buffer: ReplayBuffer, draws: int = 4000) -> tuple[Any, dict[str, Any]]:
@@ -35,3 +41,23 @@ def drawn_weights(buffer: ReplayBuffer) -> list[float]:
     found = torch.zeros(len(buffer), dtype=torch.float64)
     found[index] = 1 / info["priority_weight"].double()
     return [float(weight) for weight in found / found.sum()]
+
+
+def plain(size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
+    """Make a buffer whose weights are the priorities themselves."""
+    return PrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
+
+
+def of_steps(size: int = 10, **more: Any) -> TensorDictPrioritizedReplayBuffer:
+    """Make such a buffer of tensordicts."""
+    return TensorDictPrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
+
+
+def steps(count: int = 4, **more: Any) -> TensorDict:
+    """Make rows that carry their numbers."""
+    return TensorDict({"a": torch.arange(count), **more}, [count])
+
+
+def expected(*priorities: float) -> Any:
+    """Return what `drawn_weights` finds of elements of these priorities."""
+    return pytest.approx([priority / sum(priorities) for priority in priorities], abs=1e-6)

@@ -10,10 +10,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import (
-    PrioritizedReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-)
 from rbtool.core.errors import RbtoolError
 from rbtool.core.storages import (
     CompressedListStorage,
@@ -21,25 +17,7 @@ from rbtool.core.storages import (
     LazyTensorStorage,
     ListStorage,
 )
-from rbtool.core.testing.priorities import draw_many, drawn_weights
-
-EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
-
-
-def plain(size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
-    return PrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
-
-
-def of_steps(size: int = 10, **more: Any) -> TensorDictPrioritizedReplayBuffer:
-    return TensorDictPrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
-
-
-def steps(count: int = 4, **more: Any) -> TensorDict:
-    return TensorDict({"a": torch.arange(count), **more}, [count])
-
-
-def expected(*priorities: float) -> Any:
-    return pytest.approx([priority / sum(priorities) for priority in priorities], abs=1e-6)
+from rbtool.core.testing.priorities import draw_many, drawn_weights, expected, of_steps, plain, steps
 
 
 @pytest.mark.parametrize(
