@@ -41,6 +41,8 @@ def repair(
         result = run(path, yes=yes, dry_run=dry_run, progress=progress)
     state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
     out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
+    if result.remade:
+        out.summary(f"{'to be' if dry_run else ''} made again, because damaged: {', '.join(result.remade)}".lstrip())
     if result.cut_bytes:
         out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
     if result.lost_episodes:

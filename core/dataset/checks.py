@@ -15,6 +15,7 @@ from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
 from .episodes import EpisodeTable
 from .ingest import running_return
+from .manifest import MANIFEST, is_canonical
 from .ted_reader import TedReader, changed, size_problem
 
 __all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
@@ -131,7 +132,11 @@ def _digest_problems(reader: StepReader) -> list[str]:
         except CorruptDataError as error:
             return [str(error)]
     whole = [(path, file) for path, file in _listed(reader) if not size_problem(path, file)]
-    return [str(changed(path)) for path, file in whole if digest_file(path) != file.digest]
+    wrong = [path for path, file in whole if digest_file(path) != file.digest]
+    manifest = reader.path / MANIFEST
+    if manifest.is_file() and not is_canonical(manifest.read_bytes()):
+        wrong.append(manifest)
+    return [str(changed(path)) for path in wrong]
 
 
 FOLDER_RULES: tuple[FolderRule, ...] = (

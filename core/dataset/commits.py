@@ -1,47 +1,48 @@
 """The log of a recording: one small record an episode, appended when all its rows are on the disk.
 
 Each record says where the rows of the episode end, carries their digest and its own, and is written at once, so that
-whatever stops the recording leaves a log whose longest sound beginning names whole episodes.
+whatever stops the recording leaves a log whose longest sound beginning names whole episodes. Beside the log lies a
+copy, written after it: what happens to one of the two, later, costs nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from ..errors import FormatError
-from ..ted import EndReason, Field, Key, Role
+from ..ted import EndReason
 from . import fs
+from .contracts import Array
 from .digest import digest_bytes
 from .episodes import EpisodeRow
 from .manifest import HIDDEN
 from .packed_schema import EXPLICIT, RECORDS, PackedSchema
-from .strict_json import dump_json, load_json
 
 __all__ = [
     "COMMITS",
-    "RECORDING",
+    "COMMITS_COPY",
     "Commit",
     "CommitLog",
+    "CommitsFound",
     "episode_digest",
-    "fields_bytes",
     "file_widths",
+    "log_bytes",
     "read_commits",
-    "read_fields",
+    "schema_mark",
 ]
 
 COMMITS = f"{HIDDEN}/commits.bin"
-RECORDING = f"{HIDDEN}/recording.json"
+COMMITS_COPY = f"{HIDDEN}/commits_copy.bin"
 
 _RECORD = np.dtype([
     ("number", "<i8"), ("episode", "<i8"), ("length", "<i8"), ("return", "<f8"), ("seed", "<u8"),
     ("steps", "<i8"), ("explicit_start", "<i8"), ("explicit_stop", "<i8"),
-    ("terminated", "?"), ("truncated", "?"), ("end_reason", "u1"), ("has_seed", "?"), ("padding", "V4"),
+    ("terminated", "?"), ("truncated", "?"), ("end_reason", "u1"), ("has_seed", "?"), ("schema", "<u4"),
     ("data", "S32"), ("own", "<u8"),
 ])  # fmt: skip
 
@@ -55,15 +56,16 @@ class Commit(NamedTuple):
     explicit_stop: int
     data: str
 
-    def to_bytes(self, number: int) -> bytes:
-        """The record of episode `number` of the recording, counted from 0."""
+    def to_bytes(self, number: int, mark: int) -> bytes:
+        """The record of episode `number` of the recording, counted from 0; `mark` is that of its schema."""
         row = self.row
         record = np.zeros(1, _RECORD)
         values: dict[str, Any] = {
             "number": number, "episode": row.episode, "length": row.length, "return": row.total_reward,
             "seed": row.seed or 0, "steps": self.steps, "explicit_start": self.explicit_start,
             "explicit_stop": self.explicit_stop, "terminated": row.terminated, "truncated": row.truncated,
-            "end_reason": int(row.end_reason), "has_seed": row.seed is not None, "data": self.data.encode(),
+            "end_reason": int(row.end_reason), "has_seed": row.seed is not None, "schema": mark,
+            "data": self.data.encode(),
         }  # fmt: skip
         for name, value in values.items():
             record[name] = value
@@ -75,45 +77,105 @@ def _own_digest(data: bytes) -> int:
     return int(xxhash.xxh3_64_intdigest(data[: _RECORD.fields["own"][1]]))  # type: ignore[index]
 
 
-class CommitLog:
-    """Appends records to the log of a recording."""
+def schema_mark(schema: PackedSchema) -> int:
+    """A number, never 0, by which each record of the log knows the layout of the rows it speaks of."""
+    return int(xxhash.xxh3_64_intdigest(schema.to_bytes())) & 0xFFFFFFFF or 1
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / COMMITS
-        self._descriptor = fs.create(self._path)
+
+class CommitLog:
+    """Appends records to the log of a recording, and to its copy."""
+
+    def __init__(self, folder: Path, schema: PackedSchema) -> None:
+        self._paths = [folder / name for name in (COMMITS, COMMITS_COPY)]
+        self._mark = schema_mark(schema)
+        self._descriptors = [fs.create(path) for path in self._paths]
         self._count = 0
 
     def append(self, commit: Commit) -> None:
-        """Write one record at once, and wait until it is on the disk."""
-        fs.write(self._descriptor, memoryview(commit.to_bytes(self._count)), self._path)
-        fs.fsync(self._descriptor, self._path)
+        """Write one record at once, and wait until it is on the disk; nobody waits for the copy."""
+        record = memoryview(commit.to_bytes(self._count, self._mark))
+        (log, copy), (log_path, copy_path) = self._descriptors, self._paths
+        fs.write(log, record, log_path)
+        fs.fsync(log, log_path)
+        fs.write(copy, record, copy_path)
         self._count += 1
 
+    def finish(self) -> None:
+        """Wait until the copy is on the disk, too, and close."""
+        fs.fsync(self._descriptors[1], self._paths[1])
+        self.close()
+
     def close(self) -> None:
-        """Close the file; harmless when done twice."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close the files; harmless when done twice."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
 
 
-def read_commits(folder: Path) -> tuple[list[Commit], int]:
-    """Read the longest sound beginning of a log; return it and how many records lie behind it, sound or not."""
-    data = (folder / COMMITS).read_bytes()
-    size, found, steps = _RECORD.itemsize, [], 0
-    for number in range(len(data) // size):
-        part = data[number * size : (number + 1) * size]
-        record = np.frombuffer(part, _RECORD)[0]
-        steps += int(record["length"])
-        if int(record["own"]) != _own_digest(part) or int(record["number"]) != number or int(record["steps"]) != steps:
+class CommitsFound(NamedTuple):
+    """What log and copy tell together.
+
+    `commits` is their longest sound beginning, `promised` counts the whole records of the longer one: a torn record at
+    the end promised nothing. `mark` is that of the schema, None where no record says it; `damaged` names the files
+    that lack a record which the other one has.
+    """
+
+    commits: list[Commit]
+    promised: int
+    mark: int | None
+    damaged: tuple[str, ...]
+
+
+def read_commits(folder: Path) -> CommitsFound:
+    """Read log and copy, each of which may be missing, record by record from whichever has it sound."""
+    logs = {name: _records(folder / name) for name in (COMMITS, COMMITS_COPY)}
+    promised = max(len(log) for log in logs.values())
+    commits: list[Commit] = []
+    damaged: set[str] = set()
+    mark, steps = 0, 0
+    for number in range(promised):
+        found = {name: _is_sound(log, number, steps) for name, log in logs.items()}
+        if not any(found.values()):
             break
-        row = EpisodeRow(
-            int(record["episode"]), int(record["length"]), float(record["return"]), bool(record["terminated"]),
-            bool(record["truncated"]), EndReason(int(record["end_reason"])),
-            int(record["seed"]) if record["has_seed"] else None,
-        )  # fmt: skip
-        stop = int(record["explicit_stop"])
-        found.append(Commit(row, steps, int(record["explicit_start"]), stop, record["data"].decode()))
-    return found, -(-len(data) // size) - len(found)
+        # The copy may end early: the system writes it when it likes to.
+        damaged |= {
+            name for name, sound in found.items() if not sound and (name == COMMITS or number < len(logs[name]))
+        }
+        record = next(logs[name][number] for name, sound in found.items() if sound)
+        commits.append(_commit(record))
+        mark, steps = mark or int(record["schema"]), commits[-1].steps
+    return CommitsFound(commits, promised, mark or None, tuple(sorted(damaged)))
+
+
+def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
+    """The log, and the copy, of these episodes."""
+    mark = schema_mark(schema)
+    return b"".join(commit.to_bytes(number, mark) for number, commit in enumerate(commits))
+
+
+def _records(path: Path) -> Array:
+    data = path.read_bytes() if path.is_file() else b""
+    return np.frombuffer(data[: len(data) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
+
+
+def _is_sound(log: Array, number: int, steps: int) -> bool:
+    """Tell whether record `number`, which `steps` steps come before, is there as it was written."""
+    if number >= len(log):
+        return False
+    record = log[number]
+    return (int(record["own"]), int(record["number"]), int(record["steps"])) == (
+        _own_digest(record.tobytes()), number, steps + int(record["length"]),
+    )  # fmt: skip
+
+
+def _commit(record: Any) -> Commit:
+    row = EpisodeRow(
+        int(record["episode"]), int(record["length"]), float(record["return"]), bool(record["terminated"]),
+        bool(record["truncated"]), EndReason(int(record["end_reason"])),
+        int(record["seed"]) if record["has_seed"] else None,
+    )  # fmt: skip
+    steps, start, stop = (int(record[name]) for name in ("steps", "explicit_start", "explicit_stop"))
+    return Commit(row, steps, start, stop, record["data"].decode())
 
 
 def episode_digest(parts: Mapping[str, str]) -> str:
@@ -130,30 +192,3 @@ def file_widths(schema: PackedSchema) -> dict[str, tuple[int, str]]:
         if one.state:
             found[one.file(explicit=True)] = one.field.row_bytes, "explicit"
     return found
-
-
-def fields_bytes(fields: Sequence[Field]) -> bytes:
-    """The document that says what is recorded."""
-    entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
-    return (dump_json({"format": "rbtool recording", "version": 1, "fields": entries}, indent=1) + "\n").encode()
-
-
-def read_fields(folder: Path) -> tuple[Field, ...]:
-    """Read what is recorded in a folder; FormatError for one that nothing was recorded in."""
-    path = folder / RECORDING
-    if not path.is_file() or not (folder / COMMITS).is_file():
-        raise FormatError(
-            f"{folder} is no recording: it has no {RECORDING if not path.is_file() else COMMITS}",
-            hint="what was converted or downloaded is made again from its source",
-        )
-    document = load_json(path)
-    try:
-        return tuple(
-            _field(entry["key"], entry["dtype"], entry["shape"], entry["role"]) for entry in document["fields"]
-        )
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"{path} does not say what is recorded: {error!r}") from error
-
-
-def _field(key: Key, dtype: str, shape: Sequence[int], role: Role) -> Field:
-    return Field(tuple(key), dtype, tuple(shape), role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..errors import SchemaError, UsageError
 from ..ted import NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
 from . import fs
 from .builder import Origin, provenance_step, write_manifest
-from .commits import COMMITS, RECORDING, Commit, CommitLog, episode_digest, fields_bytes
+from .commits import COMMITS, COMMITS_COPY, Commit, CommitLog, episode_digest
 from .contracts import Array
 from .digest import FileRecord
 from .episodes import EPISODES, EpisodeRow, EpisodeTable
@@ -25,6 +26,7 @@ from .manifest import HIDDEN, FieldRange, Manifest, Request
 from .packed_builder import PackedRows
 from .packed_schema import SCHEMA, PackedSchema
 from .record_numbers import RecordNumbers
+from .recorded_fields import RECORDING, fields_bytes
 
 __all__ = ["PackedRecorder", "recording_table", "seal"]
 
@@ -47,10 +49,11 @@ class PackedRecorder:
         self.commits: list[Commit] = []
         fs.make_folder(folder / HIDDEN)
         self._lock = lock_folder(folder)
+        self._torn = False
         self.rows = PackedRows(folder, self.fields, self.schema)
         fs.write_file(folder / SCHEMA, self.schema.to_bytes())
         fs.write_file(folder / RECORDING, fields_bytes(self.fields))
-        self._log = CommitLog(folder)
+        self._log = CommitLog(folder, self.schema)
         for place in (folder / HIDDEN, folder, folder.parent):
             fs.sync_folder(place)
 
@@ -70,9 +73,21 @@ class PackedRecorder:
         length = {len(array) for array in columns.values()}
         if len(length) != 1 or not max(length):
             raise SchemaError(f"episode {episode} has leaves of {sorted(length)} rows; one number, from 1, is expected")
-        steps = length.pop()
+        self._require_whole()
+        self._torn = True
+        try:
+            commit = self._written(columns, _row(columns, episode, seed, cut_off))
+        except SchemaError:  # raised before anything is written
+            self._torn = False
+            raise
+        self._log.append(commit)
+        self.commits.append(commit)
+        self._torn = False
+
+    def _written(self, columns: Mapping[Key, Array], row: EpisodeRow) -> Commit:
+        """Bring an episode to the disk, all but the record of it."""
         had_explicit = self.rows.explicit is not None
-        self.rows.append(columns, np.arange(steps) == steps - 1)
+        self.rows.append(columns, np.arange(row.length) == row.length - 1)
         self.rows.write()
         explicit = self.rows.explicit
         files = [*self.rows.files.files, *(explicit.files if explicit else ())]
@@ -81,15 +96,13 @@ class PackedRecorder:
         if explicit is not None and not had_explicit:  # the names of new files have to be safe, too
             for folder in sorted({file.path.parent for file in files}):
                 fs.sync_folder(folder)
-        commit = Commit(
-            _row(columns, episode, seed, cut_off),
-            self.steps + steps,
+        return Commit(
+            row,
+            self.steps + row.length,
             self.rows.explicit_starts[-1],
             explicit.rows if explicit else 0,
             episode_digest({file.name: digest for file in files if (digest := file.cut())}),
         )
-        self._log.append(commit)
-        self.commits.append(commit)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a leaf of the episodes that were added, into a fresh array."""
@@ -108,12 +121,21 @@ class PackedRecorder:
         return numbers.rows(start, stop, after, fetch)
 
     def finish(self) -> Manifest:
-        """Make a dataset of the folder; the recorder is closed then."""
+        """Make a dataset of the folder; the recorder is closed then. SchemaError where an episode is half written."""
+        self._require_whole()
         data = self.rows.finish()
-        self._log.close()
+        self._log.finish()
         manifest = seal(self.folder, self.fields, self.commits, data, self.rows.ranges)
         self.close()
         return manifest
+
+    def _require_whole(self) -> None:
+        """Refuse to go on behind an episode that could not be written to its end, as on a full disk."""
+        if self._torn:
+            raise SchemaError(
+                f"the recording {self.folder} stopped in the middle of an episode: nothing more can be recorded there",
+                hint=f"make a dataset of what is whole: rbtool repair {shlex.quote(str(self.folder))}",
+            )
 
     def close(self) -> None:
         """Close the files without making a dataset of them; harmless when done twice."""
@@ -160,10 +182,11 @@ def seal(
 ) -> Manifest:
     """Make a dataset of a recording whose data files are complete: write episodes and, at once, the manifest."""
     fs.remove(folder / EPISODES)  # that of an earlier attempt
-    for leftover in (folder / HIDDEN).glob(".*.new"):
-        fs.remove(leftover)
+    for place in (folder, folder / HIDDEN):
+        for leftover in place.glob(".*.new"):
+            fs.remove(leftover)
     table = recording_table(commits)
-    kept = [*data, *(record_file(folder / name, name) for name in (SCHEMA, RECORDING, COMMITS))]
+    kept = [*data, *(record_file(folder / name, name) for name in (SCHEMA, RECORDING, COMMITS, COMMITS_COPY))]
     request = Request("recording", str(folder), folder.name)
     origin = Origin(replace(request, layout="packed"), (provenance_step("record", {}, {}),))
     explicit = int((table.explicit_start >= 0).sum())

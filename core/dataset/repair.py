@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import FormatError, UsageError
 from ..ted import Field, Key
 from . import fs
-from .commits import COMMITS, Commit, episode_digest, file_widths, read_commits, read_fields
+from .commits import COMMITS, COMMITS_COPY, Commit, episode_digest, file_widths, log_bytes, read_commits
 from .digest import FileRecord, Hasher, digest_file
 from .leaf_writer import merge_ranges, range_of
 from .locks import lock_folder
 from .manifest import MANIFEST, FieldRange, Manifest, has_manifest
 from .packed_reader import PackedReader
 from .packed_schema import SCHEMA, PackedSchema
+from .recorded_fields import RECORDING, fields_bytes, read_fields
 from .recorder import seal
+from .unlisted_episodes import unlisted_episodes
 
 __all__ = ["RecordingState", "examine_recording", "repair_recording"]
 
@@ -26,17 +28,22 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class RecordingState:
-    """What is in a recording: the episodes of its longest sound beginning, and how many more were promised.
+    """What is in a recording: the episodes of its longest sound beginning, and what else was found.
 
-    `surplus` counts bytes that belong to no sound episode; `sealed` says that the folder is a sound dataset as it is.
+    `lost` counts finished episodes that come after: the first of them is damaged, or, where they are `unlisted`,
+    neither log nor copy names it, though its rows, or the manifest, tell of it. `surplus` counts bytes that belong to
+    no sound episode; `damaged` names the files that have a whole twin to be made from; `sealed` says that the folder
+    is a sound dataset as it is.
     """
 
     fields: tuple[Field, ...]
     schema: PackedSchema
     commits: tuple[Commit, ...]
     lost: int
-    surplus: int
-    sealed: bool
+    unlisted: bool = False
+    surplus: int = 0
+    damaged: tuple[str, ...] = ()
+    sealed: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -50,22 +57,25 @@ class RecordingState:
 def examine_recording(folder: Path, progress: Callable[[int], None] = lambda episodes: None) -> RecordingState:
     """Read all of a recording and find its longest sound beginning; changes nothing.
 
-    `progress` hears of the episodes looked at. FormatError for a folder that nothing was recorded in.
+    `progress` hears of the episodes looked at. FormatError for a folder that nothing was recorded in, CorruptDataError
+    where it is not known any more what was recorded.
     """
-    fields = read_fields(folder)
-    schema = PackedSchema.of(fields)
-    promised, unsound = read_commits(folder)
+    log = read_commits(folder)
+    fields, schema, damaged = read_fields(folder, log.mark)
     widths = file_widths(schema)
     commits: list[Commit] = []
-    for number, commit in enumerate(promised):
-        if not _is_sound(folder, widths, promised[number - 1] if number else None, commit, number):
+    for number, commit in enumerate(log.commits):
+        if not _is_sound(folder, widths, log.commits[number - 1] if number else None, commit, number):
             break
         commits.append(commit)
         progress(1)
-    lost = len(promised) - len(commits) + unsound
-    state = RecordingState(fields, schema, tuple(commits), lost, 0, sealed=False)
+    state = RecordingState(fields, schema, tuple(commits), log.promised - len(commits))
+    if not state.lost and (unlisted := _unlisted(folder, state)):
+        state = replace(state, lost=unlisted, unlisted=True)
     surplus = sum(_size(folder / name) - size for name, size in state.sizes.items() if (folder / name).is_file())
-    return RecordingState(fields, schema, tuple(commits), lost, surplus, sealed=not lost and _is_dataset(folder))
+    damaged = tuple(sorted((*damaged, *log.damaged)))
+    sealed = not state.lost and not damaged and _is_dataset(folder)
+    return replace(state, surplus=surplus, damaged=damaged, sealed=sealed)
 
 
 def repair_recording(folder: Path, state: RecordingState) -> Manifest:
@@ -78,17 +88,28 @@ def repair_recording(folder: Path, state: RecordingState) -> Manifest:
         raise UsageError(f"{folder} is being recorded to by another process", hint="wait until it is done")
     try:
         fs.remove(folder / MANIFEST)  # no dataset from here on, until it is whole again
+        _make(folder / RECORDING, fields_bytes(state.fields))
+        _make(folder / SCHEMA, state.schema.to_bytes())
         data = [record for name, size in state.sizes.items() if (record := _cut(folder, name, size))]
-        _cut(folder, COMMITS, len(state.commits) * len(state.commits[0].to_bytes(0)) if state.commits else 0)
-        if not (folder / SCHEMA).is_file() or (folder / SCHEMA).read_bytes() != state.schema.to_bytes():
-            fs.remove(folder / SCHEMA)
-            fs.write_file(folder / SCHEMA, state.schema.to_bytes())
+        log = log_bytes(list(state.commits), state.schema)
+        for name in (COMMITS, COMMITS_COPY):
+            _make(folder / name, log)
         manifest = seal(folder, state.fields, state.commits, data, {})
         with PackedReader(folder) as reader:
             ranges = _ranges(reader)
         return seal(folder, state.fields, state.commits, data, ranges) if manifest.steps else manifest
     finally:
         os.close(lock)
+
+
+def _unlisted(folder: Path, state: RecordingState) -> int:
+    """Count finished episodes, at least, that neither log nor copy names."""
+    found = unlisted_episodes(folder, state.schema, state.sizes)
+    try:
+        told = Manifest.load(folder).episodes if has_manifest(folder) else 0
+    except (FormatError, OSError):
+        told = 0
+    return max(found, told - len(state.commits))
 
 
 def _is_sound(
@@ -137,10 +158,16 @@ def _is_dataset(folder: Path) -> bool:
     return True
 
 
+def _make(path: Path, data: bytes) -> None:
+    """Give a small file these bytes, unless it has them: there is the old one or the new one at any instant."""
+    if not path.is_file() or path.read_bytes() != data:
+        fs.replace_file(path, data)
+
+
 def _cut(folder: Path, name: str, size: int) -> FileRecord | None:
     """Cut a file; return it as a manifest lists it. One that no episode needs goes."""
     path = folder / name
-    if not size and name != COMMITS and "explicit" in name:
+    if not size and "explicit" in name:
         fs.remove(path)
         return None
     descriptor = fs.open_to_fill(path)

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import SchemaError
 from ..kernels import PlainRows, fastest_rows
-from .cursors import Index
+from .cursors import Index, row_numbers
 from .memory import Memory, plain_column
 
 __all__ = ["Columns"]
@@ -90,8 +90,8 @@ class Columns:
     def read(self, index: Index, rows: int) -> tuple[list[torch.Tensor], torch.Size]:
         """Read `index` among the first `rows` rows; return the tensors and their leading shape.
 
-        Tensors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views.
-        IndexError for rows that are not there.
+        Tensors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views, but of
+        slices that go backwards. IndexError for rows that are not there.
         """
         self._follow_moves()
         if type(index) is torch.Tensor and index.dtype is torch.int64 and index.dim():
@@ -103,9 +103,22 @@ class Columns:
                 self._elements = Columns([leaf.flatten(0, self.ndim - 1) for leaf in self.leaves], self.names, 1)
             found = self._elements._gather(flat, rows * math.prod(self.lead[1:]))
             return _shaped(found, index[0].shape), index[0].shape
-        found = [column[index] for column in self._of(rows)]
+        if isinstance(index, int) and not -rows <= index < rows:
+            raise IndexError(f"row {index} was asked for, there are {rows}")
+        found = [column[index] for column in self._of(rows)] if _forwards(index) else self._backwards(index, rows)
         batch = found[0].shape[: found[0].dim() - self.plain[0].dim() + self.ndim]
         return self._typed(found), batch
+
+    def _backwards(self, index: Index, rows: int) -> list[torch.Tensor]:
+        """Read what is named with slices that go backwards, which torch has no views for: it is copied turned round."""
+        parts = index if isinstance(index, tuple) else (index,)
+        found = self._of(rows)
+        for dimension, part in enumerate(parts):
+            if not _forwards(part):
+                turned = torch.from_numpy(row_numbers(part, found[0].shape[dimension])).to(found[0].device)
+                found = [column.index_select(dimension, turned) for column in found]
+        rest = tuple(part if _forwards(part) else slice(None) for part in parts)
+        return [column[rest] for column in found]
 
     def _gather(self, index: torch.Tensor, rows: int) -> list[torch.Tensor]:
         if self._in_rows:
@@ -222,6 +235,13 @@ class Columns:
         """Copy those values that a write into the columns, any of them, might change before they are read."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
+
+
+def _forwards(index: Index) -> bool:
+    """Tell whether torch takes an index as it is: it takes no slices with negative steps."""
+    if isinstance(index, tuple):
+        return all(_forwards(part) for part in index)
+    return not (isinstance(index, slice) and index.step is not None and index.step < 0)
 
 
 def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:

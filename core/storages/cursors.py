@@ -5,19 +5,24 @@ from __future__ import annotations
 import operator
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SchemaError
 
-__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "last_row", "rows_of"]
+__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "last_row", "row_numbers", "rows_of"]
 
 Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
+
+_FAR = 1 << 63
 
 
 def as_index(item: Any, ndim: int) -> Index:
     """Bring ints, slices, ranges, lists, arrays, masks, tensors and tuples of them into the form torch indexes with.
 
-    IndexError for more coordinates than `ndim`, the dimensions that count elements.
+    Tensors come out as masks or int64. IndexError for more coordinates than `ndim`, the dimensions that count
+    elements, and for what names no rows: fractions, texts, None, a lone truth value.
     """
     if isinstance(item, tuple) and len(item) == 1:
         item = item[0]
@@ -25,18 +30,57 @@ def as_index(item: Any, ndim: int) -> Index:
         if len(item) > ndim:
             raise IndexError(f"{len(item)} coordinates given, the storage has {ndim} dimension{'s' * (ndim > 1)}")
         return tuple(as_index(part, 1) for part in item)
-    if isinstance(item, torch.Tensor | slice):
-        index = item
-    elif item is Ellipsis:
-        index = slice(None)
-    elif hasattr(item, "__index__") and not isinstance(item, bool):
-        return operator.index(item)
-    else:
-        index = torch.as_tensor(list(item) if isinstance(item, range) else item)
-        index = index if index.numel() else index.long()
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > ndim:
-        raise IndexError(f"a mask of {index.dim()} dimensions given, the storage has {ndim}")
-    return index
+    if isinstance(item, slice):
+        return item
+    if item is Ellipsis:
+        return slice(None)
+    if hasattr(item, "__index__") and not isinstance(item, bool | torch.Tensor | np.ndarray):
+        return _in_range(operator.index(item))
+    index = item if isinstance(item, torch.Tensor) else _tensor(item)
+    if index.dtype == torch.bool:
+        if not 0 < index.dim() <= ndim:
+            raise IndexError(f"a mask of {index.dim()} dimensions given, the storage has {ndim}")
+        return index
+    if index.is_floating_point() or index.is_complex():
+        raise IndexError(f"rows are named by whole numbers, slices or masks, found {index.dtype}")
+    return index if index.dtype == torch.int64 else index.long()
+
+
+def _tensor(item: Any) -> torch.Tensor:
+    """Make a tensor of numbers or truth values that are given one by one, or as an array."""
+    try:
+        if isinstance(item, np.ndarray) and item.dtype.kind in "iu":  # of any width, byte order and strides
+            return torch.from_numpy(item.astype(np.int64))
+        plain = item.copy() if isinstance(item, np.ndarray) else list(item) if isinstance(item, range) else item
+        found = torch.as_tensor(plain)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        kind = "None" if item is None else f"the type {type(item).__name__}"
+        raise IndexError(f"rows are named by whole numbers, slices or masks, found {kind}") from None
+    return found if found.numel() else found.long()
+
+
+def _in_range(row: int) -> int:
+    if not -_FAR <= row < _FAR:
+        raise IndexError(f"row {row} was asked for, which no storage has")
+    return row
+
+
+def row_numbers(index: Index, length: int) -> NDArray[np.int64]:
+    """Return the numbers, from 0 on, of the rows that `as_index` made `index` of, in its shape: `[]` for an int.
+
+    IndexError for rows that are not there.
+    """
+    if isinstance(index, slice):
+        return np.arange(*index.indices(length), dtype=np.int64)
+    numbers = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+    if numbers.dtype == bool:
+        if numbers.shape != (length,):
+            raise IndexError(f"a mask of shape {list(numbers.shape)} given for {length} rows")
+        return np.flatnonzero(numbers)
+    outside = (numbers < -length) | (numbers >= length)
+    if outside.any():
+        raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {length}")
+    return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)
 
 
 def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:
@@ -46,7 +90,10 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
     """
     if isinstance(index, slice):
         start, stop, step = _bounds(index, valid, capacity)
-        return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+        if step == 1:
+            return slice(start, max(start, stop))
+        rows = torch.from_numpy(np.arange(start, stop, step, dtype=np.int64))
+        return rows if len(rows) else slice(0, 0)
     if isinstance(index, int):
         row = index + valid if index < 0 else index
         _refuse_outside(row, row, valid, capacity)
@@ -66,10 +113,13 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
 
 
 def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
-    """The bounds of a slice: explicit ends may reach the capacity, open and negative ones count valid rows."""
-    step = 1 if index.step is None else operator.index(index.step)
-    if step < 1:
-        raise IndexError(f"rows are written with steps of at least 1, found {step}")
+    """The bounds of a slice: explicit ends may reach the capacity, open and negative ones count valid rows.
+
+    One that goes backwards reaches no further than the valid rows.
+    """
+    bounds = index.indices(valid)  # which refuses a step of 0, and bounds that are no whole numbers
+    if (step := bounds[2]) < 0:
+        return bounds
     ends = (0 if index.start is None else index.start, valid if index.stop is None else index.stop)
     start, stop = (min(max(end + valid if end < 0 else end, 0), capacity) for end in ends)
     return start, stop, step

@@ -198,15 +198,10 @@ def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
         if len(index) != 1:
             raise SchemaError(f"{len(index)} coordinates given; a list has one dimension")
         index = index[0]
-    try:
-        found = as_index(torch.as_tensor(index) if isinstance(index, np.ndarray) else index, 1)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise IndexError(f"rows cannot be named by a {type(index).__name__}") from error
+    found = as_index(index, 1)
     if not isinstance(found, torch.Tensor):
         return found  # type: ignore[return-value]
-    if found.dtype.is_floating_point or found.dtype.is_complex:
-        raise IndexError(f"rows are named by integers, found {found.dtype}")
-    if found.dim() == 0 and found.dtype != torch.bool:
+    if found.dim() == 0:
         return int(found)
     if found.dim() != 1:
         raise IndexError(f"rows are named by a vector, found one of shape {list(found.shape)}")

@@ -17,7 +17,7 @@ from ..ted import Field
 from .advice import exceeds_memory
 from .arrays import tensordict_of
 from .base import Storage
-from .cursors import as_index
+from .cursors import as_index, row_numbers
 from .packed_recording import PackedRecording
 from .packed_rows import Numbers, PackedLeaves
 from .structure import Structure, structure_of
@@ -92,12 +92,12 @@ class PackedStorage(Storage):
 
         IndexError for rows that are not there.
         """
-        if type(index) is not torch.Tensor or index.dtype is torch.bool:
+        if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, 1)
         if type(index) is torch.Tensor and index.dim() == 1 and index.dtype is torch.int64:
             return self._rows((index if index.is_cpu else index.cpu()).numpy(), index.shape)
-        numbers = self._numbers(index)
-        return self._rows(np.ascontiguousarray(numbers.reshape(-1), np.int64), torch.Size(numbers.shape))
+        numbers = row_numbers(index, len(self))
+        return self._rows(np.ascontiguousarray(numbers.reshape(-1)), torch.Size(numbers.shape))
 
     def _rows(self, numbers: Array, batch: torch.Size) -> TensorDict:
         if self.views:
@@ -110,16 +110,6 @@ class PackedStorage(Storage):
             found = [leaf.reshape((*batch, *leaf.shape[1:])) for leaf in found]
         built: TensorDict = self._structure.build(iter(found), batch)
         return built
-
-    def _numbers(self, index: Any) -> Array:
-        if isinstance(index, slice):
-            return np.arange(*index.indices(len(self)))
-        numbers = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
-        if numbers.dtype == bool:
-            if numbers.shape != (len(self),):
-                raise IndexError(f"a mask of shape {list(numbers.shape)} given for {len(self)} rows")
-            return np.flatnonzero(numbers)
-        return numbers
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Refuse: datasets are never edited."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from ..dataset import Array, Manifest, PackedReader, PackedRecorder
 from ..errors import SchemaError, UsageError
-from ..ted import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key, key_name, role_of
+from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .arrays import tensor_of, tensordict_of
 from .base import Storage
-from .cursors import as_index, rows_of
+from .cursors import as_index, row_numbers, rows_of
 from .structure import structure_of
 from .write_log import Change
 
@@ -26,6 +26,7 @@ __all__ = ["PackedRecording"]
 
 _INDEX = ("index",)
 _UNLIMITED = (1 << 63) - 1
+_FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
 class PackedRecording(Storage):
@@ -37,9 +38,11 @@ class PackedRecording(Storage):
     read, and not written, when it is finished.
 
     The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
-    without an `"episode"` the episodes are numbered from 0. SchemaError (a RuntimeError) for rows without
-    `("next", "done")`, for other keys, types or shapes later, for writes elsewhere than at the end, and beyond
-    `max_size`; nothing has changed then. UsageError where something is at `path`.
+    without an `"episode"` the episodes are numbered from 0. Of the flags done, terminated and truncated under `next`
+    those that are missing follow from the others, as done is terminated or truncated; `terminated` alone means that
+    nothing was truncated. SchemaError (a RuntimeError) for rows whose flags do not say why an episode ends, for other
+    keys, types or shapes later, for writes elsewhere than at the end, and beyond `max_size`; nothing has changed then.
+    UsageError where something is at `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_size: int = _UNLIMITED, checkpointer: Any = None) -> None:
@@ -104,14 +107,12 @@ class PackedRecording(Storage):
         for path, value in zip(structure.paths(), structure.leaves(data), strict=True):
             if path != _INDEX:
                 found[path] = _array(value)
-        done = found.get(NEXT_DONE)
-        if done is None or done.dtype != np.bool_:
-            raise SchemaError(f"rows need a bool {key_name(NEXT_DONE)!r}, which says where episodes end")
-        return found
+        return found | missing_flags(found)
 
     def _begin(self, columns: Mapping[Key, Array], data: TensorDictBase) -> None:
         """Take the first rows for what all look like."""
-        types = {key: str(data.get(key).dtype).removeprefix("torch.") for key in columns}
+        kinds = {key: data.get(key, None) for key in columns}  # of flags that were filled in there is none
+        types = {key: "bool" if kind is None else str(kind.dtype).removeprefix("torch.") for key, kind in kinds.items()}
         shapes = {key: array.shape[1:] for key, array in columns.items()}
         if EPISODE not in columns:
             types[EPISODE], shapes[EPISODE], self._numbered = "int64", (), True
@@ -162,10 +163,13 @@ class PackedRecording(Storage):
         """Make a dataset of the recording; an episode under way ends there, truncated. SchemaError without any rows."""
         if self._recorder is None:
             raise SchemaError(f"nothing was recorded at {self.path}")
+        if isinstance(self._source, PackedReader):
+            raise SchemaError(f"the recording {self.path} is finished already")
+        if self._source is None:
+            raise SchemaError(f"the recording {self.path} is closed: nothing can be added", hint=self._way_out)
         if self._held_rows:
             for key in (NEXT_DONE, NEXT_TRUNCATED):
-                if key in self._held[-1]:
-                    self._held[-1][key][-1] = True
+                self._held[-1][key][-1] = True
             self._commit(cut_off=True)
             self.mark_changed(Change(slice(len(self) - 1, len(self)), (NEXT_DONE, NEXT_TRUNCATED)))
         self._finished = True
@@ -180,6 +184,10 @@ class PackedRecording(Storage):
         if self._recorder is not None:
             self._recorder.close()
 
+    @property
+    def _way_out(self) -> str:
+        return f"make a dataset of it: rbtool repair {shlex.quote(str(self.path))}"
+
     # Reading ---------------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
@@ -189,15 +197,26 @@ class PackedRecording(Storage):
         if self._source is None:
             raise SchemaError(
                 f"the recording {self.path} is closed: nothing can be read of it",
-                hint=f"make a dataset of it: rbtool repair {shlex.quote(str(self.path))}",
+                hint=self._way_out,
             )
-        numbers = _numbers(as_index(index, 1), len(self))
+        numbers = row_numbers(as_index(index, 1), len(self))
         unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
         tensors = {}
         for field in self._recorder.fields:
             rows = self._read(field, unique)[place.reshape(-1)]
             tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
         return tensordict_of(tensors, numbers.shape)
+
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one leaf of the rows at `index` alone; None where there is none."""
+        fields = self._recorder.fields if self._recorder else ()
+        field = next((field for field in fields if field.key == key), None)
+        if field is None or self._source is None:
+            return super().entry(key, index)  # which says what is wrong
+        numbers = row_numbers(as_index(index, 1), len(self))
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        rows = self._read(field, unique)[place.reshape(-1)]
+        return tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
 
     def _read(self, field: Field, rows: Array) -> Array:
         """Read sorted rows of one leaf, each run of neighbours at once."""
@@ -232,6 +251,34 @@ class PackedRecording(Storage):
         raise UsageError(f"the recording {self.path} cannot be sent to another process", hint="finish it first")
 
 
+def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
+    """Make those of the flags done, terminated and truncated under `next` that are not there out of the others.
+
+    SchemaError for flags that are not bool, differ in shape, or do not say why an episode ends.
+    """
+    found = {key: columns[key] for key in _FLAGS if key in columns}
+    odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
+    if odd is not None:
+        raise SchemaError(f"{key_name(odd)!r} is {found[odd].dtype}, bool is expected of what says where episodes end")
+    if len(found) < len(_FLAGS) and len({flag.shape for flag in found.values()}) > 1:
+        raise SchemaError(f"the flags {_names(found)} differ in shape, so the one that is missing cannot be filled in")
+    done, terminated, truncated = (found.get(key) for key in _FLAGS)
+    if terminated is None and done is not None and truncated is not None:
+        return {NEXT_TERMINATED: done & ~truncated}
+    if terminated is None:
+        raise SchemaError(
+            f"the flags {_names(_FLAGS)} say where and why episodes end, {_names(found) or 'none'} was found; "
+            f"needed is {key_name(NEXT_TERMINATED)!r}, or both others"
+        )
+    if truncated is None:
+        truncated = np.zeros_like(terminated) if done is None else done & ~terminated
+    return {NEXT_DONE: terminated | truncated, NEXT_TRUNCATED: truncated} | found
+
+
+def _names(keys: Iterable[Key]) -> str:
+    return ", ".join(repr(key_name(key)) for key in keys)
+
+
 def _array(value: torch.Tensor) -> Array:
     plain = value.detach().cpu().contiguous()
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
@@ -240,18 +287,3 @@ def _array(value: torch.Tensor) -> Array:
 def _ends(done: Array) -> NDArray[np.bool_]:
     """Tell of rows whether one of their flags is set."""
     return np.asarray(done.reshape(len(done), -1).any(1))
-
-
-def _numbers(index: Any, length: int) -> Array:
-    """Row numbers from 0 on; IndexError for rows that are not there."""
-    if isinstance(index, slice):
-        return np.arange(*index.indices(length))
-    numbers = np.asarray(index)
-    if numbers.dtype == bool:
-        if numbers.shape != (length,):
-            raise IndexError(f"a mask of shape {list(numbers.shape)} given for {length} rows")
-        return np.flatnonzero(numbers)
-    outside = (numbers < -length) | (numbers >= length)
-    if outside.any():
-        raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {length}")
-    return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)

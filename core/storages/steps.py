@@ -15,7 +15,7 @@ from ..errors import SchemaError
 from ..ted import Field, Key
 from .arrays import tensor_of, tensordict_of
 from .base import Storage
-from .cursors import as_index
+from .cursors import as_index, row_numbers
 
 __all__ = ["StepStorage"]
 
@@ -40,11 +40,11 @@ class StepStorage(Storage):
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
         """Read one leaf of the rows at `index` alone; None where there is none."""
         field = next((field for field in self._reader.fields if field.key == key), None)
-        return None if field is None else self._tensors([field], self._row_numbers(as_index(index, 1)))[key]
+        return None if field is None else self._tensors([field], row_numbers(as_index(index, 1), len(self)))[key]
 
     def get(self, index: Any) -> TensorDict:
         """Read the rows at `index` into fresh tensors."""
-        numbers = self._row_numbers(as_index(index, 1))
+        numbers = row_numbers(as_index(index, 1), len(self))
         return tensordict_of(self._tensors(self._reader.fields, numbers), numbers.shape)
 
     def _tensors(self, fields: Iterable[Field], numbers: Array) -> dict[Key, torch.Tensor]:
@@ -54,19 +54,6 @@ class StepStorage(Storage):
             rows = self._read(field, unique)[place.reshape(-1)]
             tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
         return tensors
-
-    def _row_numbers(self, index: Any) -> Array:
-        if isinstance(index, slice):
-            return np.arange(*index.indices(len(self)))
-        numbers = np.asarray(index)
-        if numbers.dtype == bool:
-            if numbers.shape != (len(self),):
-                raise IndexError(f"a mask of shape {list(numbers.shape)} given for {len(self)} rows")
-            return np.flatnonzero(numbers)
-        outside = (numbers < -len(self)) | (numbers >= len(self))
-        if outside.any():
-            raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {len(self)}")
-        return np.where(numbers < 0, numbers + len(self), numbers)
 
     def _read(self, field: Field, rows: Array) -> Array:
         """Read sorted rows of one leaf, each run of neighbours at once."""

@@ -133,10 +133,10 @@ class TensorStorage(Storage):
     def get(self, index: Any) -> Any:
         """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
 
-        Tensors of row numbers and masks give fresh tensors; ints and slices give views of the stored ones.
+        Row numbers, masks and slices backwards give fresh tensors, ints and other slices views of the stored ones.
         SchemaError (a RuntimeError) where nothing was ever written, IndexError for rows that are not there.
         """
-        if type(index) is not torch.Tensor or index.dtype is torch.bool:
+        if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, self.ndim)
         columns = self.columns
         found, batch = columns.read(index, self._filled.value)

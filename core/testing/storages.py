@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -84,6 +85,30 @@ class StorageTests(ABC):
         for index in (ROWS, -ROWS - 1, [0, ROWS], torch.tensor([-ROWS - 1])):
             assert isinstance(error_of(partial(self.make().get, index)), IndexError)
 
+    def test_slices_that_go_backwards_read_backwards(self) -> None:
+        storage = self.make()
+        assert same(storage[::-1], storage[list(range(ROWS))[::-1]])
+        assert same(storage[8:2:-3], storage[[8, 5]])
+        assert same(storage[2:8:-1], storage[0:0])
+
+    def test_whole_numbers_of_every_type_name_rows(self) -> None:
+        storage = self.make()
+        expected = storage.get(torch.tensor([7, 2]))
+        for name in ("int8", "uint8", "int32", "uint16", "uint64", ">i4"):
+            assert same(storage[np.array([7, 2], name)], expected)
+        for dtype in (torch.uint8, torch.int16, torch.int32):
+            assert same(storage[torch.tensor([7, 2], dtype=dtype)], expected)
+        assert same(storage[np.int32(7)], storage[7])
+        assert same(storage[np.array(7)], storage[7])
+
+    def test_what_names_no_rows_is_an_index_error(self) -> None:
+        storage = self.make()
+        unknown = (None, 1.5, [1.5], torch.ones(2), np.ones(2), np.float64(1), [1j], "a", ["a"], True, {1: 2}, 10**30)
+        for index in (*unknown, [[1, 2], [3]], [True] * (ROWS - 1), object()):
+            error = error_of(partial(storage.get, index))
+            assert isinstance(error, IndexError), index
+            assert "\n" not in str(error)
+
     def test_no_rows_can_be_asked_for(self) -> None:
         storage = self.make()
         assert same(storage[[]], storage[0:0])
@@ -116,6 +141,15 @@ class StorageTests(ABC):
         storage.set(3, storage[torch.tensor([9])][0] if isinstance(item, torch.Tensor) else storage[9])
         assert same(storage[3], storage[9])
         assert storage._last_cursor == 3
+
+    @writable
+    def test_a_write_backwards_is_read_backwards(self) -> None:
+        storage = self.make()
+        items = storage[[1, 3, 5]]
+        storage[4:1:-1] = items
+        assert same(storage[[4, 3, 2]], items)
+        storage[1:4:-1] = storage[0:0]
+        assert same(storage[4:1:-1], items)
 
     @writable
     def test_a_failed_write_changes_nothing(self) -> None:

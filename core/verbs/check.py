@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..checkpoint import open_steps
-from ..dataset import FOLDER_RULES, EpisodeTableRule, StepReader, find_dataset, rows_of
+from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, rows_of
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
 from ..ted.checks import DATA_RULES, Finding, Rule
@@ -52,13 +52,15 @@ def check(
     """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
 
     `dataset` is a path or `source:id`. Reads everything once for the digests and once for the rows; memory stays
-    bounded. Problems are findings, not exceptions; DatasetNotFoundError and FormatError mean that there is nothing
-    to check.
+    bounded. Problems are findings, not exceptions, and so is a file behind a sound manifest that this rbtool cannot
+    read; DatasetNotFoundError and FormatError mean that there is nothing to check.
     """
     begun, path = time.perf_counter(), find_dataset(dataset, root)
     try:
         reader = open_steps(path)
-    except CorruptDataError as error:
+    except FormatError as error:
+        if not isinstance(error, CorruptDataError) and not _is_described(path):
+            raise
         return _result(path, [Finding(*_OPENS, "error", str(error))], 0, 0, _all_rules(), begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
@@ -66,6 +68,15 @@ def check(
         damaged = any(finding.rule in spoilt for finding in findings)  # what is compressed cannot be read then
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         return _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
+
+
+def _is_described(path: Path) -> bool:
+    """Tell whether there is a sound manifest: then there is something to check, whatever does not fit it."""
+    try:
+        Manifest.load(path)
+    except (FormatError, OSError):
+        return False
+    return True
 
 
 def _all_rules() -> list[str]:

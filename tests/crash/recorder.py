@@ -1,10 +1,12 @@
 """Kills a recorder at its n-th change of the file system, repairs what is left, and compares it with what was promised.
 
-    python recorder.py WORK [--every K]
+    python recorder.py WORK [--every K] [--damaged]
 
 WORK holds `ted/`, a dataset whose episodes are recorded. The recorder says of each episode when it is safe; after the
 kill, and after a `repair` that is killed at each of its own operations too, there must be a sound dataset that begins
-like `ted` and has at least those episodes, and at most one more. Prints one JSON document.
+like `ted` and has at least those episodes, and at most one more. With `--damaged` it is a whole recording, with its log
+cut and its `recording.json` changed, whose repair is killed at each operation and then begun again. Prints one JSON
+document.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def record(ted: Path, dest: Path, safe: Path) -> None:
 def killed(job: Callable[[Path], object], out: Path, dest: Path, at: int) -> bool:
     """Run a job in a child that is killed at operation `at`; tell whether it came so far."""
     status, _ = _forked(job, out, dest, _kill, at)
-    return os.waitstatus_to_exitcode(status) != 0
+    return os.WIFSIGNALED(status)
 
 
 def require_beginning(ted: Path, dest: Path, promised: int) -> int:
@@ -61,7 +63,7 @@ def require_beginning(ted: Path, dest: Path, promised: int) -> int:
         return episodes
 
 
-def strike(work: Path, at: int) -> int | None:
+def strike(work: Path, at: int, every: int) -> int | None:
     """Kill the recorder at operation `at`, then repair; None if it came to its end before."""
     out = work / f"out-{at}"
     out.mkdir()
@@ -73,7 +75,7 @@ def strike(work: Path, at: int) -> int | None:
     number = 1
     try:
         while number < 200 and killed(lambda dest: repair(dest), out, dest, number):
-            number += 5
+            number += 3 * every + 2
         repair(dest)
     except (FormatError, FileNotFoundError):  # nothing was promised yet
         assert promised == 0
@@ -84,15 +86,33 @@ def strike(work: Path, at: int) -> int | None:
     return found
 
 
+def strike_repair(work: Path, at: int, every: int) -> int | None:
+    """Kill the repair of a damaged recording at operation `at`, and begin it again; None if it came to its end."""
+    out = work / f"out-{at}"
+    dest = out / "recording"
+    record(work / "ted", out / "whole", work / "safe")
+    shutil.copytree(out / "whole", dest, ignore=shutil.ignore_patterns("manifest.json"))
+    promised, log, told = 3, dest / ".rbtool" / "commits.bin", dest / ".rbtool" / "recording.json"
+    os.truncate(log, log.stat().st_size // 3 + 5)
+    told.write_bytes(told.read_bytes().replace(b"action", b"abtion", 1))
+    came = killed(lambda dest: repair(dest), out, dest, at)
+    repair(dest)
+    found = require_beginning(work / "ted", dest, promised)
+    shutil.rmtree(out)
+    return found if came else None
+
+
 def main() -> None:
-    """Strike the recorder at every K-th operation and print how many episodes were restored how often."""
+    """Strike at every K-th operation and print how many episodes were restored how often."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--damaged", action="store_true")
     options = parser.parse_args()
+    struck = strike_repair if options.damaged else strike
     counts: dict[str, int] = {}
     at = 1
-    while (found := strike(options.work, at)) is not None:
+    while (found := struck(options.work, at, options.every)) is not None:
         counts[str(found)] = counts.get(str(found), 0) + 1
         at += options.every
     print(json.dumps({"operations": at, "restored": counts}))

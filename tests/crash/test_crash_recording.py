@@ -28,6 +28,15 @@ def test_killed_here_and_there() -> None:
     assert strike("--every", "7").keys() == {"0", "1", "2", "3"}
 
 
+def test_a_repair_that_is_killed_is_begun_again() -> None:
+    assert strike("--damaged", "--every", "23").keys() == {"3"}
+
+
+@pytest.mark.slow
+def test_a_repair_that_is_killed_at_every_single_operation() -> None:
+    assert strike("--damaged").keys() == {"3"}
+
+
 @pytest.mark.slow
 def test_killed_at_every_single_operation() -> None:
     assert strike().keys() == {"0", "1", "2", "3"}

@@ -77,11 +77,11 @@ def test_repair_makes_the_same_dataset_of_what_was_not_finished(unfinished: Path
 
 
 def test_what_belongs_to_no_episode_is_cut(unfinished: Path) -> None:
-    for name in ("records.bin", "explicit_next.bin", ".rbtool/commits.bin"):
+    for name in ("records.bin", "explicit_next.bin", ".rbtool/commits.bin", ".rbtool/commits_copy.bin"):
         with open(unfinished / name, "ab") as file:
             file.write(b"torn")
-    result = repair(unfinished, yes=True)
-    assert (result.episodes, result.lost_episodes, result.cut_bytes) == (4, 1, 8)
+    result = repair(unfinished)
+    assert (result.episodes, result.lost_episodes, result.cut_bytes, result.remade) == (4, 0, 8, ())
     assert open_steps(unfinished).manifest.steps == 16
 
 
@@ -97,7 +97,8 @@ def test_a_changed_byte_costs_its_episode_and_those_after_it(
     data[record_number * (len(data) // 20) + 9] ^= 4
     file.write_bytes(data)
     before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=f"{4 - kept} finished episodes .* the {kept} before them are sound"):
+    damage = f"has 4 finished episodes, of which the first {kept} can be restored: number {kept + 1} is damaged"
+    with pytest.raises(CorruptDataError, match=damage):
         repair(unfinished)
     assert before == {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
     result = repair(unfinished, yes=True)
@@ -107,14 +108,6 @@ def test_a_changed_byte_costs_its_episode_and_those_after_it(
         steps = result.steps
         for field in expected.fields:
             assert found.read(field.key, 0, steps).tobytes() == expected.read(field.key, 0, steps).tobytes()
-
-
-def test_a_changed_log_is_found(unfinished: Path) -> None:
-    file = unfinished / ".rbtool" / "commits.bin"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2 + 3] ^= 1
-    file.write_bytes(data)
-    assert repair(unfinished, yes=True).episodes == 2
 
 
 def test_repair_leaves_alone_what_was_not_recorded(tmp_path: Path) -> None:
@@ -170,12 +163,78 @@ def test_a_buffer_records_and_draws(tmp_path: Path) -> None:
     assert not check(tmp_path / "recording").errors
 
 
+def test_an_episode_goes_on_over_many_writes(tmp_path: Path) -> None:
+    storage = PackedStorage.create(tmp_path / "recording")
+    for row in range(3):
+        storage.set(row, rows(row, 1, done=row == 2)[0])
+    assert (storage.episodes, storage.episode_lengths().tolist()) == (1, [3])
+    storage.finish()
+    with pytest.raises(SchemaError, match="is finished: nothing can be added"):
+        storage.set(3, rows(3, 1, done=True)[0])
+    with pytest.raises(SchemaError, match="is finished already"):
+        storage.finish()
+    closed = PackedStorage.create(tmp_path / "closed")
+    closed.set(range(2), rows(0, 2, done=False))
+    closed.close()
+    with pytest.raises(SchemaError, match="is closed: nothing can be added"):
+        closed.finish()
+
+
+FLAGS = [("next", "done"), ("next", "terminated"), ("next", "truncated")]
+FIRST = {"done": [0, 1, 1, 0], "terminated": [0, 1, 0, 0], "truncated": [0, 0, 1, 0]}
+
+
+@pytest.mark.parametrize("given", [("done", "terminated"), ("done", "truncated"), ("terminated", "truncated")])
+def test_a_missing_flag_follows_from_the_others(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """The second episode is truncated by its environment, the third by the end of the recording."""
+    storage = PackedStorage.create(tmp_path / "recording")
+    data = rows(0, 4, done=False).exclude(*FLAGS)
+    for name in given:
+        data["next", name] = torch.tensor(FIRST[name], dtype=torch.bool)[:, None]
+    TensorDictReplayBuffer(storage=storage).extend(data)
+    for finished, end in ((False, 0), (True, 1)):
+        expected = FIRST | {"truncated": [0, 0, 1, end], "done": [0, 1, 1, end]}
+        assert {name: storage[:]["next", name].int().reshape(-1).tolist() for name in FIRST} == expected
+        if not finished:
+            manifest = storage.finish()
+    assert (manifest.boundary.terminated, manifest.boundary.truncated, manifest.boundary.end_of_file) == (1, 1, 1)
+    assert not check(tmp_path / "recording").errors
+
+
+def test_where_nothing_is_said_of_truncation_only_the_end_truncates(tmp_path: Path) -> None:
+    storage = PackedStorage.create(tmp_path / "recording")
+    data = rows(0, 4, done=False).exclude(FLAGS[0], FLAGS[2])
+    data[FLAGS[1]] = torch.tensor([0, 1, 0, 0], dtype=torch.bool)[:, None]
+    storage.set(range(4), data)
+    storage.finish()
+    assert storage[:][FLAGS[2]].reshape(-1).tolist() == [False, False, False, True]
+    assert storage[:][FLAGS[0]].reshape(-1).tolist() == [False, True, False, True]
+    assert not check(tmp_path / "recording").errors
+
+
+@pytest.mark.parametrize(
+    ("left_out", "changed", "match"),
+    [
+        (FLAGS, {}, r"none was found; needed is 'next\.terminated', or both others"),
+        (FLAGS[1:], {}, r"'next\.done' was found; needed is 'next\.terminated', or both others"),
+        (FLAGS[:2], {}, r"'next\.truncated' was found; needed is 'next\.terminated', or both others"),
+        ([], {FLAGS[0]: torch.ones(2, 1)}, r"'next\.done' is float32, bool is expected"),
+        (FLAGS[2:], {FLAGS[0]: torch.ones(2, 3, 1, dtype=torch.bool)}, "differ in shape"),
+    ],
+)
+def test_flags_that_say_too_little_are_refused(
+    tmp_path: Path, left_out: list[tuple[str, str]], changed: dict[tuple[str, str], torch.Tensor], match: str
+) -> None:
+    storage = PackedStorage.create(tmp_path / "recording")
+    with pytest.raises(SchemaError, match=match):
+        storage.set(range(2), rows(0, 2, done=True).exclude(*left_out).update(changed))
+    assert (len(storage), (tmp_path / "recording").exists()) == (0, False)
+
+
 def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
     storage = PackedStorage.create(tmp_path / "recording", max_size=6)
     with pytest.raises(SchemaError, match="nothing was ever written"):
         storage[0]
-    with pytest.raises(SchemaError, match="which says where episodes end"):
-        storage.set(range(2), rows(0, 2, done=True).exclude("next"))
     storage.set(range(2), rows(0, 2, done=True))
     for cursor, data, match in (
         (range(2), rows(0, 2, done=True), "added at the end, which is row 2"),

@@ -126,10 +126,10 @@ def test_rows_that_are_not_there(index: object) -> None:
     ("index", "message"),
     [
         (torch.zeros(2, 2, dtype=torch.int64), "found one of shape"),
-        ([0.5], "named by integers"),
-        ("a", "cannot be named by a str"),
-        ({"a": 1}, "cannot be named by a dict"),
-        (True, "found one of shape"),
+        ([0.5], "named by whole numbers"),
+        ("a", "found the type str"),
+        ({"a": 1}, "found the type dict"),
+        (True, "a mask of 0 dimensions"),
         (torch.tensor([True, False]), "a mask of 2 rows was given, there are 5"),
     ],
 )

@@ -1,0 +1,108 @@
+"""What is recorded in a folder: two files say it, so that it is known where one of them is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import CorruptDataError, FormatError, RbtoolError
+from ..ted import NEXT, Field
+from .commits import COMMITS, COMMITS_COPY, schema_mark
+from .digest import digest_bytes
+from .manifest import HIDDEN
+from .packed_schema import SCHEMA, PackedSchema
+from .strict_json import dump_json, parse_json
+
+__all__ = ["RECORDING", "RecordedFields", "fields_bytes", "read_fields"]
+
+RECORDING = f"{HIDDEN}/recording.json"
+_VERSION = 1
+
+
+class RecordedFields(NamedTuple):
+    """The leaves of a recording and how they lie; `damaged` names the file, if one, that does not say so."""
+
+    fields: tuple[Field, ...]
+    schema: PackedSchema
+    damaged: tuple[str, ...]
+
+
+def fields_bytes(fields: Sequence[Field]) -> bytes:
+    """The document that says what is recorded, with its own digest."""
+    entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
+    document = {"format": "rbtool recording", "version": _VERSION, "fields": entries}
+    return (dump_json({**document, "digest": _digest(json.loads(dump_json(document)))}, indent=1) + "\n").encode()
+
+
+def read_fields(folder: Path, mark: int | None) -> RecordedFields:
+    """Read what is recorded in a folder from `recording.json`, or, where that is damaged, from `schema.json`.
+
+    `mark` is what the log says of the schema, None where it does not. FormatError for a folder that nothing was
+    recorded in, and for newer versions; CorruptDataError where neither file is whole.
+    """
+    if not any((folder / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
+        raise FormatError(
+            f"{folder} is no recording: it has no {RECORDING}",
+            hint="what was converted or downloaded is made again from its source",
+        )
+    for name, told in ((RECORDING, _described), (SCHEMA, _laid_out)):
+        fields = told(folder / name)
+        if fields is None:
+            continue
+        schema = PackedSchema.of(fields)
+        if mark in {None, schema_mark(schema)}:
+            whole = (folder / SCHEMA).is_file() and (folder / SCHEMA).read_bytes() == schema.to_bytes()
+            return RecordedFields(fields, schema, (RECORDING,) if name == SCHEMA else () if whole else (SCHEMA,))
+    raise CorruptDataError(
+        f"{folder} does not say what was recorded: {RECORDING} and {SCHEMA} are both missing, damaged, or of another "
+        "recording"
+    )
+
+
+def _described(path: Path) -> tuple[Field, ...] | None:
+    """The leaves that `recording.json` names; None where it is not as it was written."""
+    document = _document(path)
+    if document is None or document.get("digest") != _digest(document):
+        return None
+    if document["version"] > _VERSION:
+        raise FormatError(
+            f"{path} has version {document['version']}, this rbtool reads up to {_VERSION}",
+            hint="upgrade with: pip install --upgrade rbtool",
+        )
+    fields = tuple(_field(entry) for entry in document["fields"])
+    return fields if fields_bytes(fields) == path.read_bytes() else None  # a digest sees through white space
+
+
+def _laid_out(path: Path) -> tuple[Field, ...] | None:
+    """The leaves that `schema.json` has a place for, those under `next` last; None where it contradicts itself."""
+    document = _document(path)
+    if document is None:
+        return None
+    try:
+        stored = [(_field(entry), entry["rows"] == "record") for entry in document["fields"]]
+        after = [replace(field, key=(NEXT, *field.key)) for field, state in stored if state]
+        fields = (*(field for field, _ in stored), *after)
+        return fields if PackedSchema.of(fields).to_bytes() == path.read_bytes() else None
+    except (AttributeError, KeyError, TypeError, ValueError, RbtoolError):
+        return None
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = parse_json(path.read_bytes(), str(path))
+    except (FileNotFoundError, FormatError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _field(entry: Mapping[str, Any]) -> Field:
+    return Field(tuple(entry["key"]), entry["dtype"], tuple(entry["shape"]), entry["role"])
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """Digest of a document, of which the field that holds it is left out."""
+    rest = {key: value for key, value in document.items() if key != "digest"}
+    return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())
