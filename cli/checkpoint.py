@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .help import Example
-from .options import Dataset, DryRun, Force, Root, verb, verb_group
+from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, verb, verb_group
 from .output import Output
 from .published import show_published
 from .text import Cell, Styled, counted
@@ -27,6 +27,7 @@ SAVE_EXAMPLES = (
 )
 LOAD_EXAMPLES = (
     Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),
+    Example("rbtool checkpoint load ./cartpole.h5 ./small --layout packed", "smaller, and faster to draw from"),
     Example("rbtool checkpoint load ./torchrl ./dataset", "a dataset of what TorchRL saved"),
 )
 VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
@@ -94,6 +95,8 @@ def load(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
+    layout: Layout = LayoutName.TED,
+    compress: Compress = None,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -101,7 +104,10 @@ def load(
     from ..core.verbs import checkpoint as verbs
 
     with out.progress() as progress:
-        result = verbs.load(checkpoint, dest, force=force, dry_run=dry_run, progress=progress)
+        result = verbs.load(
+            checkpoint, dest, layout=layout.value, compress=compress or (), force=force, dry_run=dry_run,
+            progress=progress,
+        )  # fmt: skip
     show_published(out, result, dest)
 
 

@@ -40,8 +40,8 @@ def convert(
 ) -> None:
     """Turn a dataset on this machine into TED.
 
-    Reads Minari datasets: HDF5, arrow and parquet; and datasets in TED, to put them into another layout. DEST
-    appears when it is whole, or not at all.
+    Reads Minari datasets: HDF5, arrow and parquet; and datasets in TED and checkpoints, to put them into another
+    layout. DEST appears when it is whole, or not at all.
     """
     from ..core.verbs.convert import convert as run
 

@@ -114,7 +114,8 @@ def sample(
 ) -> None:
     """Draw steps or slices at random, as training would.
 
-    The batch is the first one that the sampler of that name gives in a buffer with this seed.
+    The batch is the first one that the sampler of that name gives in a buffer with this seed. With -q, one line a
+    step that was drawn, its number; with --time, one line, the steps per second.
     """
     from ..core.verbs.sample import sample as run
 
@@ -124,7 +125,14 @@ def sample(
         drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
         time=time, seconds=seconds, seed=seed, root=root,
     )  # fmt: skip
-    out.show(result, map(str, result.indices), lambda width: sample_lines(result))
+    out.show(result, _names(result), lambda width: sample_lines(result))
+
+
+def _names(result: SampleResult) -> list[str]:
+    """What `-q` leaves: the rate if it was asked for, else the numbers of the steps that were drawn."""
+    if result.timing is not None:
+        return [f"{round(result.timing.steps_per_second)} steps/s"]
+    return [str(index) for index in result.indices]
 
 
 def sample_lines(result: SampleResult) -> list[list[Cell]]:

@@ -84,8 +84,9 @@ def split_trajectories(
     rows; they are numbered, and the numbers kept as ids. Steps that a mask in `td` rules out are left out, so that
     splitting what is split changes nothing.
 
-    MissingKeyError (a KeyError) where neither ids nor ends are there, SchemaError (a RuntimeError) for a batch
-    without time and for ids or flags that have no value a step. Name and layout are those of TorchRL's function.
+    MissingKeyError (a KeyError) where neither ids nor ends are there, and where there is no `trajectory_key`
+    although one was given; SchemaError (a RuntimeError) for a batch without time and for ids or flags that have no
+    value a step. Name and layout are those of TorchRL's function.
     """
     require_steps(td)
     ids_key, mask_key = _ids_and_mask(td, prefix, trajectory_key)
@@ -109,6 +110,12 @@ def _ids_and_mask(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if trajectory_key is not None:
         path = key_path(trajectory_key)
+        if td.get(path, None) is None:
+            found = ", ".join(".".join(key) for key, _ in leaves(td)) or "no entries"
+            raise MissingKeyError(
+                f"the trajectory_key {'.'.join(path)} is not here, there are {found}",
+                hint="leave trajectory_key out to number trajectories by their done flags",
+            )
         return path, (*path[:-1], "mask")
     if prefix is None:
         prefix = ("collector",) if "collector" in td.keys() else ()  # noqa: SIM118  # not a dict

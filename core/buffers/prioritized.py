@@ -15,6 +15,7 @@ from .base import ReplayBuffer
 from .parts import WrongKindError
 from .tensordict import TensorDictReplayBuffer
 from .unsynced import LearnerSampler
+from .writing import Written
 
 __all__ = ["PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer"]
 
@@ -170,6 +171,6 @@ class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
             **arguments,
         )
 
-    def _take_priorities(self, data: Any, index: torch.Tensor, swapped: int = 0) -> None:
+    def _take_priorities(self, written: Written) -> None:
         if self._sync:
-            super()._take_priorities(data, index, swapped)
+            super()._take_priorities(written)

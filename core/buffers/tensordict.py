@@ -14,6 +14,7 @@ from ..writers import TensorDictRoundRobinWriter, Writer
 from .base import ReplayBuffer
 from .prefetch import Draw
 from .reduction import by_element, one_each
+from .writing import Written
 
 __all__ = ["TensorDictReplayBuffer"]
 
@@ -52,21 +53,30 @@ class TensorDictReplayBuffer(ReplayBuffer):
         UsageError (a ValueError) for anything else.
         """
         _require_tensordict(data)
-        index = super().add(data)
-        if index is not None:  # a writer may keep an element out
-            self._take_priorities(data, index if isinstance(index, torch.Tensor) else torch.tensor([index]))
-        return index
+        written = self._write_one(data)
+        self._take_priorities(written)
+        return written.index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch; see `ReplayBuffer.extend`. UsageError (a ValueError) for what is no tensordict.
 
         Unless `update_priority` is False, elements that come with a priority are given it, if the sampler looks at
-        priorities; SchemaError (a RuntimeError) if that fails. The elements are stored then all the same.
+        priorities; SchemaError (a RuntimeError) if that fails. The elements are stored then all the same. Priorities
+        are those of the elements that are written now, as transforms made them: of what a transform holds back, they
+        come with the call that writes it.
         """
         _require_tensordict(data)
-        index = super().extend(data)
+        written = self._write_batch(data)
         if update_priority is not False:
-            self._take_priorities(data, index, swapped=self._dim_extend)
+            self._take_priorities(written)
+        index: torch.Tensor = written.index
+        return index
+
+    def flush(self) -> torch.Tensor:
+        """Write what transforms held back, with the priorities that it came with; see `ReplayBuffer.flush`."""
+        written = self._write_held()
+        self._take_priorities(written)
+        index: torch.Tensor = written.index
         return index
 
     def _complete(self, data: Any, places: Any) -> Any:
@@ -79,14 +89,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     # Priorities ------------------------------------------------------------------------------------
 
-    def _take_priorities(self, data: TensorDictBase, index: torch.Tensor, swapped: int = 0) -> None:
+    def _take_priorities(self, written: Written) -> None:
         """Give elements that were just written the priorities that they came with."""
-        if not (self._prioritised and len(index)):
+        data, index, grown = written
+        if data is None or index is None or not self._prioritised:  # a writer may keep an element out
             return
+        index = index if isinstance(index, torch.Tensor) else torch.tensor([index])
         try:
             priority = self._priority_in(data)
-            if priority is not None:
-                self.update_priority(index, one_each(priority.transpose(0, swapped), len(index), self._reduction))
+            if priority is not None and len(index):
+                self.update_priority(index, one_each(priority.transpose(0, grown), len(index), self._reduction))
         except Exception as error:
             raise SchemaError(
                 f"the entry {self.priority_key!r} could not be taken for priorities: {error}",

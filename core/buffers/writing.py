@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,20 @@ from .layout import entry, is_key, swap, without_arrays
 from .parts import UnsupportedError, WrongKindError
 from .reading import Reading, quiet
 
-__all__ = ["Writing"]
+__all__ = ["Writing", "Written"]
 
 Key = str | tuple[str, ...]
+
+
+class Written(NamedTuple):
+    """What transforms made of data that was given, with the index it got; `data` is None where nothing was written.
+
+    `grown` is the dimension of the data along which the storage grew.
+    """
+
+    data: Any
+    index: Any
+    grown: int = 0
 
 
 class Writing(Reading):
@@ -33,20 +44,28 @@ class Writing(Reading):
         A transform sees a tensordict with one more dimension at the end, of size one. If it returns None, nothing is
         written and the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for what the storage cannot take.
         """
+        return self._write_one(data).index
+
+    def _write_one(self, data: Any) -> Written:
         storage = self._storage
         if not self._transform.is_empty:
             with self._held_again_on_failure():
                 if is_tensor_collection(data):
                     return self._add_transformed(data.unsqueeze(-1))
-                data = self._transform.inv(data)
-                return _nothing(storage.ndim) if data is None else self._add(data)
+                return self._add_unless_none(self._transform.inv(data))
         if storage.ndim == 1 and type(data) is not dict and is_tensor_collection(data) and data.ndim and not quiet():
             warnings.warn(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
                 "extend() writes its rows one by one",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self._add(data)
+        return Written(data, self._add(data))
+
+    def _add_unless_none(self, data: Any) -> Written:
+        return self._nothing_written() if data is None else Written(data, self._add(data))
+
+    def _nothing_written(self) -> Written:
+        return Written(None, torch.empty((0, self._storage.ndim), dtype=torch.int64))
 
     def _add(self, data: Any) -> Any:
         with self._guard:
@@ -60,13 +79,11 @@ class Writing(Reading):
                     self._sampler.add(index)
         return index
 
-    def _add_transformed(self, data: Any) -> Any:
+    def _add_transformed(self, data: Any) -> Written:
         changed = self._transform.inv(data)
-        if changed is None:
-            return _nothing(self._storage.ndim)
-        if changed.ndim == data.ndim and changed.shape[-1] == 1:
-            return self._add(changed.squeeze(-1))
-        return self._extend(changed)
+        if changed is not None and changed.ndim == data.ndim and changed.shape[-1] == 1:
+            return self._add_unless_none(changed.squeeze(-1))
+        return self._extend_unless_none(changed)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch of elements; return their indices, int64 `[n]`, or `[n, ndim]` of several dimensions.
@@ -84,17 +101,26 @@ class Writing(Reading):
                 f"update_priority was given, a {type(self).__name__} does not know where priorities are",
                 hint="take a TensorDictReplayBuffer, or call update_priority()",
             )
+        index: torch.Tensor = self._write_batch(data).index
+        return index
+
+    def _write_batch(self, data: Any) -> Written:
         if data is not None and self._transform.is_empty:
-            return self._extend(data)
+            return self._extend_unless_none(data)
         with self._held_again_on_failure():
-            data = self._inward(data)
-            return _nothing(self._storage.ndim) if data is None else self._extend(data)
+            return self._extend_unless_none(self._inward(data, self._transform.inv))
 
     def flush(self) -> torch.Tensor:
         """Write what transforms held back, as `MultiStepTransform` does; return the indices as `extend` does."""
+        index: torch.Tensor = self._write_held().index
+        return index
+
+    def _write_held(self) -> Written:
         with self._held_again_on_failure():
-            data = self._transform.flush()
-            return _nothing(self._storage.ndim) if data is None else self._extend(data)
+            return self._extend_unless_none(self._transform.flush())
+
+    def _extend_unless_none(self, data: Any) -> Written:
+        return self._nothing_written() if data is None else Written(data, self._extend(data), self._dim_extend)
 
     @contextlib.contextmanager
     def _held_again_on_failure(self) -> Iterator[None]:
@@ -120,26 +146,28 @@ class Writing(Reading):
                     self._sampler.extend(index)
         return index
 
-    def _inward(self, data: Any) -> Any:
-        """Send data through the transforms, without showing them the caller's own containers."""
+    def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
+        """Send data `through` the transforms, without showing them the caller's own containers."""
         if data is None:
             raise SchemaError("None was given to write: did a function forget to return its data?")
         if self._transform.is_empty:
             return data
-        return self._transform.inv(data.copy() if isinstance(data, TensorDictBase) else data)
+        return through(data.copy() if isinstance(data, TensorDictBase) else data)
 
     # Replacing -------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace elements that are there, by number, or an entry of all of them, by key; nothing is added.
 
-        Data goes through the transforms, entries do not. IndexError for elements that are not there, SchemaError (a
-        RuntimeError) for data that is not like what is stored, MissingKeyError (a KeyError) for an unknown entry.
+        Data goes through the transforms, but for those that hold data back, as `MultiStepTransform` does: what is
+        assigned is what such a one returned, and takes no part in its windows. Entries go past all transforms.
+        IndexError for elements that are not there, SchemaError (a RuntimeError) for data that is not like what is
+        stored, MissingKeyError (a KeyError) for an unknown entry.
         """
         if is_key(index):
             self.set_(index, data)
             return
-        if (data := self._inward(data)) is None:
+        if (data := self._inward(data, self._transform.inv_in_place)) is None:
             return
         with self._guard:
             places = self._places(without_arrays(index))
@@ -261,10 +289,6 @@ class Writing(Reading):
             self._storage._empty()
             self._transform.hold_back(None)
             self._forget_drawn()
-
-
-def _nothing(ndim: int) -> torch.Tensor:
-    return torch.empty((0, ndim), dtype=torch.int64)
 
 
 def _path(key: Key) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from .h5_reader import H5Reader
 from .layout import CompactForm, CompactLayout, Form
 from .open import is_steps, open_steps, standing
 from .rows import differing_rows, leaf_parts, with_ends
-from .save import dataset_digest, load_checkpoint, save_checkpoint, save_compact, steps_digest
+from .save import dataset_digest, dataset_digests, load_checkpoint, save_checkpoint, save_compact, steps_digest
 from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
 from .torchrl_leaves import Counts
 from .torchrl_parts import state_parts, step_ends
@@ -43,6 +43,7 @@ __all__ = [
     "VerifyingReader",
     "compare_steps",
     "dataset_digest",
+    "dataset_digests",
     "differing_rows",
     "find_torchrl",
     "is_steps",

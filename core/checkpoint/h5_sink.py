@@ -15,7 +15,7 @@ from .compression import Compression
 from .h5_file import LatchedFile
 from .h5_names import h5_path
 
-__all__ = ["H5Sink"]
+__all__ = ["H5Sink", "allocated_at_once"]
 
 
 class H5Sink(Sink):
@@ -33,7 +33,7 @@ class H5Sink(Sink):
 
     def create(self, leaf: Field, rows: int) -> None:
         """Create the dataset of a leaf; the rows appended from now on are its rows."""
-        options = self._compression.options(leaf, rows) or {"dcpl": _allocated_at_once()}
+        options = self._compression.options(leaf, rows) or {"dcpl": allocated_at_once()}
         chunked = "chunks" in options
         dataset = self._create(h5_path(leaf.key), shape=(rows, *leaf.shape), dtype=leaf.numpy, **options)
         self._flush()
@@ -87,7 +87,7 @@ class H5Sink(Sink):
         self._blocks.__exit__(None, None, None)
 
 
-def _allocated_at_once() -> h5py.h5p.PropDCID:
+def allocated_at_once() -> h5py.h5p.PropDCID:
     """Have HDF5 say where a dataset lies before anything is written to it; chunks get their places one by one."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -107,7 +107,8 @@ class _Place(Stream):
         self._offset += sum(map(len, parts))
 
     def finish(self) -> None:
-        """The file is synced as a whole."""
+        """Have the rows brought to the disk while those of the next dataset are read; at the end all is synced."""
+        fs.fsync(self._file.descriptor, self._file.path)
 
 
 class _Chunks:

@@ -15,7 +15,7 @@ from ..dataset import Array, FileRecord, Hasher, changed, check_sizes, digest_fi
 from ..errors import CorruptDataError
 from ..ted import Field
 
-__all__ = ["Window", "digest_mapped", "verify_mapped"]
+__all__ = ["Window", "digest_mapped", "verify_mapped", "view_rows"]
 
 _PART = 8 << 20
 """Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
@@ -49,6 +49,25 @@ class Window:
     def close(self) -> None:
         """Forget it, so that the map goes with the last array that views it."""
         self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
+
+
+def view_rows(path: Path, leaf: Field, start: int, stop: int) -> Array:
+    """View rows `[start, stop)` of a leaf that has a file of its own; the array cannot be written.
+
+    CorruptDataError for a file that is missing or cut.
+    """
+    if not leaf.row_bytes or start == stop:
+        return np.empty((stop - start, *leaf.shape), leaf.numpy)
+    begin, end = start * leaf.row_bytes, stop * leaf.row_bytes
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
+    try:
+        first, data = _mapped(descriptor, path, begin, end)
+    finally:
+        os.close(descriptor)
+    return data[begin - first : end - first].view(leaf.numpy).reshape(stop - start, *leaf.shape)
 
 
 def digest_mapped(path: Path, start: int = 0) -> str:

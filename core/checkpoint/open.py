@@ -62,6 +62,8 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
         raise CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
     if not has_manifest(path) and (path / _TREE).is_file():
         return PlainReader(path)
+    if not has_manifest(path):
+        raise FormatError(f"{path} is no dataset and no checkpoint: it has no {MANIFEST}")
     layout = Manifest.load(path).layout
     if layout == "ted":
         return TedReader(path)

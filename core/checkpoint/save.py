@@ -34,10 +34,20 @@ from .layout import CompactForm, Form
 from .ted import write_ted
 from .verified import VerifyingReader
 
-__all__ = ["SAVE", "dataset_digest", "load_checkpoint", "save_checkpoint", "save_compact", "steps_digest"]
+__all__ = [
+    "SAVE",
+    "dataset_digest",
+    "dataset_digests",
+    "load_checkpoint",
+    "save_checkpoint",
+    "save_compact",
+    "steps_digest",
+]
 
 SAVE = "checkpoint save"
 LOAD = "checkpoint load"
+_SAME_STEPS = frozenset({SAVE, LOAD, "convert"})
+"""Verbs that keep every step."""
 
 
 def dataset_digest(manifest: Manifest) -> str:
@@ -56,6 +66,19 @@ def dataset_digest(manifest: Manifest) -> str:
         "no manifest vouches for these steps: only what rbtool wrote can be saved as a checkpoint",
         hint="convert the dataset first: rbtool convert PATH DEST",
     )
+
+
+def dataset_digests(manifest: Manifest) -> frozenset[str]:
+    """The content digests, in whatever layout, of datasets that have the very steps of this one.
+
+    They are its own and those that its provenance names as long as nothing but the layout changed.
+    """
+    found = {manifest.content_digest} if manifest.kind == "dataset" else set()
+    for step in reversed(manifest.provenance):
+        if step.verb not in _SAME_STEPS or "content_digest" not in step.inputs:
+            break
+        found.add(step.inputs["content_digest"])
+    return frozenset(found)
 
 
 def steps_digest(source: StepReader) -> str:

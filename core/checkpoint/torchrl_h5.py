@@ -44,46 +44,54 @@ def looks_like_torchrl(path: Path) -> bool:
 
 
 class _Groups(H5Source):
-    """A file of many small datasets: they are looked at and closed again."""
+    """A file of many small datasets: they are looked at, by the lowest of h5py's interfaces, and closed again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._types: dict[Key, tuple[Any, np.dtype[Any], bool]] = {}
 
     def leaves(self, group: str) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
         """Yield the key, the element type and the shape of every dataset in a group, and at which byte its rows begin.
 
-        The byte is -1 where they lie in chunks, or nowhere yet.
+        The byte is -1 where they lie in chunks, or nowhere yet, or are not of a type this machine has.
         """
-        with self._reading(group):
-            found = self._walk(group)
-        yield from () if found is None else self._inside(found, group, ())
+        yield from self._inside(self._file.id, group, group, ())
 
     def _inside(
-        self, group: h5py.Group, name: str, key: Key
+        self, above: Any, member: str, name: str, key: Key
     ) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
-        import h5py
+        from h5py import h5d, h5g, h5l, h5o
 
         with self._reading(name):
-            members = list(group) if isinstance(group, h5py.Group) else []
-        for member in members:
-            inside = f"{name}/{member}"
-            with self._reading(inside):
-                if not isinstance(group.get(member, getlink=True), h5py.HardLink):
-                    raise CorruptDataError(f"{self.path}: {inside} is a link to another place; TorchRL writes none")
-                found = group[member]
-                if isinstance(found, h5py.Dataset):
-                    entry = ((*key, member), found.dtype, found.shape, self._begin(found, inside))
-            if isinstance(found, h5py.Dataset):
-                yield entry
-            else:
-                yield from self._inside(found, inside, (*key, member))
+            if above.links.get_info(member.encode()).type != h5l.TYPE_HARD:
+                raise CorruptDataError(f"{self.path}: {name} is a link to another place; TorchRL writes none")
+            found = h5o.open(above, member.encode())
+            if isinstance(found, h5d.DatasetID):
+                dtype, plain = self._type_of(found, key)
+                begin = found.get_offset() if plain else None  # none of what lies in chunks or in other files
+                if begin is None:
+                    self._require(name)
+                entry = (key, dtype, tuple(found.shape), -1 if begin is None else int(begin))
+            members = [part.decode() for part in found] if isinstance(found, h5g.GroupID) else []
+        if isinstance(found, h5d.DatasetID):
+            yield entry
+        for part in members:
+            yield from self._inside(found, part, f"{name}/{part}", (*key, part))
 
-    def _begin(self, found: h5py.Dataset, name: str) -> int:
-        from h5py import h5d
+    def _type_of(self, dataset: Any, key: Key) -> tuple[np.dtype[Any], bool]:
+        """Return the element type, and whether the file has its numbers just as memory has them."""
+        from h5py import h5t
 
-        made = found.id.get_create_plist()
-        if made.get_layout() != h5d.CONTIGUOUS or made.get_external_count() or not found.dtype.isnative:
-            self._require(name)
-            return -1
-        begin = found.id.get_offset()
-        return -1 if begin is None else int(begin)
+        found = dataset.get_type()
+        held = self._types.get(key)
+        if held is None or held[0] != found:
+            dtype = dataset.dtype
+            held = self._types[key] = (
+                found,
+                dtype,
+                dtype.isnative and bool(found == h5t.py_create(dtype, logical=True)),
+            )
+        return held[1:]
 
     def raw(self, begin: int, rows: Array) -> None:
         """Fill an array with the bytes from one byte of the file on."""

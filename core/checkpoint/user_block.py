@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..dataset import Manifest, changed, is_canonical, is_ours, parse_json
 from ..errors import CorruptDataError, FormatError, SchemaError
+from .h5_source import H5Source
 
 __all__ = ["block_bytes", "block_size", "read_block", "verify_block"]
 
@@ -59,12 +60,23 @@ def verify_block(path: Path) -> None:
 def _read(path: Path) -> bytes:
     start = _data_start(path)
     if not is_ours(path):
+        if start is not None:
+            _require_readable(path)
         what = "an HDF5 file that rbtool did not write" if start is not None else "no dataset and no checkpoint"
         raise FormatError(f"{path} is {what}: it does not begin with a manifest")
     if start is None:
         raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
     with open(path, "rb") as file:
         return file.read(start)
+
+
+def _require_readable(path: Path) -> None:
+    """Raise CorruptDataError for an HDF5 file that was cut: it may well be of whom it does not seem to be."""
+    source = H5Source(path)
+    try:
+        source.names("")
+    finally:
+        source.close()
 
 
 def _data_start(path: Path) -> int | None:

@@ -16,6 +16,7 @@ from ..dataset import (
     verify_records,
 )
 from ..ted import Key
+from .mapped import view_rows
 
 __all__ = ["VerifyingReader"]
 
@@ -41,8 +42,12 @@ class VerifyingReader(StepReader):
         return self._source.episode_text
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one leaf, and add them to its digest if they follow those added before."""
-        rows = self._source.read(key, start, stop)
+        """View rows of one leaf, and add them to its digest if they follow those added before.
+
+        The array cannot be written: it shows the file, of which nothing is copied.
+        """
+        leaf = self._leaf(key, start, stop)
+        rows = view_rows(self.path / leaf_path(key), leaf, start, stop)
         if self._rows.setdefault(key, 0) == start:
             self._hashers.setdefault(key, Hasher()).update(memoryview(rows.reshape(-1).view(np.uint8).data))
             self._rows[key] = stop

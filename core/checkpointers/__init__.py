@@ -3,11 +3,13 @@
 from .base import StorageCheckpointerBase
 from .compressed import CompressedListStorageCheckpointer
 from .flat import FlatStorageCheckpointer
+from .folders import writer_of
 from .h5 import H5StorageCheckpointer
 from .hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from .list import ListStorageCheckpointer
 from .nested import NestedStorageCheckpointer
-from .packed import PackedStorageCheckpointer
+from .packed import PackedNote, PackedStorageCheckpointer
+from .restoring import require_equal_rows
 from .tensor import TensorStorageCheckpointer
 
 __all__ = [
@@ -20,9 +22,12 @@ __all__ = [
     "ListStorageCheckpointer",
     "Nested2TED",
     "NestedStorageCheckpointer",
+    "PackedNote",
     "PackedStorageCheckpointer",
     "StorageCheckpointerBase",
     "TED2Flat",
     "TED2Nested",
     "TensorStorageCheckpointer",
+    "require_equal_rows",
+    "writer_of",
 ]

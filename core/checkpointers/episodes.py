@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 from ..checkpoint import CompactForm, CompactLayout, Compression, FlatReader, H5Reader, TorchrlReader, save_compact
 from ..dataset import fs, mend, provenance_step
-from ..errors import DatasetNotFoundError, SchemaError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..progress import Silent
 from ..storages import LazyTensorStorage, Storage, TensorStorage
 from ..storages.layout import is_tree
 from ..storages.structure import structure_of
 from .base import StorageCheckpointerBase
 from .filling import fill_storage
-from .folders import CheckpointStaging, open_folder, require_writer
-from .storage_rows import KeyLike, StorageRows, keys_of
+from .folders import CheckpointStaging, article, open_folder, require_writer
+from .keys import KeyLike, keys_of, require_keys
+from .other_rows import rows_of_storage
+from .restoring import fill
 
 __all__ = ["EpisodeCheckpointer"]
 
@@ -51,13 +53,10 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         """Write a checkpoint to `path`; parents are created, an older checkpoint is replaced at one instant.
 
         SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
-        data has no done flags; UsageError if something else lies at `path`; OutOfSpaceError for want of room.
+        data has no done flags; MissingKeyError (a KeyError) for a done or reward key that is not there; UsageError if
+        something else lies at `path`; OutOfSpaceError for want of room.
         """
-        source = _tensor_storage(storage, self)
-        if self._save_hooks:
-            data = self._through_save_hooks(source, source[:], path)
-            source = TensorStorage(data, device="auto", ndim=source.ndim)
-        name = self._file_name(path)
+        source, name = self._hooked(storage, path), self._file_name(path)
         if self.compatible:
             from .compatible import save_compatible
 
@@ -65,9 +64,12 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
                 save_compatible(source, self._built(staging.path, name), self.form, self._options)
                 staging.publish(name)
             return
-        rows = StorageRows(source, self.done_keys, self.reward_keys)
         step = provenance_step(f"{type(self).__name__}.dumps", {}, {})
-        with CheckpointStaging(path) as staging:
+        with (
+            rows_of_storage(source, self.done_keys, self.reward_keys, type(self).__name__) as rows,
+            CheckpointStaging(path) as staging,
+        ):
+            rows.verify_files()
             size = CompactLayout.of(rows.fields, self.form).bytes(rows.manifest.steps, rows.manifest.episodes)
             if self._compression.method is None:
                 fs.require_space(staging.path, size)
@@ -85,20 +87,40 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         """
         from .compatible import is_compatible, open_compatible
 
-        target = _tensor_storage(storage, self)
-        folder, writer = Path(path), f"{self.form.capitalize()}StorageCheckpointer"
-        mend(folder)
-        place = folder if self._file_name(path) else self._built(folder, None)
-        if not os.path.lexists(place):
-            require_writer(folder, writer)
-            raise DatasetNotFoundError(f"there is nothing at {place}, a checkpoint of a storage is expected")
+        place = self._place(Path(path))
+        if self._load_hooks:
+            _tensor_storage(storage)
         theirs = is_compatible(place, self.form)
-        with open_compatible(target, place, self.form, self._options) if theirs else self._open(place) as reader:
+        with open_compatible(storage, place, self.form, self._options) if theirs else self._open(place) as reader:
             reader.verify_files()
+            for argument, keys in (("done_keys", self.done_keys), ("reward_keys", self.reward_keys)):
+                require_keys(keys, argument, reader.fields, place, anywhere=theirs)
             if self._load_hooks:
-                self._fill_through_hooks(target, reader)
+                self._fill_through_hooks(_tensor_storage(storage), reader)
             else:
-                fill_storage(target, reader, reader.filled)
+                fill(storage, reader, reader.filled, type(self).__name__)
+
+    def _hooked(self, storage: Storage, path: str | os.PathLike[str]) -> Storage:
+        """Have the save hooks look at the rows, if there are any."""
+        if not self._save_hooks:
+            return storage
+        source = _tensor_storage(storage)
+        data = self._through_save_hooks(source, source[:], path)
+        return TensorStorage(data, device="auto", ndim=source.ndim)
+
+    def _place(self, folder: Path) -> Path:
+        """Where the checkpoint is; DatasetNotFoundError where nothing is, FormatError where something else is."""
+        mend(folder)
+        place = folder if self._file_name(folder) else self._built(folder, None)
+        if os.path.lexists(place):
+            return place
+        if not os.path.lexists(folder):
+            raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
+        writer = f"{self.form.capitalize()}StorageCheckpointer"
+        require_writer(folder, writer)
+        if not folder.is_dir():
+            raise FormatError(f"{folder} is a file whose name does not end in {place.suffix}, or is no file at all")
+        raise FormatError(f"{folder} has no {place.name}, which {article(writer)} writes")
 
     def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | TorchrlReader) -> None:
         """Have the load hooks look at the rows before they go into the storage."""
@@ -128,10 +150,9 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return Compression()
 
 
-def _tensor_storage(storage: Storage, checkpointer: StorageCheckpointerBase) -> TensorStorage:
+def _tensor_storage(storage: Storage) -> TensorStorage:
     if not isinstance(storage, TensorStorage):
         raise UsageError(
-            f"a {type(checkpointer).__name__} serves storages of tensors, found a {type(storage).__name__}",
-            hint="leave the checkpointer out: every storage has one that saves it",
+            f"hooks change the rows of tensors, found {article(type(storage).__name__)}", hint="leave them out"
         )
     return storage

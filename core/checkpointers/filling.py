@@ -18,7 +18,7 @@ from ..storages.structure import Leaf, Structure, TensorDictNode
 from ..ted import NEXT, Field, Key, key_name
 from .lanes import LaneLeaf, Order
 
-__all__ = ["fill_storage"]
+__all__ = ["fill_storage", "structure_for"]
 
 
 def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
@@ -32,10 +32,8 @@ def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStora
             f"{reader.path} was saved with ndim={len(filled.shape)}, this storage has ndim={storage.ndim}"
         )
     fields = {field.key: field for field in reader.fields}
-    structure = _structure(storage, reader, filled)
+    structure = structure_for(storage, reader, filled)
     keys = list(structure.paths())
-    if sorted(keys) != sorted(fields):
-        raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
     lead = filled.shape
     likes = [torch.empty((*lead, *fields[key].shape), dtype=_dtype(fields[key]), device="meta") for key in keys]
     order = Order(lead[0], filled.length // max(lead[0], 1), filled.oldest)
@@ -89,16 +87,23 @@ def _dtype(field: Field) -> torch.dtype:
     return dtype_named(f"torch.{field.dtype}")
 
 
-def _structure(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> Structure:
-    """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves."""
+def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> Structure:
+    """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves.
+
+    CorruptDataError if these are not the leaves there are.
+    """
+    keys = [field.key for field in reader.fields]
     if filled.structure is None:
-        return _nested([field.key for field in reader.fields])
+        return _nested(keys)
     try:
-        return structure_from(filled.structure)
+        structure = structure_from(filled.structure)
     except SchemaError:
-        if not storage.initialized or list(storage.structure.paths()) != [field.key for field in reader.fields]:
+        if storage is None or not storage.initialized or list(storage.structure.paths()) != keys:
             raise
         return storage.structure
+    if sorted(structure.paths()) != sorted(keys):
+        raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
+    return structure
 
 
 def _nested(keys: list[Key]) -> Structure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .episodes import EpisodeCheckpointer
-from .storage_rows import KeyLike
+from .keys import KeyLike
 
 __all__ = ["FlatStorageCheckpointer"]
 

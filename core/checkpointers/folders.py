@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..checkpoint import STORAGE, open_steps
+from ..checkpoint import STORAGE, open_steps, torchrl_form
 from ..dataset import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 
-__all__ = ["COMPRESSED_FILES", "LIST_FILE", "PACKED_FILE", "CheckpointStaging", "open_folder", "require_writer"]
+__all__ = [
+    "COMPRESSED_FILES",
+    "LIST_FILE",
+    "PACKED_FILE",
+    "CheckpointStaging",
+    "article",
+    "open_folder",
+    "require_writer",
+    "writer_of",
+]
 
 LIST_FILE = "items.json"
 PACKED_FILE = "packed.json"
@@ -49,7 +58,7 @@ class CheckpointStaging(Staging):
         if not os.path.lexists(place):
             return
         empty = place.is_dir() and not any(place.iterdir())
-        if not empty and not (place.is_file() and _is_h5_of_storage(place)) and _writer_of(place) is None:
+        if not empty and not (place.is_file() and _is_h5_of_storage(place)) and writer_of(place) is None:
             raise UsageError(
                 f"{place} is there already and is not the checkpoint of a storage; it is left alone",
                 hint="choose another destination",
@@ -85,12 +94,16 @@ def _is_of_storage(path: Path) -> bool:
 
 def _is_h5_of_storage(file: Path) -> bool:
     """Whether a file is an H5 checkpoint of a storage, ours or one in TorchRL's form."""
-    from .compatible import is_compatible  # that package loads much, and knows this module
-
-    return _is_of_storage(file) or (file.is_file() and is_compatible(file, "h5"))
+    return _is_of_storage(file) or (file.is_file() and torchrl_form(file) == "h5")
 
 
-def _writer_of(folder: Path) -> str | None:
+def article(name: str) -> str:
+    """Put the article in front of the name of a class."""
+    return f"an {name}" if name[:1] in "AEIO" or name.startswith("H5") else f"a {name}"
+
+
+def writer_of(folder: Path) -> str | None:
+    """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged."""
     if not folder.is_dir():
         return None
     manifest = _manifest_of(folder)
@@ -98,6 +111,9 @@ def _writer_of(folder: Path) -> str | None:
         return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
     if has_manifest(folder) or (folder / EPISODES).is_dir():
         return None  # damaged: whoever opens it says how
+    theirs = torchrl_form(folder)
+    if theirs is not None:
+        return _WRITERS_OF_LAYOUTS[theirs]
     for writer, files in _WRITERS.items():
         if all((folder / name).is_file() for name in files):
             return writer
@@ -107,30 +123,34 @@ def _writer_of(folder: Path) -> str | None:
 
 def require_writer(folder: Path, writer: str) -> str | None:
     """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if none did."""
-    found = _writer_of(folder)
+    found = writer_of(folder)
     if found not in (writer, None):
-        raise FormatError(f"{folder} was written by a {found}; this is a {writer}")
+        raise FormatError(f"{folder} was written by {article(found or '')}; this is {article(writer)}")
     return found
 
 
 def open_folder(path: str | os.PathLike[str], writer: str) -> Path:
     """Return the folder of a checkpoint that `writer` can read.
 
-    DatasetNotFoundError (a FileNotFoundError) if nothing is there or its files are missing, FormatError (a
-    ValueError) if another checkpointer wrote it.
+    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
+    another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
     """
     folder = Path(path)
     mend(folder)
+    if not os.path.lexists(folder):
+        raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
     if not folder.is_dir():
-        raise DatasetNotFoundError(f"{folder} is not a folder, the checkpoint of a storage is expected there")
+        what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
+        raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
     found = require_writer(folder, writer)
     if writer in _WRITERS_OF_LAYOUTS.values():
         if found is None:
             raise _not_ours(folder, writer)
         return folder
     missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
-    if missing:
-        raise DatasetNotFoundError(f"{folder} has no {missing[0]}, which a {writer} writes")
+    if missing:  # TorchRL's own compressed lists are missing so, and whoever catches that goes on doing so
+        kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
+        raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
     return folder
 
 
@@ -143,5 +163,5 @@ def _not_ours(folder: Path, writer: str) -> RbtoolError:
     except RbtoolError as error:
         return error
     else:
-        return FormatError(f"{folder} is a {manifest.kind} in layout {manifest.layout}; this is a {writer}")
-    return FormatError(f"{folder} is no checkpoint that a {writer} reads")
+        return FormatError(f"{folder} is a {manifest.kind} in layout {manifest.layout}; this is {article(writer)}")
+    return FormatError(f"{folder} is no checkpoint that {article(writer)} reads")

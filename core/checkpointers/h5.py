@@ -11,8 +11,8 @@ from ..checkpoint import Compression, H5Reader
 from ..dataset import is_inside
 from ..errors import UsageError
 from .episodes import EpisodeCheckpointer
+from .keys import KeyLike
 from .nested import require_known
-from .storage_rows import KeyLike
 
 __all__ = ["H5StorageCheckpointer"]
 

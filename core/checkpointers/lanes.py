@@ -16,7 +16,7 @@ from ..dataset import Array
 from ..storages.memory import plain_column
 from ..ted import Field
 
-__all__ = ["LaneLeaf", "Order", "Run"]
+__all__ = ["LaneLeaf", "Order", "Run", "host_array"]
 
 _KNOWN_TO_NUMPY = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
@@ -83,9 +83,9 @@ class LaneLeaf:
         if self._array is not None:
             found = self._array[run.rows, run.lanes]
         elif self._one_lane:
-            return _array(_host(self._rows[run.rows]), self._field)
+            return host_array(self._rows[run.rows], self._field)
         else:
-            found = _array(_host(self._part(run)), self._field)
+            found = host_array(self._part(run), self._field)
         lanes_first: Array = np.ascontiguousarray(found.swapaxes(0, 1))
         return lanes_first.reshape(run.stop - run.start, *self._field.shape)
 
@@ -124,8 +124,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().resolve_conj().resolve_neg()
+def host_array(tensor: torch.Tensor, field: Field) -> Array:
+    """Bring a tensor from wherever it is into an array; bfloat16 as its bits."""
+    return _array(tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg(), field)
 
 
 def _array(tensor: torch.Tensor, field: Field) -> Array:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import UsageError
 from .episodes import EpisodeCheckpointer
-from .storage_rows import KeyLike
+from .folders import article
+from .keys import KeyLike
 
 __all__ = ["NestedStorageCheckpointer", "require_known"]
 
@@ -41,4 +42,4 @@ def require_known(checkpointer: EpisodeCheckpointer, kwargs: dict[str, Any]) -> 
     unknown = sorted(kwargs.keys() - _NAMES)
     if unknown:
         known = ", ".join(sorted(_NAMES))
-        raise UsageError(f"a {type(checkpointer).__name__} has no argument {unknown[0]!r}; others are {known}")
+        raise UsageError(f"{article(type(checkpointer).__name__)} has no argument {unknown[0]!r}; others are {known}")

@@ -3,49 +3,92 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..dataset import dump_json, fs, load_json
+from ..checkpoint import dataset_digests
+from ..dataset import Manifest, dump_json, fs, load_json
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..storages import PackedStorage, Storage, register_checkpointer
+from ..storages import LazyTensorStorage, PackedStorage, Storage, register_checkpointer
 from .base import StorageCheckpointerBase
-from .folders import PACKED_FILE, CheckpointStaging, open_folder
+from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of
+from .lanes import host_array
+from .other_rows import PackedRows
+from .restoring import require_equal_rows
+from .storage_rows import fields_of
+from .tensor_reader import read_contents
 
-__all__ = ["PackedStorageCheckpointer"]
+__all__ = ["PackedNote", "PackedStorageCheckpointer"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PackedNote:
+    """Which packed dataset a storage read: its place, its content digest and those of the datasets of the same steps
+    that it was converted from, and the number of steps."""
+
+    path: Path
+    content_digest: str
+    digests: frozenset[str]
+    length: int
+
+    @classmethod
+    def of(cls, storage: PackedStorage) -> PackedNote:
+        """Note what a storage reads."""
+        known = dataset_digests(Manifest.load(storage.path)) | {storage.content_digest}
+        return cls(storage.path, storage.content_digest, known, len(storage))
+
+    @classmethod
+    def load(cls, folder: Path) -> PackedNote:
+        """Read a note; CorruptDataError for a damaged one."""
+        file = folder / PACKED_FILE
+        document: Any = load_json(file)
+        try:
+            digest, others = str(document["content_digest"]), document.get("same_steps", [])
+            return cls(Path(document["path"]), digest, frozenset({digest, *map(str, others)}), int(document["len"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(f"{file} is damaged: {error!r}") from error
+
+    def to_bytes(self) -> bytes:
+        """The note as it is written."""
+        others = sorted(self.digests - {self.content_digest})
+        document = {
+            "format_version": _VERSION, "path": str(self.path), "content_digest": self.content_digest,
+            "same_steps": others, "len": self.length,
+        }  # fmt: skip
+        return dump_json(document, indent=1).encode()
 
 
 class PackedStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `PackedStorage` as the path and the content digest of its dataset, of which no row is copied.
 
-    What is loaded must open the same contents, wherever they lie: SchemaError if not. Hooks have nothing to work on,
-    and are refused with a UsageError.
+    What is loaded must be of the same contents, wherever they lie: SchemaError if not. The checkpoint of a storage of
+    tensors is loaded where it holds these very rows, like that of a buffer on the same dataset in layout `ted`. Hooks
+    have nothing to work on, and are refused with a UsageError.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
-        source = self._checked(storage)
-        document = {
-            "format_version": 1, "path": str(source.path), "content_digest": source.content_digest, "len": len(source),
-        }  # fmt: skip
+        note = PackedNote.of(self._checked(storage))
         with CheckpointStaging(path) as staging:
-            fs.write_file(staging.path / PACKED_FILE, dump_json(document, indent=1).encode())
+            fs.write_file(staging.path / PACKED_FILE, note.to_bytes())
             staging.publish()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Check that the storage reads the dataset that was noted in the folder `path`.
+        """Check that the storage reads the dataset that was noted in the folder `path`, or whose rows are saved there.
 
         DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError
-        for a damaged note, SchemaError for another dataset.
+        for a damaged one, SchemaError for other data.
         """
-        target = self._checked(storage)
-        note = open_folder(path, type(self).__name__) / PACKED_FILE
-        document: Any = load_json(note)
-        try:
-            digest, place = str(document["content_digest"]), str(document["path"])
-        except (KeyError, TypeError) as error:
-            raise CorruptDataError(f"{note} is damaged: {error!r}") from error
-        if digest != target.content_digest:
-            raise SchemaError(f"{note} is of other data, which lay at {place}, than {target.path}")
+        target, folder = self._checked(storage), Path(path)
+        if writer_of(folder) == "TensorStorageCheckpointer":
+            _require_rows(target, open_folder(folder, "TensorStorageCheckpointer"))
+            return
+        note = PackedNote.load(open_folder(folder, "PackedStorageCheckpointer"))
+        if target.content_digest not in note.digests and not note.digests & PackedNote.of(target).digests:
+            raise SchemaError(f"{folder / PACKED_FILE} is of other data, which lay at {note.path}, than {target.path}")
 
     def _checked(self, storage: Storage) -> PackedStorage:
         if not isinstance(storage, PackedStorage):
@@ -53,6 +96,20 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
         if self._save_hooks or self._load_hooks:
             raise UsageError("hooks change what is saved, and of a packed dataset no row is", hint="leave them out")
         return storage
+
+
+def _require_rows(target: PackedStorage, folder: Path) -> None:
+    """Raise SchemaError unless the rows of a storage of tensors are those of a packed dataset."""
+    saved = read_contents(folder, LazyTensorStorage(1), raw=True)
+    if saved is None or saved.lead != (len(target),) or saved.length != len(target):
+        found = 0 if saved is None else saved.length
+        raise SchemaError(f"{folder} holds {found:,} rows, {target.path} has {len(target):,} and cannot be written to")
+    fields = fields_of(saved.structure, saved.tensors, 1)
+    leaves = {field.key: leaf for field, leaf in zip(fields, saved.tensors, strict=True)}
+    with PackedRows(target) as rows:
+        require_equal_rows(
+            rows, fields, lambda field, start, stop: host_array(leaves[field.key][start:stop], field), folder
+        )
 
 
 register_checkpointer(PackedStorage, PackedStorageCheckpointer)

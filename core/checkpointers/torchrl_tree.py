@@ -19,15 +19,14 @@ from .manifest import SavedLeaf
 
 __all__ = ["listed_leaves", "walk_tree"]
 
-_EPISODES = {"is_full", "shift", "_storage_shape"}
 _FIELDS = "_tensordict"
 
 
 def walk_tree(folder: Path, lead: int) -> tuple[Structure, list[SavedLeaf]]:
     """Read the `meta.json` files of a memory-mapped tensordict, of whose dimensions `lead` count elements.
 
-    Returns how the data is made and its leaves. FormatError for what is no such folder, for episodes saved in another
-    form, and for values that only a pickle holds.
+    Returns how the data is made and its leaves. FormatError for what is no such folder, and for values that only a
+    pickle holds.
     """
     leaves: list[SavedLeaf] = []
     return _node(folder, "", (), lead, leaves), leaves
@@ -40,8 +39,6 @@ def _node(root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: l
     document = load_json(path)
     if not isinstance(document, dict) or "_type" not in document:
         raise FormatError(f"{path} does not describe a tensordict: it has no _type")
-    if not prefix and document.keys() >= _EPISODES:
-        raise FormatError(f"{root} holds whole episodes in a flat or nested form, not the rows of a storage")
     if "_is_non_tensor" in document or "NonTensor" in str(document["_type"]):
         return _constant(path, document, prefix)
     if (root / inside / _FIELDS / "meta.json").is_file() and "shape" not in document:

@@ -2,6 +2,7 @@
 
 from .base import BaseDatasetExperienceReplay
 from .buffer import DatasetReplayBuffer
+from .checkpointer import DatasetStorageCheckpointer
 from .load import load_dataset
 from .minari import MinariExperienceReplay
 from .storage import DatasetStorage, Mode
@@ -10,6 +11,7 @@ __all__ = [
     "BaseDatasetExperienceReplay",
     "DatasetReplayBuffer",
     "DatasetStorage",
+    "DatasetStorageCheckpointer",
     "MinariExperienceReplay",
     "Mode",
     "load_dataset",

@@ -105,17 +105,30 @@ class DatasetStorage(TensorStorage):
             )
         self._share_counts()
 
+    def read_again(self) -> None:
+        """Read the rows from the disk anew: edits that stay in this process are gone. CorruptDataError if the dataset
+        was replaced since."""
+        tensors = self._reopened()
+        structure = structure_of(tensors, self.ndim)
+        self._take(structure, structure.leaves(tensors))
+        self._wrapped = tensors
+        self.set_length(len(tensors))
+
+    def _reopened(self) -> TensorDict:
+        digest, tensors = self._open()
+        if digest != self.content_digest:
+            raise CorruptDataError(
+                f"{self.path} has the content {digest}, {self.content_digest} is expected: it was replaced since"
+            )
+        return tensors
+
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name not in {"_leaves", "_dtypes", "_mapped"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        digest, tensors = self._open()
-        if digest != self.content_digest:
-            raise CorruptDataError(
-                f"{self.path} has the content {digest}, {self.content_digest} is expected: it was replaced since"
-            )
+        tensors = self._reopened()
         structure = structure_of(tensors, self.ndim)
         self._take(structure, structure.leaves(tensors))
         self._wrapped = tensors

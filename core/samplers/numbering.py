@@ -4,34 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import reprlib
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from ..storages.cursors import as_index
 
-__all__ = ["element_numbers", "marked_numbers"]
+__all__ = ["NoNumbersError", "element_numbers", "marked_numbers", "priority_values"]
+
+
+_WHOLE = "elements are named by whole numbers"
+
+
+class NoNumbersError(UsageError, TypeError):
+    """Numbers were expected, of elements or as their priorities, and something else was given."""
+
+
+def priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return priorities, a number or a nest of them, as `[n]` without gradients; NoNumbersError for what are none."""
+    if isinstance(priority, torch.Tensor) and priority.is_complex():
+        raise NoNumbersError(f"priorities are real numbers, found {priority.dtype}")
+    return _tensor("priorities are numbers", priority, dtype).detach().reshape(-1)
+
+
+def _tensor(expected: str, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    try:
+        return torch.as_tensor(values, dtype=dtype)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NoNumbersError(f"{expected}, found {reprlib.repr(values)}") from error
 
 
 def element_numbers(index: Any, lanes: tuple[int, ...] | None) -> torch.Tensor:
     """Return the numbers, int64 `[n]`, of elements: an int, `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension.
 
     `lanes` are the dimensions of the storage after the first, None where they are not known. What has a negative
-    coordinate gets the number -1. IndexError for a coordinate beyond the lanes, and for what are no whole numbers;
-    SchemaError (a RuntimeError) for another number of coordinates, or where the lanes would have to be known.
+    coordinate gets the number -1. IndexError for a coordinate beyond the lanes, and for numbers that are not whole;
+    NoNumbersError (a TypeError) for what are no numbers; SchemaError (a RuntimeError) for another number of
+    coordinates, or where the lanes would have to be known.
     """
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.dim() == 1:
         return index
     if isinstance(index, tuple):
-        parts = [torch.as_tensor(part) for part in index]
+        parts = [_tensor(_WHOLE, part) for part in index]
         found = parts[0].reshape(-1, 1) if len(parts) == 1 else torch.stack(torch.broadcast_tensors(*parts), -1)
     else:
-        found = torch.as_tensor(list(index) if isinstance(index, range) else index)
+        found = _tensor(_WHOLE, list(index) if isinstance(index, range) else index)
     if found.numel() and (found.dtype == torch.bool or found.is_floating_point() or found.is_complex()):
-        raise IndexError(f"elements are named by whole numbers, found {found.dtype}")
+        raise IndexError(f"{_WHOLE}, found {found.dtype}")
     found = found.long()
     if found.dim() < 2:
         return found.reshape(-1)

@@ -15,7 +15,7 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages import Storage
 from .base import Index, Sampler
-from .numbering import element_numbers, marked_numbers
+from .numbering import element_numbers, marked_numbers, priority_values
 from .priorities import Priorities, at_least_zero
 from .priority_folder import read_priorities, write_priorities
 
@@ -226,13 +226,14 @@ class PrioritizedSampler(Sampler):
         needs the storage. Negative numbers stand for elements that were not written, and are passed over. `priority`
         is one number for all, or has as many elements as `index` names; of several for one element the last counts.
 
-        UsageError (a ValueError) for priorities that are negative or not finite, IndexError for elements beyond the
-        capacity or, with the storage, beyond those that it has, SchemaError (a RuntimeError) for another number of
-        priorities. Then nothing has changed.
+        UsageError (a ValueError) for priorities that are negative or not finite, NoNumbersError (also a TypeError)
+        for an index or priorities that are no numbers, IndexError for elements beyond the capacity or, with the
+        storage, beyond those that it has, SchemaError (a RuntimeError) for another number of priorities. Then nothing
+        has changed.
         """
         if storage is not None:
             self._meet(storage)
-        values = torch.as_tensor(priority, dtype=self.dtype).detach().reshape(-1)
+        values = priority_values(priority, self.dtype)
         self._priorities.update(element_numbers(index, self._lanes), values, only_known=storage is not None)
 
     @property

@@ -94,20 +94,24 @@ class IdSignal(Signal):
 
 @dataclass(frozen=True, eq=False)
 class StaticSignal(Signal):
-    """Ends that were given for the elements of a full storage, and stay what they are; of the storage's `shape`."""
+    """Ends that were given for the elements of a full storage, and stay what they are; of the storage's `shape`.
+
+    `name` is what they were given as: `ends`, or the ids of `trajectories`.
+    """
 
     given: Ends
+    name: str = "ends"
 
     @classmethod
     def of_ids(cls, ids: np.ndarray[Any, Any]) -> StaticSignal:
         """Take a row for an end where the id of the following one, after the last that of the first, differs."""
-        return cls(ids != np.roll(ids, -1, axis=0))
+        return cls(ids != np.roll(ids, -1, axis=0), "trajectories")
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         given, expected = self.given.shape, tuple(storage.shape)
         if given != expected:
             raise SchemaError(
-                f"the ends that were given are {list(given)}, the storage holds {list(expected)} elements",
+                f"the {self.name} that were given are {list(given)}, the storage holds {list(expected)} elements",
                 hint="give them for all elements, or name the entry that holds them: end_key or traj_key",
             )
         return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))

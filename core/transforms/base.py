@@ -111,6 +111,20 @@ class Compose(Transform):
             data = transform.inv(data)  # type: ignore[operator]
         return data
 
+    def inv_in_place(self, data: Any) -> Any:
+        """Return what takes the place of elements that are there: `inv`, but past what holds data back.
+
+        Elements that are replaced follow nothing and wait for nothing, so `data` is what such a transform returned.
+        """
+        for transform in reversed(self.transforms):
+            if data is None:
+                return None
+            if isinstance(transform, Compose):
+                data = transform.inv_in_place(data)
+            elif not hasattr(transform, "held_back"):
+                data = transform.inv(data)  # type: ignore[operator]
+        return data
+
     @property
     def draws(self) -> bool:  # type: ignore[override]
         """Whether one of the transforms draws from the buffer's generator."""

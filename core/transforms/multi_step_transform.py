@@ -32,7 +32,8 @@ class MultiStepTransform(Transform):
     `n_steps` steps of all that came in are held back, for their windows may reach into what comes next: an `extend`
     writes as many steps as are held and given, less `n_steps`, and nothing as long as there are no more. `flush()`
     of the buffer writes the rest at the end, with windows that end there. What is held back is part of the buffer's
-    state and of its checkpoints; `empty()` forgets it.
+    state and of its checkpoints; `empty()` forgets it. Priorities that steps come with are given to the steps that
+    are written, when they are. `rb[i] = …` replaces what is stored, n-step transitions, and has no part in windows.
 
     A window never reaches into another trajectory: where ids are there (`("collector", "traj_ids")`, "traj_ids" or
     "episode"), none goes past a change of id; where there are none, none goes from one batch into the next unless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -27,7 +27,7 @@ from ..checkpoint import (
 )
 from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_apart
 from ..errors import UsageError
-from ..progress import Progress
+from ..progress import Progress, Silent
 from ..ted import row_bytes
 from .checkpoint_torchrl import (
     build_dataset,
@@ -36,6 +36,7 @@ from .checkpoint_torchrl import (
     size_for_torchrl,
     staging_for_torchrl,
 )
+from .layouts import Rewriting, require_layout
 from .results import Published, Result, published_entries, seconds_since
 
 __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
@@ -171,12 +172,16 @@ def load(
     checkpoint: PathLike,
     dest: PathLike,
     *,
+    layout: str = "ted",
+    compress: Sequence[str] = (),
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointLoadResult:
     """Load the dataset that a checkpoint was saved from to `dest`, with the same content digest.
 
+    `layout` and `compress` are those of `convert`: a dataset in layout `packed` is the one that converting afterwards
+    would make, and is compared with the digest of the dataset that was saved.
     Of what TorchRL saved in its flat, nested and H5 layouts (the folder of a buffer or a storage, or the file) the
     valid rows become a dataset, lane after lane and the oldest first; an unfinished episode ends truncated.
     What is at `dest` stays unless `force` is set; an equal dataset there is left as it is. Raises CorruptDataError,
@@ -186,9 +191,16 @@ def load(
     begun = time.perf_counter()
     path, target = find_dataset(checkpoint), Path(dest).expanduser().absolute()
     require_apart(path, target)
+    wanted = require_layout(layout, compress)
     with open_steps(path) as source:
         _require_checkpoint(source)
         form = source.manifest.layout
+        if wanted != "ted":
+            rewriting = Rewriting(
+                source=path, asked=os.fspath(checkpoint), destination=target, layout=wanted, compress=tuple(compress),
+                force=force, dry_run=dry_run, progress=progress or Silent(), verb="checkpoint load",
+            )  # fmt: skip
+            return CheckpointLoadResult(**rewriting.run(), form=form)
         digest = None if isinstance(source, TorchrlSteps) else dataset_digest(source.manifest)
 
         def before() -> Manifest | None:

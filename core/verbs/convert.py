@@ -41,9 +41,9 @@ def convert(
 ) -> ConvertResult:
     """Convert the dataset at `path`, recognised by its content, into a TED dataset at `dest`.
 
-    `path` may also be a dataset of ours, `source:id` or a path, to be written in another `layout`: `ted`, or
-    `packed`, which takes less room and is faster to draw from. There `compress` makes fields smaller:
-    `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). The rows are the same in either layout.
+    `path` may also be a dataset of ours, `source:id` or a path, or a checkpoint, ours or TorchRL's, to be written in
+    another `layout`: `ted`, or `packed`, which takes less room and is faster to draw from. There `compress` makes
+    fields smaller: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). The rows are the same in either.
     `episodes` chooses some of a foreign dataset by its numbers, like `0:100,250`. What is at `dest` is replaced only
     with `force`; an equal conversion of an unchanged source that stands there is left as it is (`already_there`).
     `dry_run` does everything up to writing and gives sizes. Values and element types are those of the source.

@@ -28,6 +28,7 @@ from ..dataset import (
 )
 from ..errors import UsageError
 from ..progress import Progress, Silent
+from .readable import has_steps
 from .results import Published, published_entries, seconds_since
 
 __all__ = ["ExportResult", "export"]
@@ -63,13 +64,14 @@ def export(
     only with `force`, and only if it is an export in this format. `dry_run` does everything up to writing.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
-    SchemaError where the format cannot hold it; UsageError for `to`, `episodes` and `dest`; OutOfSpaceError. In
-    every case `dest` is what it was.
+    SchemaError where the format cannot hold it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
+    for the checkpoint of a buffer that is not one of steps; OutOfSpaceError. In every case `dest` is what it was.
     """
     begun, heard = time.perf_counter(), progress or Silent()
     kind = sink_class(to)
     source, destination = find_dataset(dataset, root), Path(dest).expanduser()
     require_apart(source, destination)
+    has_steps(source)
     with open_steps(source) as reader:
         chosen = Chosen(reader, _rows(reader, episodes))
         sink = kind(chosen, destination.name)

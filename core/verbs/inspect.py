@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checkpoint import is_steps, open_steps
+from ..checkpoint import open_steps
 from ..dataset import (
     HIDDEN,
     Dropped,
@@ -27,6 +27,7 @@ from ..dataset import (
 from ..errors import UsageError
 from ..ted import BoundaryCounts, Field, Key, row_bytes, ted_fields
 from .episode_view import EpisodeView, source_view, steps_view
+from .readable import has_steps
 from .results import Result
 
 __all__ = ["FieldView", "InspectResult", "Spread", "inspect"]
@@ -116,14 +117,14 @@ def inspect(
     `dataset` is a path or `source:id`. Of what rbtool wrote only the manifest and the episode table are read, so
     the time does not grow with the data. With `episode`, the source's number of one, its first `head` steps (all
     by default) and its last are shown too. Raises DatasetNotFoundError, FormatError, or UsageError for an
-    episode that is not there.
+    episode that is not there and for the checkpoint of a buffer that is not one of steps.
     """
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, it must be 1 or more")
     if head is not None and episode is None:
         raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
     path = find_dataset(dataset, root)
-    if is_steps(path):
+    if has_steps(path, raw=True):
         with open_steps(path) as steps:
             return _of_steps(steps, root, episode, head)
     with open_source(path) as reader:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import VerifyingReader, open_steps
+from ..checkpoint import TorchrlSteps, VerifyingReader, dataset_digest, open_steps
 from ..dataset import (
     Layout,
     Manifest,
     Origin,
+    PackedReader,
     PackedSchema,
     Request,
     Staging,
@@ -25,7 +26,7 @@ from ..dataset import (
     require_apart,
     write_dataset,
 )
-from ..errors import UsageError
+from ..errors import CorruptDataError, UsageError
 from ..progress import Progress
 from ..ted import Field, row_bytes
 from .results import published_entries, seconds_since
@@ -68,7 +69,8 @@ def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: in
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """One dataset of ours (or a tensordict folder) written again at `destination`, in a layout."""
+    """One dataset or checkpoint of ours (or a tensordict folder), or a checkpoint of TorchRL's, written again at
+    `destination` as a dataset in a layout. `verb` is who asks."""
 
     source: Path
     asked: str
@@ -78,21 +80,20 @@ class Rewriting:
     force: bool
     dry_run: bool
     progress: Progress
+    verb: str = "convert"
 
     def run(self) -> dict[str, Any]:
         """Write it, unless an equal dataset is there already; return the entries of a `Published`.
 
-        Every byte of the source is compared with its digest. UsageError for checkpoints and for what may not be
-        replaced, CorruptDataError for a damaged source, OutOfSpaceError.
+        Every byte of the source is compared with its digest, and the rows of a checkpoint with the digest of the
+        dataset that it was saved from. UsageError for what may not be replaced, FormatError for the checkpoint of a
+        buffer, CorruptDataError for a damaged source, OutOfSpaceError.
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
         with open_steps(self.source) as reader:
-            if reader.manifest.kind != "dataset":
-                raise UsageError(
-                    f"{self.source} is a checkpoint, a dataset is expected",
-                    hint=f"make a dataset of it first: rbtool checkpoint load {self.source} DEST",
-                )
+            if _is_saved(reader):
+                dataset_digest(reader.manifest)  # says that the checkpoint of a buffer is none of a dataset
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, begun)
         if isinstance(manifest, dict):
@@ -154,10 +155,30 @@ class Rewriting:
         made = write_dataset(checked, folder, self.layout, origin, codecs, self.progress.advance)
         if checked is not reader:
             checked.verify_files()
+        if _is_saved(reader):
+            _require_digest(reader, folder, made)
         self.progress.done()
         return made
 
     def _step(self, manifest: Manifest) -> Any:
-        arguments: Mapping[str, Any] = {"path": self.asked, "layout": self.layout}
+        named = "path" if self.verb == "convert" else "checkpoint"
+        arguments: Mapping[str, Any] = {named: self.asked, "layout": self.layout}
         arguments = {**arguments, **layout_arguments(self.layout, self.compress)}
-        return provenance_step("convert", arguments, {"content_digest": manifest.content_digest})
+        return provenance_step(self.verb, arguments, {"content_digest": manifest.content_digest})
+
+
+def _is_saved(reader: StepReader) -> bool:
+    """Whether these are the rows of a checkpoint of ours, which knows the digest of its dataset."""
+    return reader.manifest.kind == "checkpoint" and not isinstance(reader, TorchrlSteps)
+
+
+def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:
+    """Raise CorruptDataError unless what was written is the dataset that a checkpoint was saved from."""
+    expected, found = dataset_digest(reader.manifest), made.content_digest
+    if made.layout == "packed":
+        with PackedReader(folder) as written:
+            found = written.ted_digest
+    if found != expected:
+        raise CorruptDataError(
+            f"{reader.path} does not give the data it was saved from: their digest is {found}, expected {expected}"
+        )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checkpoint import is_steps, open_steps
-from ..dataset import PackedReader, StepReader, TedReader, find_dataset, reader_class, reader_names
+from ..checkpoint import open_steps
+from ..dataset import PackedReader, StepReader, TedReader, find_dataset
 from ..errors import UsageError
+from .readable import has_steps
 from .sample_results import SampledField, SampledSlice, SampleResult, sampled_fields, sampled_slices
 from .sample_timing import SampleTiming, checked_seconds, timed
 from .sampler_making import initial_priorities, make_sampler, priority_field
@@ -70,7 +69,8 @@ def sample(
 
     Raises UsageError for a sampler that is none, options that it does not take or that contradict each other, an `n`
     below 1, no episode as long as a slice, a priority that is no leaf of finite numbers, a seed that is no number
-    from 0 to 2^64 - 1, a dataset without steps, and a raw dataset.
+    from 0 to 2^64 - 1, a dataset without steps, a raw dataset, and the checkpoint of a buffer that is not one of steps;
+    DatasetNotFoundError or FormatError where there is nothing to draw from.
     """
     options = SamplerOptions(
         sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
@@ -81,7 +81,7 @@ def sample(
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} was given, a number of 64 bits without sign is expected")
     path = find_dataset(dataset, root)
-    _refuse_raw(path)
+    has_steps(path)
     with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
@@ -136,18 +136,6 @@ def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -
     if priorities is not None:
         buffer.update_priority(torch.arange(len(priorities)), torch.from_numpy(priorities))
     return buffer
-
-
-def _refuse_raw(path: Path) -> None:
-    """Say what to do with a dataset in the format of another library."""
-    if is_steps(path):
-        return
-    form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
-    if form is not None:
-        raise UsageError(
-            f"{path} is a raw {form} dataset, and steps are drawn from datasets in TED",
-            hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
-        )
 
 
 def _storage(reader: StepReader) -> Storage:

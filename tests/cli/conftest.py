@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_commands import commands
 from hub import Hub
 from minari_hub import lay_out_hub
 
@@ -82,12 +84,25 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="session")
-def environment(tools: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def variables(tools: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a user who has set nothing, but for where the hub is."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(tools)])
     ours = ("RBTOOL_", "MINARI_", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PYTHON", "COLUMNS", "LINES", "COV_", "XDG_")
     network = hub.environment(tmp_path_factory.mktemp("hf"))
     return {name: value for name, value in network.items() if not name.startswith(ours)} | {"PATH": path}
+
+
+@pytest.fixture(scope="session")
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    """What commands see; a module of many commands puts `forked` in its place."""
+    return variables
+
+
+@pytest.fixture(scope="session")
+def forked(variables: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The same variables, but `rbtool` is forked from a process that has imported everything already."""
+    with tempfile.TemporaryDirectory() as place, commands(Path(place), variables) as folder:
+        yield variables | {"PATH": os.pathsep.join([str(folder), variables["PATH"]])}
 
 
 @pytest.fixture

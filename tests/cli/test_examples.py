@@ -20,6 +20,12 @@ TABLES = {
 EXAMPLES = [example for table in TABLES.values() for example in table]
 
 
+@pytest.fixture(scope="module")
+def environment(forked):
+    """Commands are forked: there are many of them."""
+    return forked
+
+
 def test_the_tables_are_found():
     assert len(TABLES) >= 11
     assert all(isinstance(example, Example) for example in EXAMPLES)

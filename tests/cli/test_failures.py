@@ -12,6 +12,13 @@ from rbtool.cli.failures import Stopped, report
 from rbtool.cli.output import Output
 from rbtool.core import errors
 
+
+@pytest.fixture(scope="module")
+def environment(forked):
+    """Commands are forked: there are many of them."""
+    return forked
+
+
 FAILING = [
     ("rbtool inspect ./nothing", 4, "DatasetNotFoundError", "nothing at nothing"),
     ("rbtool inspect minari:no/such-v0", 4, "DatasetNotFoundError", "minari:no/such-v0 is not in"),

@@ -39,9 +39,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(environment, folder):
+def environment(forked, folder):
     """The README is followed by somebody whose home is the folder."""
-    return environment | {"HOME": str(folder)}
+    return forked | {"HOME": str(folder)}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,12 @@ from rbtool.cli.sample import AnchorName, SamplerName, WeightName
 from rbtool.core.verbs.sampler_options import SAMPLERS, SamplerOptions
 
 
+@pytest.fixture(scope="module")
+def environment(forked):
+    """Commands are forked: there are many of them."""
+    return forked
+
+
 def test_the_samplers_are_completed_and_listed(shell):
     done = shell("rbtool", _RBTOOL_COMPLETE="complete_bash", COMP_WORDS="rbtool sample --sampler ", COMP_CWORD="3")
     names = done.stdout.split()
@@ -59,6 +65,13 @@ def test_the_speed_is_told(shell):
     timing = json.loads(shell(f"{line} --json").stdout)["timing"]
     assert timing["steps_per_second"] == pytest.approx(32 * timing["batches_per_second"])
     assert 0 < timing["median_us"] <= timing["p95_us"]
+
+
+def test_quietly_it_is_the_rate_that_is_told_of_a_time(shell):
+    done = shell("rbtool sample ./cartpole --time --seconds 0.05 -n 32 -q")
+    assert re.fullmatch(r"[1-9]\d* steps/s\n", done.stdout)
+    drawn = shell("rbtool sample ./cartpole -n 3 --sampler without-replacement --no-shuffle -q --seed 5")
+    assert (drawn.stdout, drawn.stderr, done.stderr) == ("0\n1\n2\n", "", "")
 
 
 def test_without_a_time_there_is_none(shell):

@@ -74,6 +74,18 @@ def test_the_documented_case() -> None:
     assert "traj_ids" not in td
 
 
+@pytest.mark.parametrize("key", ["nope", ("collector", "nope")])
+def test_a_key_of_ids_that_is_not_there_is_named(key: str | tuple[str, str]) -> None:
+    td = steps([3, 3, 4], [False, True, False])
+    before = td.clone()
+    with pytest.raises(MissingKeyError, match=r"nope is not here, there are observation, next\.done"):
+        split_trajectories(td, trajectory_key=key, done_key="done")
+    with pytest.raises(MissingKeyError, match="trajectory_key nope is not here, there are no entries"):
+        split_trajectories(TensorDict({}, [3]), trajectory_key="nope")
+    assert (td == before).all()
+    assert set(td.keys(True)) == set(before.keys(True))
+
+
 @pytest.mark.parametrize("flag", ["truncated", "terminated"])
 def test_any_flag_of_the_family_ends_a_trajectory(flag: str) -> None:
     td = steps(None, [False, True, False, False], flag)

@@ -1,19 +1,21 @@
 """Strikes a job at its n-th change of the file system, looks at what is left, and runs it again.
 
-    python runner.py WORK JOB [--fault kill|fill] [--every K] [--over]
+    python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
 
 WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` (converted), `older/` and, where
 the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
 system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
 one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
 byte; a second run must succeed, give the same content and leave nothing behind. What a download has fetched may
-stay until its second run. Prints one JSON document.
+stay until its second run. `--strikes` spreads so many faults over the job, the last at its last operation; without
+it every operation is struck. Prints one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import itertools
 import json
@@ -28,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
+from rbtool.core.checkpoint import TorchrlSteps, open_steps
+from rbtool.core.dataset.identity import ted_digest
 
 MODULES = {
+    "exchange": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes", "h5py"),
     "dump": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes"),
     "preprocess": ("tensordict",),
     "download": (
@@ -63,9 +67,20 @@ def _dump(form: str, dest: Path, rows: int) -> None:
     getattr(checkpointers, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
 
 
+def _exchange(form: str, dest: Path, rows: int) -> None:
+    """Save the episodes of a small buffer as TorchRL reads them."""
+    from rbtool.core import checkpointers
+    from rbtool.core.testing.buffers_of_episodes import BufferPlan
+
+    storage = BufferPlan(rows, (rows,), ends=0.1, seed=rows, oddities=("specials",)).buffer()._storage
+    getattr(checkpointers, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
+
+
 def _destination(out: Path, job: str) -> Path:
-    if job == "dump-h5":
+    if job in {"dump-h5", "exchange-h5", "give-h5"}:
         return out / "result.h5"
+    if job.startswith("export-"):
+        return out / "export"
     return out / "minari" / DOWNLOADED if job == "download" else out / "result"
 
 
@@ -82,9 +97,15 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     }
     for form in forms[1:]:
         jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
+        jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
+        jobs[f"give-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(  # type: ignore[misc]
+            data, dest, form=form, for_library="torchrl", force=True
+        )
     for form in forms:
         jobs[f"save-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(data, dest, form=form, force=True)  # type: ignore[misc]
         jobs[f"load-{form}"] = lambda dest, form=form: rbtool.checkpoint.load(work / f"saved-{form}", dest, force=True)  # type: ignore[misc]
+    for form in ("h5", "minari", "npz", "parquet"):
+        jobs[f"export-{form}"] = lambda dest, form=form: rbtool.export(data, dest, to=form, force=True)  # type: ignore[misc]
     return jobs
 
 
@@ -159,9 +180,20 @@ def _state(dest: Path) -> str | None:
     """Content digest of what is whole at the destination, None if nothing is there."""
     if not dest.exists():
         return None
+    if dest.name == "export":
+        return _digest(dest)
     with open_steps(dest) as reader:
         reader.verify_files()
+        if isinstance(reader, TorchrlSteps):  # no manifest is there to say it
+            return ted_digest(reader)
         return reader.manifest.content_digest
+
+
+def _digest(dest: Path) -> str:
+    """Digest of every byte of an export, which has no manifest to hold it to."""
+    files = [dest] if dest.is_file() else sorted(path for path in dest.rglob("*") if path.is_file())
+    parts = [f"{path.relative_to(dest)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _trial(job: Callable[[Path], object], out: Path, dest: Path, at: int, fault: str, old: str | None, new: str) -> str:
@@ -201,7 +233,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("job")
     parser.add_argument("--fault", choices=["kill", "fill"], default="kill")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--strikes", type=int, help="how many operations to strike; all by default")
     parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
     options = parser.parse_args()
     with _hub(options.work) if options.job == "download" else contextlib.nullcontext():
@@ -212,9 +244,12 @@ def main() -> None:
 
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
+    if options.job not in {"download", "preprocess-workers"}:  # which start threads and processes
+        job(_destination(_made(options.work / "warm"), options.job))  # what it imports, no child has to
     new, operations = _reference(options, job)
     seen = {"old": 0, "new": 0}
-    for at in sorted({*range(1, operations + 1, options.every), operations}):
+    strikes = options.strikes or operations
+    for at in sorted({round((number + 1) * operations / strikes) for number in range(strikes)}):
         out = options.work / f"out-{at}"
         out.mkdir()
         dest = _destination(out, options.job)
@@ -222,6 +257,11 @@ def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
         seen[_trial(job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
     return {"operations": operations, **seen}
+
+
+def _made(out: Path) -> Path:
+    out.mkdir()
+    return out
 
 
 @contextlib.contextmanager
@@ -255,6 +295,12 @@ def _put_older(options: argparse.Namespace, dest: Path) -> str:
     verb, _, form = options.job.partition("-")
     if verb == "dump":
         _dump(form, dest, 20)
+    elif verb == "exchange":
+        _exchange(form, dest, 20)
+    elif verb == "give":
+        rbtool.checkpoint.save(options.work / "older", dest, form=form, for_library="torchrl")
+    elif verb == "export":
+        rbtool.export(options.work / "older", dest, to=form)
     else:
         rbtool.checkpoint.save(options.work / "older", dest, form="ted")
     digest = _state(dest)

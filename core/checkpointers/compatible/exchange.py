@@ -18,10 +18,12 @@ from ...checkpoint import (
 )
 from ...errors import FormatError, SchemaError
 from ...progress import Silent
-from ...storages import TensorStorage
+from ...storages import Storage, TensorStorage
 from ...ted import NEXT, key_name
 from ..filling import fill_storage
-from ..storage_rows import StorageRows
+from ..keys import require_keys
+from ..other_rows import rows_of_storage
+from ..restoring import held_keys
 
 __all__ = ["is_compatible", "load_compatible", "open_compatible", "save_compatible"]
 
@@ -49,19 +51,19 @@ def load_compatible(
 
 
 def open_compatible(
-    storage: TensorStorage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
+    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
 ) -> TorchrlReader:
     """Open what TorchRL saved for a storage that is to take it; else as `load_compatible`."""
     place, keys = _place(folder, form, options), TorchrlKeys.of(options)
     found = torchrl_form(place)
     if found != form:
         raise FormatError(f"{place} is {f'in the layout {found}' if found else 'no checkpoint of TorchRL'}, not {form}")
-    known = set(storage.structure.paths()) if storage.initialized else set(keys.dones)
-    return TorchrlReader(place, keys, frozenset(keys.dones) - known)
+    held = held_keys(storage)
+    return TorchrlReader(place, keys, frozenset(keys.dones) - (frozenset(keys.dones) if held is None else held))
 
 
 def save_compatible(
-    storage: TensorStorage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
+    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
 ) -> None:
     """Write a storage as TorchRL 0.14 does into an empty folder in a staging area; `options` as for `load_compatible`.
 
@@ -70,12 +72,16 @@ def save_compatible(
     values that are no tensors, and what `core.checkpoint.write_torchrl` names. OutOfSpaceError for want of room.
     """
     keys = TorchrlKeys.of(options)
-    constant = next(storage.structure.constants(), None) if storage.initialized else None
+    constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
+    constant = next(constants or iter(()), None)
     if constant is not None:
         raise SchemaError(f"{key_name(constant[0])} is no tensor, which TorchRL's layout cannot hold", hint=OWN_FORM)
-    rows = StorageRows(storage, [(NEXT, *keys.done)], options.get("reward_keys"))
     compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
-    write_torchrl(rows, _place(folder, form, options), form, rows.filled, keys, Silent(), compression)
+    asked = f"{form.capitalize()}StorageCheckpointer"
+    with rows_of_storage(storage, [(NEXT, *keys.done)], options.get("reward_keys"), asked) as rows:
+        require_keys(options.get("done_keys"), "done_keys", rows.fields, rows.path)
+        rows.verify_files()
+        write_torchrl(rows, _place(folder, form, options), form, rows.filled, keys, Silent(), compression)
 
 
 def _place(folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]) -> Path:

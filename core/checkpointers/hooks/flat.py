@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from ...checkpoint import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
 from ...errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
 from ...ted import NEXT, Key, key_name
-from ..storage_rows import KeyLike
+from ..keys import KeyLike
 from .memory import MemorySink
 from .plan import AT_ROOT, FlatPlan
 

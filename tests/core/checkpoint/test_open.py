@@ -1,11 +1,13 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool import DatasetNotFoundError, FormatError
+from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
 from rbtool.core.checkpoint import FlatReader, Form, H5Reader, is_steps, open_steps, save_checkpoint
 from rbtool.core.dataset import MANIFEST, Manifest, PlainReader, TedReader
 
@@ -38,13 +40,27 @@ def test_a_flat_checkpoint_of_somebody_else_is_refused(tmp_path: Path) -> None:
         open_steps(tmp_path / "flat")
 
 
-@pytest.mark.parametrize("empty_folder", [False, True])
-def test_nothing_is_not_found(tmp_path: Path, empty_folder: bool) -> None:
-    if empty_folder:
-        (tmp_path / "there").mkdir()
+def test_nothing_is_not_found(tmp_path: Path) -> None:
     assert not is_steps(tmp_path / "there")
-    with pytest.raises(DatasetNotFoundError):
+    with pytest.raises(DatasetNotFoundError, match="nothing at"):
         open_steps(tmp_path / "there")
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"]])
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, files: list[str]) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert not is_steps(tmp_path)
+    with pytest.raises(FormatError, match="is no dataset and no checkpoint"):
+        open_steps(tmp_path)
+
+
+def test_a_cut_hdf5_file_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "cut.h5", "w") as h5:
+        h5["a"] = range(1000)
+    os.truncate(tmp_path / "cut.h5", 1000)
+    with pytest.raises(CorruptDataError, match="HDF5 cannot read the file"):
+        open_steps(tmp_path / "cut.h5")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"text\n", b'{\n "format_version": '])

@@ -233,7 +233,7 @@ def test_a_missing_description(name: str, tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    refuses(tmp_path / "absent", DatasetNotFoundError, "is not a folder")
+    refuses(tmp_path / "absent", DatasetNotFoundError, "nothing at")
 
 
 def test_a_checkpoint_of_another_class(tmp_path: Path) -> None:

@@ -19,12 +19,19 @@ from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
     FormatError,
+    MissingKeyError,
     OutOfSpaceError,
     RbtoolError,
     SchemaError,
     UsageError,
 )
-from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.storages import (
+    CompressedListStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    TensorStorage,
+)
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.walks import write_walks
 
@@ -111,7 +118,7 @@ def test_a_cut_h5_file_is_found(tmp_path: Path, form: str, cut: float) -> None:
     path.write_bytes(data[: int(len(data) * cut) if cut < 1 else -int(cut)])
     refused("h5", path, CorruptDataError, "cut")
     if form != "h5":
-        refused(form, path, DatasetNotFoundError, "not a folder")
+        refused(form, path, FormatError, "writes a folder")
 
 
 def test_an_h5_file_of_somebody_else_is_named(tmp_path: Path) -> None:
@@ -144,10 +151,37 @@ def test_where_nothing_is_there_is_nothing(tmp_path: Path, form: str) -> None:
     refused(form, tmp_path / "absent", DatasetNotFoundError, "absent")
 
 
+@pytest.mark.parametrize("name", ["empty", "text", "text.h5"])
+@any_form
+def test_where_something_else_is_that_is_said(tmp_path: Path, form: str, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    for file in ("text", "text.h5"):
+        (tmp_path / file).write_text("mine")
+    refused(form, tmp_path / name, FormatError, name)
+
+
+@pytest.mark.parametrize("other", MAKERS)
+@any_form
+def test_torchrls_layout_of_another_form_is_named(tmp_path: Path, form: str, other: str) -> None:
+    plan = BufferPlan(8, (8,))
+    MAKERS[other](compatible=True).dumps(plan.buffer()._storage, tmp_path / other)
+    if form == other:
+        MAKERS[form]().loads(plan.storage(), tmp_path / other)
+        return
+    refused(form, tmp_path / other, FormatError, rf"written by an? {other.capitalize()}StorageCheckpointer; this", plan)
+
+
+def test_a_cut_h5_file_of_torchrl_is_found(tmp_path: Path) -> None:
+    plan = BufferPlan(8, (8,))
+    H5StorageCheckpointer(compatible=True).dumps(plan.buffer()._storage, tmp_path / "cut.h5")
+    _cut(tmp_path / "cut.h5")
+    refused("h5", tmp_path / "cut.h5", CorruptDataError, "HDF5 cannot read the file", plan)
+
+
 def test_the_name_of_the_file_matters(tmp_path: Path) -> None:
     H5StorageCheckpointer(checkpoint_file="mine").dumps(PLAN.buffer()._storage, tmp_path / "saved")
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["mine"]
-    refused("h5", tmp_path / "saved", DatasetNotFoundError, "checkpoint.h5")
+    refused("h5", tmp_path / "saved", FormatError, r"saved has no checkpoint\.h5, which an H5StorageChe")
 
 
 @any_form
@@ -191,17 +225,55 @@ def test_data_without_episodes_is_refused(tmp_path: Path, form: str, data: Any, 
 
 
 @any_form
-def test_other_storages_and_empty_ones_are_refused(tmp_path: Path, form: str) -> None:
-    with pytest.raises(UsageError, match="storages of tensors, found a ListStorage"):
-        MAKERS[form]().dumps(ListStorage(3), tmp_path / "saved")
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, LazyTensorStorage])
+def test_empty_storages_are_refused(tmp_path: Path, form: str, storage: Any) -> None:
     with pytest.raises(SchemaError, match="storage is empty"):
-        MAKERS[form]().dumps(LazyTensorStorage(3), tmp_path / "saved")
+        MAKERS[form]().dumps(storage(3), tmp_path / "saved")
+
+
+@any_form
+def test_compressed_lists_are_refused(tmp_path: Path, form: str) -> None:
+    storage = CompressedListStorage(3)
+    storage.set(0, PLAN.rows(np.random.default_rng(0), 1)[0])
+    with pytest.raises(UsageError, match=r"^an? \w+ serves .*, found a CompressedListStorage$") as raised:
+        MAKERS[form]().dumps(storage, tmp_path / "saved")
+    assert "CompressedListStorageCheckpointer" in raised.value.hint
+    with pytest.raises(UsageError, match="found a CompressedListStorage"):
+        MAKERS[form]().loads(storage, saved(form, tmp_path / "saved"))
+
+
+SLIPS = pytest.mark.parametrize(
+    ("keys", "match", "near"),
+    [
+        ({"reward_keys": ["rewrad"]}, "reward_keys names 'rewrad', but below 'next' .* has only .*reward", "reward"),
+        ({"reward_keys": [("info", "bonus")]}, r"names 'info\.bonus', but", ""),
+        ({"done_keys": ["done", ("next", "trunctaed")]}, "done_keys names 'trunctaed', but", "truncated"),
+        ({"done_keys": ["observation_"]}, "done_keys names 'observation_', but", "observation"),
+    ],
+)
+
+
+@any_form
+@pytest.mark.parametrize("compatible", [False, True])
+@SLIPS
+def test_a_misspelt_key_is_named(
+    tmp_path: Path, form: str, compatible: bool, keys: dict[str, Any], match: str, near: str
+) -> None:
+    plan = BufferPlan(8, (8,), ends=0.4)
+    with pytest.raises(MissingKeyError, match=match) as raised:
+        MAKERS[form](compatible=compatible, **keys).dumps(plan.buffer()._storage, tmp_path / "saved")
+    assert raised.value.hint == (f"did you mean {near!r}?" if near else "")
+    assert not (tmp_path / "saved").exists()
+    MAKERS[form](compatible=compatible).dumps(plan.buffer()._storage, tmp_path / "saved")
+    with pytest.raises(MissingKeyError, match=match):
+        MAKERS[form](**keys).loads(plan.storage(), tmp_path / "saved")
 
 
 @any_form
 def test_keys_that_are_not_there(tmp_path: Path, form: str) -> None:
-    with pytest.raises(SchemaError, match=r"there is no over, ends\.here below"):
-        MAKERS[form](done_keys=["over", ("next", "ends", "here")]).dumps(PLAN.buffer()._storage, tmp_path / "saved")
+    data = TensorDict({"next": {"over": torch.ones(4, 1).bool()}}, [4])
+    with pytest.raises(SchemaError, match="there is no truncated below"):
+        MAKERS[form](done_keys=["truncated"]).dumps(TensorStorage(data), tmp_path / "saved")
     for wrong in ([3], [()], [("a", 3)], []):
         with pytest.raises(UsageError, match="done_keys"):
             MAKERS[form](done_keys=wrong)

@@ -275,8 +275,8 @@ def refuses(path: Path, error: type[Exception], message: str) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    refuses(tmp_path / "absent", DatasetNotFoundError, "is not a folder")
-    refuses(tmp_path, FileNotFoundError, r"has no items\.json, which a ListStorageCheckpointer writes")
+    refuses(tmp_path / "absent", DatasetNotFoundError, "nothing at")
+    refuses(tmp_path, FormatError, r"has no items\.json, which a ListStorageCheckpointer writes")
 
 
 @pytest.mark.parametrize("size", [0, 10, 69, 71])

@@ -245,9 +245,9 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no storage_metadata\.json"):
+    with pytest.raises(FormatError, match=r"has no storage_metadata\.json"):
         loaded(tmp_path)
-    with pytest.raises(DatasetNotFoundError, match="not a folder"):
+    with pytest.raises(DatasetNotFoundError, match="nothing at"):
         loaded(tmp_path / "absent")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rbtool.core.errors import RbtoolError
+from rbtool.core.samplers.numbering import NoNumbersError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages import TensorStorage
 
@@ -112,6 +113,14 @@ def test_there_is_no_sibling_without_replacement() -> None:
         ([[0, 1]], 1.0, RuntimeError, "2 coordinates"),
         ([0.5], 1.0, IndexError, "whole numbers"),
         ([True, False], 1.0, IndexError, "whole numbers"),
+        (0, "a", NoNumbersError, "priorities are numbers, found 'a'"),
+        (0, None, NoNumbersError, "priorities are numbers, found None"),
+        (0, 1j, NoNumbersError, "priorities are numbers, found 1j"),
+        (0, torch.tensor(1j), NoNumbersError, "priorities are real numbers, found torch.complex64"),
+        ([0, 1], [[1.0], [2.0, 3.0]], NoNumbersError, r"priorities are numbers, found \[\[1.0\], \[2.0, 3.0\]\]"),
+        ("a", 1.0, NoNumbersError, "elements are named by whole numbers, found 'a'"),
+        (None, 1.0, NoNumbersError, "elements are named by whole numbers, found None"),
+        ((torch.tensor([0]), "a"), 1.0, NoNumbersError, "elements are named by whole numbers, found 'a'"),
         ([0], 1e39, ValueError, "inf"),
         ([0], 1e38, ValueError, "beyond"),
     ],

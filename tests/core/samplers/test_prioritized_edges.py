@@ -23,7 +23,7 @@ def storage(count: int) -> TensorStorage:
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("several", [True, False])
-def test_edge_1_negative_nan_and_infinite_priorities_raise_and_change_nothing(
+def test_edge_03_1_negative_nan_and_infinite_priorities_raise_and_change_nothing(
     bad: float, dtype: torch.dtype, several: bool
 ) -> None:
     sampler = PrioritizedSampler(10, 0.5, 0.5, dtype=dtype)
@@ -38,7 +38,7 @@ def test_edge_1_negative_nan_and_infinite_priorities_raise_and_change_nothing(
     assert (index >= 0).all()
 
 
-def test_edge_2_the_seed_of_torch_decides() -> None:
+def test_edge_03_2_the_seed_of_torch_decides() -> None:
     sampler = PrioritizedSampler(1000, 0.5, 0.5)
     drawn = []
     for numpy_seed in (0, 1):
@@ -49,7 +49,7 @@ def test_edge_2_the_seed_of_torch_decides() -> None:
 
 
 @pytest.mark.parametrize(("normalize", "least", "largest"), [("buffer", 5e-31, 1e-30), ("batch", 0.5, 1)])
-def test_edge_3_one_tiny_priority_drives_all_weights_to_zero_only_on_request(
+def test_edge_03_3_one_tiny_priority_drives_all_weights_to_zero_only_on_request(
     normalize: str, least: float, largest: float
 ) -> None:
     sampler = PrioritizedSampler(101, 1, 1, 0, normalize=normalize)
@@ -59,14 +59,14 @@ def test_edge_3_one_tiny_priority_drives_all_weights_to_zero_only_on_request(
     assert float(info["priority_weight"].max()) == pytest.approx(largest)
 
 
-def test_edge_3_quotients_beyond_float32_have_a_weight_too() -> None:
+def test_edge_03_3_quotients_beyond_float32_have_a_weight_too() -> None:
     sampler = PrioritizedSampler(2, 1, 0.25, 0)
     sampler.update_priority([0, 1], [1e-30, 1e30])
     _, info = sampler.sample(storage(2), 20)
     assert info["priority_weight"].tolist() == pytest.approx([1e-15] * 20)
 
 
-def test_edge_4_sums_of_many_elements_keep_their_precision() -> None:
+def test_edge_03_4_sums_of_many_elements_keep_their_precision() -> None:
     count = 20_000_000  # of these, 1 cannot be added to the sum in float32
     sampler = PrioritizedSampler(count, 1, 1, 0)
     sampler.extend_run(0, count)
@@ -76,7 +76,7 @@ def test_edge_4_sums_of_many_elements_keep_their_precision() -> None:
     assert tree.draw(fractions)[0].tolist() == [count // 4, count // 2, count - 1]
 
 
-def test_edge_4_states_are_saved_as_a_whole(tmp_path: Path) -> None:
+def test_edge_03_4_states_are_saved_as_a_whole(tmp_path: Path) -> None:
     count = 4_000_000
     sampler, other = (PrioritizedSampler(count, 1, 1) for _ in range(2))
     sampler.update_priority(torch.arange(count), torch.rand(count))
@@ -97,7 +97,7 @@ def test_edge_4_states_are_saved_as_a_whole(tmp_path: Path) -> None:
         ("cpu", torch.device("cuda:0"), []),
     ],
 )
-def test_edge_5_priorities_follow_the_storage_unless_a_device_was_given(
+def test_edge_03_5_priorities_follow_the_storage_unless_a_device_was_given(
     monkeypatch: pytest.MonkeyPatch, given: str | None, place: Any, asked: list[str]
 ) -> None:
     sampler, moves = PrioritizedSampler(10, 1, 1, device=given), []
@@ -110,7 +110,7 @@ def test_edge_5_priorities_follow_the_storage_unless_a_device_was_given(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("device", [None, "cpu", "cuda"])
-def test_edge_5_priorities_move_with_the_storage_and_none_is_lost(device: str | None) -> None:
+def test_edge_03_5_priorities_move_with_the_storage_and_none_is_lost(device: str | None) -> None:
     sampler = PrioritizedSampler(10, 1, 1, 0, device=device)
     sampler.update_priority(torch.arange(10), torch.arange(10.0))
     place = torch.device("cuda", torch.cuda.current_device())
@@ -122,7 +122,7 @@ def test_edge_5_priorities_move_with_the_storage_and_none_is_lost(device: str | 
     assert info["priority_weight"].min() > 0
 
 
-def test_edge_5_moving_to_another_tree_loses_nothing() -> None:
+def test_edge_03_5_moving_to_another_tree_loses_nothing() -> None:
     sampler = PrioritizedSampler(10, 0.5, 1)
     sampler.update_priority(torch.arange(6), torch.arange(6.0))
     before, tree = sampler.state_dict(), sampler._priorities.tree
@@ -132,7 +132,7 @@ def test_edge_5_moving_to_another_tree_loses_nothing() -> None:
     assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)
 
 
-def test_edge_6_a_sampler_without_priorities_is_saved(tmp_path: Path) -> None:
+def test_edge_03_6_a_sampler_without_priorities_is_saved(tmp_path: Path) -> None:
     PrioritizedSampler(10, 0.5, 0.5).dumps(tmp_path)
     other = PrioritizedSampler(10, 0.7, 0.7)
     other.loads(tmp_path)
@@ -142,7 +142,7 @@ def test_edge_6_a_sampler_without_priorities_is_saved(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "sampler_metadata.json").read_text())["_max_priority"] == [1.0, -1.0]
 
 
-def test_edge_14_long_runs_of_zeros_cost_nothing_and_give_no_wrong_element() -> None:
+def test_edge_03_14_long_runs_of_zeros_cost_nothing_and_give_no_wrong_element() -> None:
     count = 1_000_000
     sampler = PrioritizedSampler(count, 1, 1, 0)
     sampler.update_priority(torch.arange(count), 0.0)
@@ -154,7 +154,7 @@ def test_edge_14_long_runs_of_zeros_cost_nothing_and_give_no_wrong_element() -> 
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, None, "1.0.0"])
-def test_edge_16_beta_is_checked_when_it_is_set(value: Any) -> None:
+def test_edge_03_16_beta_is_checked_when_it_is_set(value: Any) -> None:
     sampler = PrioritizedSampler(10, 0.5, 0.5)
     with pytest.raises(ValueError, match="beta is"):
         sampler.beta = value
@@ -163,7 +163,7 @@ def test_edge_16_beta_is_checked_when_it_is_set(value: Any) -> None:
     assert (sampler.sample(storage(10), 20)[1]["priority_weight"] == 1).all()
 
 
-def test_edge_19_priorities_may_be_float64() -> None:
+def test_edge_03_19_priorities_may_be_float64() -> None:
     sampler = PrioritizedSampler(10, 1, 1, 0, dtype=torch.double)
     sampler.extend(torch.arange(10))
     third = 1 / 3

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.buffers import ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import DensifyReward, MultiStep, MultiStepTransform
+from rbtool.core.transforms import Compose, DensifyReward, MultiStep, MultiStepTransform
 
 
 def steps(ends: list[bool], *, first: float = 0, truncated: bool = False) -> TensorDict:
@@ -267,6 +267,88 @@ def test_other_transforms_see_flushed_rows_once() -> None:
     rb.flush()
     assert (rb[:]["reached"] == rb[:]["next", "observation"] * 10).all()
     assert len(rb) == 4
+
+
+def prioritised(n: int, **more: object) -> TensorDictReplayBuffer:
+    return TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(20, **more), transform=MultiStepTransform(n, 0.5),
+        batch_size=2,
+    )  # fmt: skip
+
+
+def priorities_of(rb: TensorDictReplayBuffer) -> list[float]:
+    return [round(weight, 4) for weight in rb.sampler.state_dict()["_sum_tree"][: len(rb)].tolist()]
+
+
+def test_priorities_are_those_of_the_rows_that_are_written() -> None:
+    td, rb = steps([place == 4 for place in range(9)]), prioritised(2)
+    td["td_error"] = torch.arange(1.0, 10)
+    for start, stop in ((0, 1), (1, 4), (4, 5), (5, 9)):
+        rb.extend(td[start:stop])
+        assert priorities_of(rb) == [*range(1, max(stop - 2, 0) + 1)]
+    assert len(rb.flush()) == 2
+    assert priorities_of(rb) == [*range(1, 10)]
+    assert (rb[:]["td_error"] == td["td_error"]).all()
+
+
+def test_priorities_of_single_steps_and_of_lanes_that_are_held_back() -> None:
+    td, rb = steps([False] * 6), prioritised(2)
+    td["td_error"] = torch.arange(1.0, 7)
+    for step in td:
+        rb.add(step)
+    rb.flush()
+    assert priorities_of(rb) == [1, 2, 3, 4, 5, 6]
+    lanes = prioritised(2, ndim=2)
+    both = torch.stack((td, td.clone().set("td_error", td["td_error"] * 10)))
+    lanes.extend(both[:, :4])
+    lanes.extend(both[:, 4:])
+    lanes.flush()
+    assert priorities_of(lanes) == [value for step in range(1, 7) for value in (step, 10 * step)]
+
+
+def test_priorities_may_be_left_alone_when_held_rows_are_written() -> None:
+    td, rb = steps([False] * 6), prioritised(2)
+    td["td_error"] = torch.arange(2.0, 8)
+    rb.extend(td[:4], update_priority=False)
+    rb.extend(td[4:])
+    assert priorities_of(rb) == [1, 1, 4, 5]
+
+
+@pytest.mark.parametrize("place", [1, -1, slice(0, 2), [0, 2], slice(None)])
+def test_what_is_assigned_takes_no_part_in_windows(place: object) -> None:
+    td, rb = steps([False] * 7), buffer(3)
+    rb.extend(td[:6])
+    rows = rb[place].clone()  # type: ignore[index]
+    rows["action"] += 100
+    rb[place] = rows
+    assert (rb[place] == rows).all()  # type: ignore[index]
+    assert (len(rb), rb.transform[0].held) == (3, 3)
+    rb.extend(td[6:])
+    rb.flush()
+    expected = MultiStep(0.5, 3)(td)
+    expected[:3][place] = rows  # type: ignore[index]
+    assert (rb[:] == expected).all()
+
+
+def test_steps_that_are_no_transitions_yet_are_not_assigned() -> None:
+    td, rb = steps([False] * 7), buffer(3)
+    rb.extend(td)
+    before = rb[:].clone()
+    with pytest.raises(SchemaError):
+        rb[:2] = td[:2]
+    assert (rb[:] == before).all()
+    assert rb.transform[0].held == 3
+
+
+def test_what_is_assigned_goes_through_the_other_transforms() -> None:
+    td, rb = steps([False] * 5), buffer(2)
+    rb.insert_transform(0, lambda data: data.set("action", data["action"] * 10), invert=True)
+    rb.append_transform(Compose(MultiStepTransform(2, 0.5)))
+    rb.extend(MultiStep(0.5, 2)(td))
+    rows = rb[:2].clone()
+    rows["action"] = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    rb[:2] = rows
+    assert rb[:]["action"].flatten().tolist() == [10, 20, -20, -30, -40]
 
 
 def test_processes_cannot_share_what_is_held_back() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rbtool.core.checkpoint import compare_steps, open_steps
-from rbtool.core.dataset import Manifest
-from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.checkpointers import FlatStorageCheckpointer
+from rbtool.core.dataset import MANIFEST, FileRecord, Manifest, digest_file
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from rbtool.core.testing.buffers_of_episodes import BufferPlan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
@@ -80,6 +85,56 @@ def test_inspect_says_what_each_layout_takes(walks: Path, tmp_path: Path) -> Non
     assert (packed.fields, packed.episode, packed.ends) == (ted.fields, ted.episode, ted.ends)
 
 
+def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object]) -> None:
+    """Change `schema.json` and its first field, and make the manifest agree."""
+    document = json.loads((packed / "schema.json").read_text())
+    document |= change
+    document["fields"][0] |= entry
+    (packed / "schema.json").write_text(json.dumps(document))
+    manifest = Manifest.load(packed)
+    whole = FileRecord("schema.json", (packed / "schema.json").stat().st_size, digest_file(packed / "schema.json"))
+    files = tuple(whole if file.path == whole.path else file for file in manifest.files)
+    (packed / MANIFEST).unlink()
+    replace(manifest, files=files).save(packed)
+
+
+@pytest.mark.parametrize(
+    ("change", "entry", "match"),
+    [
+        ({"version": 2}, {}, "has version 2, this rbtool reads up to 1"),
+        ({}, {"codec": "brotli:3"}, "the codec 'brotli:3' is unknown; known are zstd"),
+        ({"format": "another"}, {}, "its format is 'another'"),
+        ({}, {"dtype": "float99"}, "does not lay out the fields of the manifest"),
+    ],
+)
+def test_check_finds_what_this_version_cannot_read(
+    walks: Path, tmp_path: Path, change: dict[str, object], entry: dict[str, object], match: str
+) -> None:
+    edit_schema(tmp_path / "packed", change, entry)
+    result = check(tmp_path / "packed")
+    (finding,) = result.findings
+    assert (finding.rule, finding.severity, result.failed()) == ("TED014", "error", True)
+    assert re.search(match, finding.message)
+    with pytest.raises(FormatError, match=match):
+        convert(tmp_path / "packed", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_check_finds_white_space_that_was_changed(walks: Path, tmp_path: Path, layout: str) -> None:
+    path = walks if layout == "ted" else tmp_path / "packed"
+    (path / MANIFEST).write_bytes((path / MANIFEST).read_bytes().rstrip())
+    assert [finding.rule for finding in check(path).findings] == ["TED013"]
+
+
+def test_what_is_no_dataset_cannot_be_checked(walks: Path, tmp_path: Path) -> None:
+    (walks / MANIFEST).write_text("{}")
+    (tmp_path / "plain").mkdir()
+    for path, kind in ((walks, FormatError), (tmp_path / "plain", (FormatError, DatasetNotFoundError))):
+        with pytest.raises(kind):
+            check(path)
+
+
 def test_check_and_sample_find_the_same(walks: Path, tmp_path: Path) -> None:
     assert check(tmp_path / "packed").findings == check(walks).findings
     one, other = sample(walks, 20, seed=1), sample(tmp_path / "packed", 20, seed=1)
@@ -147,10 +202,63 @@ def test_another_compression_is_another_dataset(walks: Path, tmp_path: Path) -> 
         convert(tmp_path / "other", tmp_path / "packed", layout="packed", compress=["observation=zstd"])
 
 
-def test_a_checkpoint_is_no_dataset(walks: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [[], ["observation=zstd:1"]])
+@pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
+def test_a_checkpoint_becomes_packed_at_once(walks: Path, tmp_path: Path, form: str, compress: list[str]) -> None:
+    checkpoint.save(walks, tmp_path / "saved", form=form)  # type: ignore[arg-type]
+    options: dict[str, object] = {"layout": "packed", "compress": compress}
+    afterwards = convert(checkpoint.load(tmp_path / "saved", tmp_path / "ted").path, tmp_path / "two steps", **options)  # type: ignore[arg-type]
+    planned = checkpoint.load(tmp_path / "saved", tmp_path / "loaded", dry_run=True, **options)  # type: ignore[arg-type]
+    assert (planned.layout, planned.dry_run, (tmp_path / "loaded").exists()) == ("packed", True, False)
+    loaded = checkpoint.load(tmp_path / "saved", tmp_path / "loaded", **options)  # type: ignore[arg-type]
+    converted = convert(tmp_path / "saved", tmp_path / "converted", **options)  # type: ignore[arg-type]
+    assert loaded.content_digest == converted.content_digest == afterwards.content_digest
+    assert (loaded.form, loaded.layout, converted.layout) == (form, "packed", "packed")
+    assert differences(walks, tmp_path / "loaded") == []
+    assert checkpoint.load(tmp_path / "saved", tmp_path / "loaded", **options).already_there  # type: ignore[arg-type]
+    assert convert(tmp_path / "saved", tmp_path / "back").content_digest == Manifest.load(walks).content_digest
+
+
+def test_a_checkpoint_of_torchrl_becomes_packed_at_once(walks: Path, tmp_path: Path) -> None:
+    checkpoint.save(walks, tmp_path / "theirs.h5", form="h5", for_library="torchrl")
+    ted = checkpoint.load(tmp_path / "theirs.h5", tmp_path / "ted")
+    packed = checkpoint.load(tmp_path / "theirs.h5", tmp_path / "small", layout="packed")
+    assert packed.content_digest == convert(ted.path, tmp_path / "again", layout="packed").content_digest
+    assert checkpoint.load(tmp_path / "theirs.h5", tmp_path / "small", layout="packed").already_there
+
+
+def test_a_damaged_checkpoint_leaves_nothing(walks: Path, tmp_path: Path) -> None:
     checkpoint.save(walks, tmp_path / "saved", form="flat")
-    with pytest.raises(UsageError, match="is a checkpoint, a dataset is expected"):
-        convert(tmp_path / "saved", tmp_path / "dest")
+    data = bytearray((tmp_path / "saved" / "observation.memmap").read_bytes())
+    data[5] ^= 1
+    (tmp_path / "saved" / "observation.memmap").write_bytes(data)
+    for call in (checkpoint.load, convert):
+        with pytest.raises(CorruptDataError, match="changed after it was written"):
+            call(tmp_path / "saved", tmp_path / "dest", layout="packed")
+    assert not (tmp_path / "dest").exists()
+    with pytest.raises(UsageError, match="layout ted has no compressed fields"):
+        checkpoint.load(tmp_path / "saved", tmp_path / "dest", compress=["observation=zstd"])
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_rows_of_another_dataset_than_was_saved_are_refused(walks: Path, tmp_path: Path, layout: str) -> None:
+    """A manifest that is sound in itself, but names another dataset."""
+    checkpoint.save(walks, tmp_path / "saved", form="flat")
+    manifest = Manifest.load(tmp_path / "saved")
+    last = replace(manifest.provenance[-1], inputs={"content_digest": "xxh3-128:" + "0" * 32})
+    (tmp_path / "saved" / MANIFEST).unlink()
+    replace(manifest, provenance=(*manifest.provenance[:-1], last)).save(tmp_path / "saved")
+    with pytest.raises(CorruptDataError, match="does not give the data it was saved from"):
+        convert(tmp_path / "saved", tmp_path / "dest", layout=layout)
+    assert not (tmp_path / "dest").exists()
+
+
+def test_the_checkpoint_of_a_buffer_is_of_no_dataset(tmp_path: Path) -> None:
+    FlatStorageCheckpointer().dumps(BufferPlan(6, (6,)).buffer()._storage, tmp_path / "saved")
+    for call in (checkpoint.load, convert):
+        with pytest.raises(FormatError, match="are the checkpoint of a buffer") as raised:
+            call(tmp_path / "saved", tmp_path / "dest", layout="packed")
+        assert "load it into a buffer" in raised.value.hint
 
 
 def test_a_tensordict_folder_becomes_a_dataset(walks: Path, tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""A buffer on a dataset in one layout goes on where one on the same dataset in the other layout was saved."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.dataset import MANIFEST, Manifest
+from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage, load_dataset
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.samplers import (
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs import checkpoint
+from rbtool.core.verbs.convert import convert
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": RandomSampler,
+    "without": lambda: SamplerWithoutReplacement(shuffle=True),
+    "slices": lambda: SliceSampler(num_slices=2, traj_key="episode", strict_length=False),
+    "slices without": lambda: SliceSamplerWithoutReplacement(num_slices=2, traj_key="episode", strict_length=False),
+    "prioritized": lambda: PrioritizedSampler(13, 0.7, 0.5),
+}
+FORMS = {
+    None: lambda: None,
+    "flat": FlatStorageCheckpointer,
+    "nested": NestedStorageCheckpointer,
+    "h5": H5StorageCheckpointer,
+}
+LAYOUTS = ("ted", "packed")
+
+
+@pytest.fixture
+def layouts(walks: Path, tmp_path: Path) -> Path:
+    shutil.move(walks, tmp_path / "ted")
+    convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
+    return tmp_path
+
+
+def opened(path: Path, sampler: str = "random", form: str | None = None, seed: int = 3) -> DatasetReplayBuffer:
+    buffer = load_dataset(path, batch_size=4, sampler=SAMPLERS[sampler](), seed=seed)
+    buffer._storage.checkpointer = FORMS[form]()
+    return buffer
+
+
+def drawn(buffer: DatasetReplayBuffer, batches: int = 12) -> list[Any]:
+    return [buffer.sample()["observation"].tolist() for _ in range(batches)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "form"), [*((sampler, None) for sampler in SAMPLERS), *(("slices", form) for form in FORMS if form)]
+)
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_the_same_batches_follow(layouts: Path, source: str, target: str, sampler: str, form: str | None) -> None:
+    saved, other = opened(layouts / source, sampler, form), opened(layouts / target, sampler, form, seed=9)
+    if sampler == "prioritized":
+        saved.update_priority(torch.arange(5), torch.arange(5) + 1.0)
+    drawn(saved, 2)
+    saved.dumps(layouts / "saved")
+    other.loads(layouts / "saved")
+    assert drawn(other) == drawn(saved)
+    assert torch.equal(other[:]["next", "reward"], saved[:]["next", "reward"])
+
+
+def test_edits_that_were_not_saved_are_gone(layouts: Path) -> None:
+    ted = opened(layouts / "ted")
+    before = ted[:]["observation"].clone()
+    opened(layouts / "packed").dumps(layouts / "saved")
+    ted[:]["observation"].add_(1)
+    ted.loads(layouts / "saved")
+    assert torch.equal(ted[:]["observation"], before)
+
+
+def test_datasets_that_share_no_history_are_compared(layouts: Path) -> None:
+    saved = checkpoint.save(layouts / "ted", layouts / "h5", form="h5")
+    loaded = checkpoint.load(layouts / "h5", layouts / "again", layout="packed")
+    assert loaded.content_digest == Manifest.load(layouts / "packed").content_digest
+    for name in ("packed", "again"):
+        forget(layouts / name)
+        opened(layouts / name).dumps(layouts / f"saved-{name}")
+        opened(layouts / "ted").loads(layouts / f"saved-{name}")
+        opened(layouts / "packed").loads(layouts / f"saved-{name}")
+    shutil.move(layouts / "again", layouts / "gone")
+    with pytest.raises(SchemaError, match=r"as far as can be told: .*again cannot be compared"):
+        opened(layouts / "ted").loads(layouts / "saved-again")
+    assert saved.steps == 13
+
+
+def forget(path: Path) -> None:
+    """Take the provenance away, as if a dataset had been recorded in this layout."""
+    manifest = Manifest.load(path)
+    (path / MANIFEST).unlink()
+    replace(manifest, provenance=()).save(path)
+
+
+@pytest.mark.parametrize(("source", "target"), [("ted", "packed"), ("packed", "ted"), ("packed", "packed")])
+@pytest.mark.parametrize("steps", [13, 12])
+def test_other_data_is_refused_and_nothing_changes(layouts: Path, source: str, target: str, steps: int) -> None:
+    write_walks(layouts / "other-ted", [(steps, "open")], seed=8)
+    convert(layouts / "other-ted", layouts / "other-packed", layout="packed")
+    opened(layouts / f"other-{source}").dumps(layouts / "saved")
+    buffer = opened(layouts / target)
+    expected = drawn(opened(layouts / target))
+    with pytest.raises(SchemaError):
+        buffer.loads(layouts / "saved")
+    assert drawn(buffer) == expected
+
+
+def test_a_dataset_that_was_replaced_or_edited(layouts: Path) -> None:
+    opened(layouts / "packed").dumps(layouts / "saved")
+    DatasetStorage(layouts / "ted", mode="r+")[:]["observation"].add_(1)
+    with pytest.raises(CorruptDataError, match="observation"):
+        DatasetStorage(layouts / "ted", mode="r+").loads(layouts / "saved" / "storage")
+    with pytest.raises(SchemaError, match="whole trajectories"):
+        DatasetStorage(layouts / "ted", split_trajs=True).loads(layouts / "saved" / "storage")
+    write_walks(layouts / "other", [(13, "open")], seed=8)
+    convert(layouts / "other", layouts / "packed", layout="packed", force=True)
+    storage = DatasetStorage(layouts / "other")
+    with pytest.raises(SchemaError, match="packed was replaced since"):
+        storage.loads(layouts / "saved" / "storage")
+
+
+def test_what_is_no_checkpoint(layouts: Path) -> None:
+    (layouts / "plain").mkdir()
+    storage = DatasetStorage(layouts / "ted")
+    for path, kind in (("plain", FormatError), ("absent", DatasetNotFoundError)):
+        with pytest.raises(kind):
+            storage.loads(layouts / path)
+    opened(layouts / "packed").dumps(layouts / "saved")
+    note = layouts / "saved" / "storage" / "packed.json"
+    note.write_text("{}")
+    with pytest.raises(CorruptDataError, match=r"packed\.json is damaged"):
+        storage.loads(note.parent)
+    storage.register_load_hook(lambda data, out: data)
+    with pytest.raises(UsageError, match="no row that hooks could change"):
+        storage.loads(note.parent)

@@ -1,0 +1,103 @@
+"""What lies at a path that holds no steps to read, and what to do with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rbtool
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.storages import LazyTensorStorage, ListStorage
+from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.readable import has_steps
+
+MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"
+NEITHER = "is no dataset or checkpoint, and is in no format that is known here"
+
+
+def steps() -> TensorDict:
+    flags = {name: torch.tensor([[False], [False], [True]]) for name in ("done", "terminated", "truncated")}
+    after = {"observation": torch.ones(3, 2), "reward": torch.ones(3, 1), **flags}
+    return TensorDict({"observation": torch.zeros(3, 2), "action": torch.zeros(3, 1), "next": after}, [3])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of a buffer of each kind, a storage's, a dataset, and what is none of these."""
+    place = tmp_path_factory.mktemp("places")
+    for name, storage in (
+        ("plain", LazyTensorStorage(5)),
+        ("list", ListStorage(5)),
+        ("flat", LazyTensorStorage(5, checkpointer=FlatStorageCheckpointer())),
+        ("h5", LazyTensorStorage(5, checkpointer=H5StorageCheckpointer())),
+    ):
+        buffer = ReplayBuffer(storage=storage)
+        buffer.extend(steps())
+        buffer.dumps(place / name)
+    shutil.copytree(place / "plain" / "storage", place / "storage")
+    write_walks(place / "walks", [(3, "open")])
+    (place / "empty").mkdir()
+    (place / "folder").mkdir()
+    (place / "folder" / "words.txt").write_text("words")
+    (place / "damaged" / ".rbtool").mkdir(parents=True)
+    with h5py.File(place / "other.h5", "w") as file:
+        file["x"] = [1]
+    shutil.copytree(MINARI, place / "minari")
+    return place
+
+
+def of(dataset: Path, verb: str) -> Any:
+    verbs: dict[str, Callable[[], Any]] = {
+        "inspect": lambda: rbtool.inspect(dataset),
+        "sample": lambda: rbtool.sample(dataset, 2),
+        "export": lambda: rbtool.export(dataset, dataset.parent / "exported", to="npz"),
+    }
+    return verbs[verb]()
+
+
+@pytest.mark.parametrize("verb", ["inspect", "sample", "export"])
+@pytest.mark.parametrize(
+    ("name", "code", "sentence", "hint"),
+    [
+        ("plain", 2, "is the checkpoint of a replay buffer, a dataset or", "rb.loads('{place}/plain')"),
+        ("list", 2, "is the checkpoint of a replay buffer, a dataset or", "rb.loads('{place}/list')"),
+        ("flat", 2, "is the checkpoint of a replay buffer", "its steps alone are in {place}/flat/storage"),
+        ("h5", 2, "is the checkpoint of a replay buffer", "its steps alone are in {place}/h5/storage/checkpoint.h5"),
+        ("plain/storage", 2, "is part of the checkpoint of a replay buffer", "rb.loads('{place}/plain')"),
+        ("list/writer", 2, "is part of the checkpoint of a replay buffer", "rb.loads('{place}/list')"),
+        ("storage", 2, "is the checkpoint of a storage", "storage.loads('{place}/storage')"),
+        ("empty", 4, "is an empty folder, a dataset or a checkpoint is expected", ""),
+        ("folder", 1, NEITHER, "name the folder of the dataset itself"),
+        ("damaged", 1, "was an rbtool dataset or checkpoint, but", ""),
+        ("other.h5", 1, "is an HDF5 file that rbtool did not write", ""),
+        ("folder/words.txt", 1, "is no dataset and no checkpoint", ""),
+    ],
+)
+def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentence: str, hint: str, verb: str) -> None:
+    with pytest.raises(rbtool.RbtoolError) as refused:
+        of(place / name, verb)
+    assert refused.value.exit_code == code
+    assert str(refused.value).startswith(f"{place / name} {sentence}")
+    assert hint.format(place=place) in (refused.value.hint or "")
+    assert not (place / "exported").exists()
+
+
+@pytest.mark.parametrize("verb", ["sample", "export"])
+def test_a_raw_dataset_is_to_be_converted(place: Path, verb: str) -> None:
+    with pytest.raises(rbtool.UsageError, match="is a raw minari dataset") as refused:
+        of(place / "minari", verb)
+    assert refused.value.hint == f"convert it first: rbtool convert {place / 'minari'} DEST"
+
+
+def test_what_can_be_read_is_let_through(place: Path) -> None:
+    assert [has_steps(place / name) for name in ("walks", "flat/storage", "h5/storage/checkpoint.h5")] == [True] * 3
+    assert not has_steps(place / "minari", raw=True)
+    assert rbtool.inspect(place / "flat" / "storage").steps == 3

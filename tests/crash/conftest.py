@@ -1,0 +1,74 @@
+"""What the crash tests strike: a folder of sources, in memory or on a small disk, and the runner."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.testing.walks import write_walks
+
+SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
+RUNNER = Path(__file__).with_name("runner.py")
+FORMS = ("ted", "flat", "nested", "h5")
+Strike = Callable[..., dict[str, int]]
+
+
+def _prepare(work: Path) -> None:
+    """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
+    shutil.copytree(SOURCE, work / "source")
+    write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
+    write_walks(work / "older", [(5, "truncated")], seed=1)
+    for form in FORMS:
+        rbtool.checkpoint.save(work / "dataset", work / f"saved-{form}", form=form)
+
+
+@pytest.fixture(scope="session")
+def strike() -> Strike:
+    """Run `runner.py` on a folder with these words; what it counted."""
+
+    def run(work: Path, *words: str) -> dict[str, int]:
+        done = subprocess.run([sys.executable, RUNNER, work, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        counts: dict[str, int] = json.loads(done.stdout)
+        return counts
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("prepared")
+    _prepare(work)
+    return work
+
+
+@pytest.fixture
+def work(prepared: Path) -> Iterator[Path]:
+    """The jobs' folder, in memory where there is such a place: thousands of fsyncs wait for no disk there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        shutil.copytree(prepared, Path(place) / "work")
+        yield Path(place) / "work"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, prepared: Path) -> Iterator[Path]:
+    """A real file system of 12 MB with what the jobs read."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.decode().strip()}")
+    try:
+        shutil.copytree(prepared, place / "work")
+        yield place / "work"
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)

@@ -1,0 +1,44 @@
+"""An export that is killed, or finds the disk full, leaves what was at its destination, or the whole new one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+FORMS = ("h5", "minari", "npz", "parquet")
+Strike = Callable[..., dict[str, int]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_killed_here_and_there(strike: Strike, work: Path, form: str) -> None:
+    counts = strike(work, f"export-{form}", "--strikes", "8", "--over")
+    assert counts["old"] >= 3
+    assert counts["new"] >= 1
+    assert counts["old"] + counts["new"] == 8
+
+
+@pytest.mark.parametrize("form", ["minari", "npz"])
+def test_a_disk_that_fills_up_here_and_there(strike: Strike, small_disk: Path, form: str) -> None:
+    counts = strike(small_disk, f"export-{form}", "--fault", "fill", "--strikes", "8", "--over")
+    assert counts["old"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [(), ("--over",)])
+@pytest.mark.parametrize("form", FORMS)
+def test_killed_at_every_single_operation(strike: Strike, work: Path, form: str, over: tuple[str, ...]) -> None:
+    counts = strike(work, f"export-{form}", *over)
+    assert counts["old"] + counts["new"] == counts["operations"]
+    assert counts["old"] >= 3
+    assert counts["new"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [(), ("--over",)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_disk_that_fills_up_at_every_operation(
+    strike: Strike, small_disk: Path, form: str, over: tuple[str, ...]
+) -> None:
+    counts = strike(small_disk, f"export-{form}", "--fault", "fill", *over)
+    assert counts["old"] + counts["new"] == counts["operations"]
+    assert counts["old"] >= 3
