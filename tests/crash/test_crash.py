@@ -17,7 +17,8 @@ from rbtool.core.testing.walks import write_walks
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
 RUNNER = Path(__file__).with_name("runner.py")
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "download", "preprocess", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
+JOBS = ("convert", "download", "preprocess", "preprocess-fewer",
+        *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 
 
@@ -55,10 +56,10 @@ def work(prepared: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_anywhere_the_destination_is_old_or_new(work: Path, job: str) -> None:
-    counts = _strike(work, job, "--every", "19", "--over")
+    counts = _strike(work, job, "--every", "19" if job != "preprocess-fewer" else "43", "--over")
     assert counts["old"] >= 3
     assert counts["new"] >= 1
-    assert counts["old"] + counts["new"] >= counts["operations"] // 19
+    assert counts["old"] + counts["new"] >= counts["operations"] // 43
 
 
 @pytest.mark.slow
@@ -70,10 +71,17 @@ def test_killed_at_every_single_operation(work: Path, job: str, over: tuple[str,
     assert counts["new"] >= 1
 
 
-@pytest.mark.slow
-def test_killed_with_workers_at_work(work: Path) -> None:
-    counts = _strike(work, "preprocess-workers", "--every", "13", "--over")
+@pytest.mark.parametrize("every", ["47", pytest.param("1", marks=pytest.mark.slow)])
+def test_killed_with_workers_at_work(work: Path, every: str) -> None:
+    counts = _strike(work, "preprocess-parent", "--every", every, "--over")
     assert counts["old"] >= 3
+
+
+@pytest.mark.parametrize("every", ["47", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_killed_worker_is_replaced(work: Path, every: str) -> None:
+    counts = _strike(work, "preprocess-worker", "--every", every, "--over")
+    assert counts["old"] == 0
+    assert counts["new"] >= 3
 
 
 @pytest.fixture
@@ -93,9 +101,9 @@ def small_disk(tmp_path: Path, prepared: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "preprocess-fewer"])
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(small_disk: Path, job: str) -> None:
-    counts = _strike(small_disk, job, "--fault", "fill", "--every", "13", "--over")
+    counts = _strike(small_disk, job, "--fault", "fill", "--every", "23", "--over")
     assert counts["old"] >= 3
 
 
