@@ -35,6 +35,9 @@ def examples_text(examples: Sequence[Example]) -> str:
     return "Examples:\n" + "\n".join(f"  # {example.what}\n  {example.command}" for example in examples)
 
 
+_OF_EVERY_VERB = "Options of every verb"
+
+
 class VerbCommand(TyperCommand):
     """A verb; its help keeps the options that all verbs have in a group of their own."""
 
@@ -49,7 +52,7 @@ class VerbCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], "Options of every verb": []}
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], _OF_EVERY_VERB: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
@@ -58,7 +61,9 @@ class VerbCommand(TyperCommand):
                 groups["Arguments"].append((_name(parameter).strip("[]"), getattr(parameter, "help", "") or ""))
             else:
                 common = parameter.name in COMMON or parameter.name == "help"
-                groups["Options of every verb" if common else "Options"].append(record)
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(_OF_EVERY_VERB if common else panel, []).append(record)
+        groups[_OF_EVERY_VERB] = groups.pop(_OF_EVERY_VERB)  # last
         for title, records in groups.items():
             if records:
                 with formatter.section(title):

@@ -28,6 +28,7 @@ __all__ = [
     "link_to",
     "make_folder",
     "open_to_append",
+    "open_to_change",
     "open_to_fill",
     "out_of_space",
     "pwrite",
@@ -106,6 +107,12 @@ def open_to_fill(path: Path) -> int:
     """Open for writing a file that `create` made, perhaps in another process, and return its descriptor."""
     with announced("open", path):
         return os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+
+
+def open_to_change(path: Path) -> int:
+    """Open for reading and writing a file that `create` made and return its descriptor."""
+    with announced("open", path):
+        return os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
 
 
 def open_to_append(path: Path) -> int:

@@ -56,10 +56,10 @@ class RowFiles:
 class PositionedTree:
     """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
 
-    A context manager: leaving closes the files, finished or not.
+    `anew=False` takes up files that an earlier one made. A context manager: leaving closes the files, finished or not.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], rows: int) -> None:
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, anew: bool = True) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self.rows = rows
@@ -68,12 +68,15 @@ class PositionedTree:
         self._open: dict[Key, int] = {}
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
-        fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
+        if anew:
+            fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
         try:
             for field in fields:
                 path = folder / leaf_path(field.key)
-                fs.make_folder(path.parent)
-                self._open[field.key] = fs.create(path)
+                make = anew or not (rows * field.row_bytes or path.exists())  # one without elements was removed
+                if make:
+                    fs.make_folder(path.parent)
+                self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)
         except BaseException:
             self.close()
             raise
@@ -88,6 +91,11 @@ class PositionedTree:
         if not field.row_bytes or start == stop:
             return np.empty((stop - start, *field.shape), field.numpy)
         return pread_rows(self._open[key], self.folder / leaf_path(key), field, start, stop)
+
+    def write(self, key: Key, start: int, array: Array) -> None:
+        """Write rows of one leaf over what is there, before they are settled."""
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
 
     def settle(self, rows: int) -> None:
         """Take the digests on to row `rows`: everything before it is written for good."""

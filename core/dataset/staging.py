@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,11 +45,19 @@ class Staging:
     Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
     checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
     is a dataset in which somebody keeps files of their own. A symbolic link stands for the place it leads to.
+
+    Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
+    `takes` accepts is gone on with instead of a fresh one, and `taken_up` says so.
     """
 
-    def __init__(self, destination: Path, *, replace: bool = False) -> None:
+    def __init__(
+        self, destination: Path, *, replace: bool = False, takes: Callable[[Path], bool] | None = None
+    ) -> None:
         self.destination = Path(os.path.realpath(destination))
         self.replace = replace
+        self.kept = False
+        self.taken_up = False
+        self._takes = takes
         self.path = self.destination
         self._lock = -1
 
@@ -57,17 +65,45 @@ class Staging:
         mend(self.destination)
         self.refuse_if_taken()
         fs.make_folder(self.destination.parent)
-        sweep(self.destination)
+        self._take_up()
+        try:
+            sweep(self.destination)
+        except BaseException:
+            self._unlock()
+            raise
         while self._lock < 0:
             self.path = _sibling(self.destination, _MARK)
             fs.make_folder(self.path, exist_ok=False)
             self._lock = lock_folder(self.path)
         return self
 
+    def _take_up(self) -> None:
+        """Lock a folder of an earlier run that is accepted, if there is one."""
+        if self._takes is None:
+            return
+        for leftover in sorted(self.destination.parent.glob(_pattern(self.destination, _MARK))):
+            self._lock = lock_folder(leftover)
+            if self._lock < 0:
+                continue
+            try:
+                self.taken_up = self._takes(leftover)
+            finally:
+                if not self.taken_up:
+                    self._unlock()
+            if self.taken_up:
+                self.path = leftover
+                return
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
     def __exit__(self, *raised: object) -> None:
         try:
-            with contextlib.suppress(FileNotFoundError):
-                fs.remove(self.path)
+            if not self.kept:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.remove(self.path)
         finally:
             os.close(self._lock)
 

@@ -1,40 +1,55 @@
-"""Who runs the chunks: this process itself, or worker processes that are told paths and row numbers."""
+"""Who runs tasks: this process itself, worker processes that are told paths and row numbers, or a cluster."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-from ..ted import Field
-from .failures import ChunkFailed
+from .failures import TaskFailed
 from .imports import FreshModules
-from .job import Finished, Job
+from .job import Job, Task
 
 if TYPE_CHECKING:
-    from .runner import ChunkRunner
+    from .runner import TaskRunner
 
-__all__ = ["Chunk", "Crew", "InProcess"]
+__all__ = ["Crew", "InProcess", "Limits"]
 
-Chunk: TypeAlias = tuple[int, int]
-"""Steps `[start, stop)`."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a task may cost: seconds until its process is ended, and how often it is tried anew."""
+
+    timeout: float | None = None
+    retries: int = 1
 
 
 class Crew(ABC):
-    """A context manager that runs chunks; a chunk that fails raises ChunkFailed, whose cause says how."""
+    """A context manager whose members each hold a `TaskRunner`; what they are told are its methods by name."""
 
     @abstractmethod
-    def schema(self, chunk: Chunk) -> tuple[Field, ...]:
-        """Run the first chunk and say which fields come out of it."""
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Let one member, the one that is dealt the first task of the next `run`, do something, and return its answer.
+
+        The limits of a task hold: a failure that may pass is tried anew. Raises what the last try raised:
+        FunctionFailed, ResultRefused, WorkerTrouble or an RbtoolError.
+        """
 
     @abstractmethod
-    def open(self, folder: Path, fields: Sequence[Field]) -> None:
-        """Prepare everybody to write into the files in `folder`."""
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Let every member do something, also those that take the place of a lost one later.
+
+        Raises what one of them raised.
+        """
 
     @abstractmethod
-    def run(self, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, Finished]]:
-        """Run and write all chunks; yield each as it is finished, in any order."""
+    def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+        """Call `method(task)` for all tasks, begun in the order given; yield each answer as it comes, in any order.
+
+        A task that failed, however often it was tried, is answered by a TaskFailed (which is not raised), and the
+        others go on. Closing the iterator stops.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -48,45 +63,51 @@ class Crew(ABC):
 
 
 class InProcess(Crew):
-    """Runs chunks here, on one torch thread, in order."""
+    """Runs tasks here, on one torch thread, in order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, limits: Limits) -> None:
         import torch  # workers need it; the process that only leads them does not
 
-        from .runner import ChunkRunner
+        from .runner import TaskRunner
 
+        self._limits = limits
         self._threads = torch.get_num_threads()
-        self._modules = FreshModules(job.function.neighbours())
-        self._runner: ChunkRunner | None = None
+        self._modules = FreshModules(job.work.neighbours())
+        self._runner: TaskRunner | None = None
         torch.set_num_threads(1)
         try:
-            self._runner = ChunkRunner(job)
+            self._runner = TaskRunner(job)
         except BaseException:
             self.close()
             raise
 
-    def schema(self, chunk: Chunk) -> tuple[Field, ...]:
-        """Run the first chunk here."""
-        assert self._runner is not None
-        try:
-            return self._runner.schema(*chunk)
-        except Exception as error:
-            raise ChunkFailed(*chunk) from error
-
-    def open(self, folder: Path, fields: Sequence[Field]) -> None:
-        """Open the files here."""
-        assert self._runner is not None
-        self._runner.open(folder, fields)
-
-    def run(self, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, Finished]]:
-        """Run the chunks one after the other."""
-        assert self._runner is not None
-        for chunk in chunks:
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Do it here."""
+        for left in reversed(range(self._limits.retries + 1)):
             try:
-                finished = self._runner.run(*chunk)
+                return self._done(method, *arguments)
             except Exception as error:
-                raise ChunkFailed(*chunk) from error
-            yield chunk, finished
+                if not left or not TaskFailed.may_pass(error):
+                    raise
+        raise AssertionError("everything is tried once at least")
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Do it here."""
+        self._done(method, *arguments)
+
+    def _done(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._runner, method)(*arguments)
+
+    def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+        """Run the tasks one after the other."""
+        for task in tasks:
+            yield task, self._answer(method, task)
+
+    def _answer(self, method: str, task: Task) -> Any:
+        try:
+            return self.call(method, task)
+        except Exception as error:
+            return TaskFailed(task, error)
 
     def close(self) -> None:
         """Close the files and put torch's thread count, the import path and the modules back."""

@@ -1,160 +1,284 @@
-"""Takes a dataset through a function, chunk by chunk, into a new dataset that appears whole or not at all."""
+"""Takes a dataset through a work, task by task, into a new dataset that appears whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from ..checkpoint import open_steps
-from ..dataset import EpisodeTable, Manifest, PositionedTree, Provenance, Staging, StepReader, write_manifest
+from ..dataset import Dropped, EpisodeTable, Manifest, Provenance, Staging, StepReader, digest_bytes, fs, write_manifest
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..progress import Progress
 from ..ted import Field
-from .crew import Crew, InProcess
-from .episodes import ResultEpisodes, first_steps, is_cut
-from .failures import ChunkFailed, FunctionFailed, ResultRefused, WorkerTrace, WorkerTrouble
-from .functions import ChunkFunction
-from .job import Job
+from .assembly import Assembled, Assembly
+from .crew import Crew, InProcess, Limits
+from .failures import FunctionFailed, ResultRefused, TaskFailed
+from .job import Finished, Job, Task
+from .journal import Journal
 from .origin import result_origin
-from .plan import Plan
-from .pool import WorkerPool
+from .places import journal_path, work_folder
+from .plan import Plan, in_turn
+from .resuming import Unfinished, same_run
+from .taking import Taking
+from .telling import Telling
+from .work import Work
 
-__all__ = ["Preprocessing"]
+__all__ = ["Preprocessing", "Settings"]
 
-_TRACEBACK = "--debug shows the traceback"
+_NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
+"""What another go at the same tasks would run into again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Preprocessing:
-    """A dataset, a function and a plan.
+class Settings:
+    """How a run goes about it: nothing here changes what comes out.
 
-    The function takes a tensordict of some consecutive steps and returns as many rows under any keys. It is called
-    once a chunk, by whichever process is free; global random numbers are seeded by the chunk.
+    `engine` is `local` or `ray`. `resume` goes on with what an earlier run of the same work has finished;
+    `keep_going` finishes all other tasks when one fails, so that a later run has only that one to do.
     """
 
-    reader: StepReader
-    function: ChunkFunction
+    limits: Limits = field(default_factory=Limits)
+    start_method: str | None = None
+    engine: str = "local"
+    resume: bool = False
+    keep_going: bool = False
+
+    @property
+    def needs_workers(self) -> str:
+        """What of it cannot be done in this process; empty if nothing."""
+        if self.engine == "ray":
+            return "engine ray"
+        return "" if self.limits.timeout is None else "a timeout"
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A dataset, the steps of it that are taken, a work and a plan.
+
+    Every task is done by whichever process is free; random numbers are seeded by the place in the dataset.
+    """
+
+    taking: Taking
+    work: Work
     plan: Plan
+    seed: int = 0
+    settings: Settings = field(default_factory=Settings)
 
     def preview(self) -> tuple[Field, ...]:
-        """Run the first chunk in this process and say which fields come out; nothing is written."""
-        with self._told(), InProcess(self._job()) as crew:
-            return crew.schema(self.plan.chunks()[0])
+        """Run the first task in this process and say which fields come out; nothing is written."""
+        with self._telling.told(), InProcess(self._job(), Limits(retries=0)) as crew:
+            self._prepared(crew, None)
+            return self._fields(crew)
 
     def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
-        """Run all chunks and publish the result at the destination of `staging`.
+        """Run all tasks and publish the result at the destination of `staging`.
 
-        `asked` is the source as the user named it, `step` what the provenance says of this run. Whatever goes
-        wrong, nothing is left behind: workers end before their files go.
+        `asked` is the source as the user named it, `step` what the provenance says of this run. Whatever goes wrong,
+        nothing half-done is published; finished tasks are kept beside the destination for a run that resumes.
         """
-        with self._told(), self._crew() as crew:
-            fields = crew.schema(self.plan.chunks()[0])
-            with staging, contextlib.closing(crew):
-                manifest = self._write(crew, fields, staging, asked, step, progress)
+        with self._telling.told(), self._crew() as crew, staging, contextlib.closing(crew):
+            run = _Run(self, crew, staging, progress)
+            try:
+                with self._telling.told():
+                    assembled, fields, work = run.rows()
+                manifest = self._complete(staging.path, assembled, fields, work, asked, step)
                 self._refuse_changed_source()
+                fs.remove(work_folder(staging.path))
                 if not staging.publish():
                     return _same_result(staging, manifest)
+            except BaseException as error:
+                staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
+                if staging.kept:
+                    run.add_hint(error)
+                raise
         return manifest
 
+    @property
+    def _telling(self) -> Telling:
+        return Telling(self.taking, self.work.label)
+
     def _job(self) -> Job:
-        manifest = self.reader.manifest
-        cut = is_cut(self.reader.episodes, self.plan.steps)
-        return Job(self.reader.path.absolute(), manifest.content_digest, self.function, self.plan.steps, cut)
+        taking = self.taking
+        chosen = None if len(taking.rows) == len(taking.reader.episodes) else taking.rows
+        digest = taking.reader.manifest.content_digest
+        return Job(taking.reader.path.absolute(), digest, self.work, chosen, taking.steps, taking.cut, self.seed)
 
     def _crew(self) -> Crew:
+        settings, job = self.settings, self._job()
+        if settings.engine == "ray":
+            from .ray_crew import RayCrew
+
+            return RayCrew(replace(job, work=self.work.portable()), self.plan.workers, settings.limits)
         if not self.plan.workers:
-            return InProcess(self._job())
-        return WorkerPool(replace(self._job(), function=self.function.portable()), self.plan.workers)
+            return InProcess(job, settings.limits)
+        from .pool import WorkerPool
 
-    def _write(
-        self, crew: Crew, fields: tuple[Field, ...], staging: Staging, asked: str, step: Provenance, progress: Progress
+        return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
+
+    def _prepared(self, crew: Crew, progress: Progress | None) -> Work:
+        """Let the work look at the rows beforehand, where it has to; return the one that knows."""
+        work = self.work
+        if work.needs_probing:
+            answer = _asked(crew, "probe", self.plan.tasks()[0])
+            work = work.settled(answer)
+            crew.tell("settle", answer)
+        if work.needs_measuring:
+            work = work.informed(self._measured(crew, progress))
+            crew.tell("become", work)
+        return work
+
+    def _fields(self, crew: Crew) -> tuple[Field, ...]:
+        """The fields that come out of the first task that returns any rows."""
+        fields: tuple[Field, ...] = ()
+        for task in self.plan.tasks():
+            fields, rows = _asked(crew, "schema", task)
+            if rows:
+                break
+        return fields
+
+    def _measured(self, crew: Crew, progress: Progress | None) -> list[Any]:
+        # The tasks do not depend on the chunk size asked for: sums would, in the last bits.
+        tasks = Plan.of(self.taking, None, 0, whole_episodes=True).tasks()
+        found: dict[int, Any] = {}
+        if progress is not None:
+            progress.start("measuring", self.taking.steps, "steps")
+        for task, answer in crew.run("measure", tasks):
+            if isinstance(answer, TaskFailed):
+                raise answer
+            found[task.index] = answer
+            if progress is not None:
+                progress.advance(task.stop - task.start)
+        if progress is not None:
+            progress.done()
+        return [found[index] for index in sorted(found)]
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result, as JSON; two runs whose identity is the same do the same tasks."""
+        return {
+            "source": self.taking.reader.manifest.content_digest,
+            "work": self.work.arguments(),
+            "inputs": self.work.inputs(),
+            "fingerprint": self.work.fingerprint(),
+            "episodes": digest_bytes(self.taking.rows.tobytes()),
+            "steps": self.taking.steps,
+            "chunk_size": self.plan.chunk_size,
+            "seed": self.seed,
+        }
+
+    def same_run(self, folder: Path) -> bool:
+        """Tell whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
+        return same_run(folder, self.identity())
+
+    def _complete(
+        self, folder: Path, found: Assembled, fields: Sequence[Field], work: Work, asked: str, step: Provenance
     ) -> Manifest:
-        with PositionedTree(staging.path, fields, self.plan.steps) as tree:
-            crew.open(staging.path, fields)
-            episodes = ResultEpisodes(first_steps(self.reader, self.plan.steps), tree)
-            self._run(crew, tree, episodes, progress)
-            data = tree.finish()
-        table = episodes.table()
-        notes = [*self._left_out(fields), *_ending_notes(self.function, table)]
-        origin = result_origin(self.reader, fields, asked, step, notes)
-        text = (self.reader.episode_text or [])[: len(table)]
-        return write_manifest(staging.path, fields, data, tree.ranges, table, origin, text)
-
-    def _run(self, crew: Crew, tree: PositionedTree, episodes: ResultEpisodes, progress: Progress) -> None:
-        """Run all chunks; keep books and take digests of the finished ones from the front, in order."""
-        progress.start("preprocessing", self.plan.steps, "steps")
-        waiting, front = {}, 0
-        for (start, stop), finished in crew.run(self.plan.chunks()):
-            tree.merge_ranges(finished.ranges)
-            waiting[start] = stop, np.unpackbits(finished.follows, count=stop - start - 1).astype(bool)
-            progress.advance(stop - start)
-            while front in waiting:
-                end, follows = waiting.pop(front)
-                episodes.take(front, end, follows)
-                tree.settle(end)
-                front = end
-        progress.done()
-
-    def _left_out(self, fields: tuple[Field, ...]) -> list[str]:
-        """Name what the dataset has and the result has not: a function may drop keys, but not in silence."""
-        kept = {field.key for field in fields}
-        lost = ", ".join(field.name for field in self.reader.fields if field.key not in kept)
-        return [f"{self.function.label} leaves out {lost}"] if lost else []
+        if not found.table.steps:
+            raise UsageError(f"{work.label} leaves no rows: there is nothing to write")
+        reader = self.taking.reader
+        step = replace(step, arguments={**step.arguments, **work.arguments()})
+        dropped = [Dropped(name, why) for name, why in work.left_out(reader.fields, fields).items()]
+        origin = result_origin(reader, fields, asked, step, [*work.notes, *_notes(work.label, found)], dropped)
+        return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def _refuse_changed_source(self) -> None:
         """Workers open the source by its path: an exchange in the meantime would have mixed two datasets."""
-        with open_steps(self.reader.path) as now:
-            if now.manifest.content_digest != self.reader.manifest.content_digest:
-                raise CorruptDataError(f"{self.reader.path} was replaced while it was read", hint="run it again")
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what went wrong in a chunk into a sentence that names the function, the steps and the episodes."""
-        try:
-            yield
-        except ChunkFailed as failed:
-            raise self._sentence(failed) from _origin_of(failed.__cause__)
-        except WorkerTrouble as error:
-            text = f"a worker process failed: {error.text}" if error.trace else f"{error.text} before it began"
-            raise RbtoolError(text) from _origin_of(error)
-
-    def _sentence(self, failed: ChunkFailed) -> BaseException:
-        label, place, cause = self.function.label, self._place(failed.start, failed.stop), failed.__cause__
-        if isinstance(cause, WorkerTrouble):
-            if cause.trace:
-                return RbtoolError(
-                    f"a worker process failed on {place}: {cause.text}", hint="--debug shows the traceback"
-                )
-            hint = "for want of memory, try a smaller --chunk-size; --num-workers 0 runs it in one process"
-            return RbtoolError(f"{cause.text} while {label} worked on {place}", hint=hint)
-        if isinstance(cause, FunctionFailed):
-            known = ", ".join(dict.fromkeys(field.key[0] for field in self.reader.fields))
-            fields = f". Fields here: {known}" if cause.text.startswith("KeyError") else ""
-            return RbtoolError(f"{label} failed on {place}: {cause.text}{fields}", hint=_TRACEBACK)
-        if isinstance(cause, ResultRefused):
-            return SchemaError(f"{label} on {place}: {cause}")
-        return cause or failed
-
-    def _place(self, start: int, stop: int) -> str:
-        table = self.reader.episodes
-        first, last = table.episode[table.index_of_step(np.array([start, stop - 1]))].tolist()
-        steps = f"steps {start:,} to {stop - 1:,}" if stop - start > 1 else f"step {start:,}"
-        return f"{steps} (episodes {first} to {last})" if first != last else f"{steps} (episode {first})"
+        reader: StepReader = self.taking.reader
+        with open_steps(reader.path) as now:
+            if now.manifest.content_digest != reader.manifest.content_digest:
+                raise CorruptDataError(f"{reader.path} was replaced while it was read", hint="run it again")
 
 
-def _origin_of(error: BaseException | None) -> BaseException | None:
-    """What to show below an error under --debug: the exception itself, or the traceback a worker sent."""
-    if error is None or error.__cause__ is not None or not isinstance(error, FunctionFailed):
-        return error.__cause__ if error is not None else None
-    return WorkerTrace(error.trace) if error.trace else None
+class _Run:
+    """One go at the tasks of a preprocessing: from nothing, or from where an earlier one ended."""
+
+    def __init__(self, work: Preprocessing, crew: Crew, staging: Staging, progress: Progress) -> None:
+        self._of = work
+        self._crew = crew
+        self._folder = staging.path
+        self._progress = progress
+        self._tasks = work.plan.tasks()
+        self._unfinished = Unfinished.at(staging.path) if staging.taken_up else None
+        self._finished = 0
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether something is finished that a later run can take up."""
+        return self._finished > 0 and journal_path(self._folder).exists()
+
+    def add_hint(self, error: BaseException) -> None:
+        """Say how to go on, where that is possible."""
+        if isinstance(error, RbtoolError):
+            kept = f"{self._finished:,} of {len(self._tasks):,} chunks are kept: add --resume to go on from there"
+            error.hint = f"{error.hint}; {kept}" if error.hint else kept
+
+    def rows(self) -> tuple[Assembled, tuple[Field, ...], Work]:
+        """Run what is not finished yet and put the rows together."""
+        of, crew = self._of, self._crew
+        work = of._prepared(crew, self._progress)
+        kept: Mapping[int, Finished] = {}
+        if self._unfinished is not None:
+            fields = self._unfinished.fields
+            kept = self._unfinished.sound(self._folder, self._tasks, of.taking.steps)
+        else:
+            fields = of._fields(crew)
+        with Assembly(self._folder, fields, of.taking, len(self._tasks), anew=self._unfinished is None) as assembly:
+            crew.tell("open", self._folder, fields)
+            with self._journal(fields) as journal:
+                self._progress.start("preprocessing", of.taking.steps, "steps")
+                self._take_kept(assembly, kept)
+                self._run(assembly, journal, [task for task in in_turn(self._tasks) if task.index not in kept])
+                self._progress.done()
+            return assembly.finish(), fields, work
+
+    def _journal(self, fields: Sequence[Field]) -> Journal:
+        if self._unfinished is not None:
+            return Journal(journal_path(self._folder))
+        return Journal.begin(journal_path(self._folder), self._of.identity(), fields)
+
+    def _take_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
+        for index, finished in kept.items():
+            task = self._tasks[index]
+            assembly.take(task, finished)
+            self._finished += 1
+            self._progress.advance(task.stop - task.start)
+
+    def _run(self, assembly: Assembly, journal: Journal, tasks: list[Task]) -> None:
+        failed: list[TaskFailed] = []
+        for task, answer in self._crew.run("run", tasks):
+            if isinstance(answer, TaskFailed):
+                failed.append(answer)
+                if not self._of.settings.keep_going or not TaskFailed.others_may_pass(answer.cause):
+                    break
+                self._progress.note(self._of._telling.sentence(answer))
+                continue
+            journal.add(task.index, answer)
+            self._finished += 1
+            assembly.take(task, answer)
+            self._progress.advance(task.stop - task.start)
+        if failed:
+            raise self._of._telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
 
 
-def _ending_notes(function: ChunkFunction, table: EpisodeTable) -> list[str]:
+def _asked(crew: Crew, method: str, task: Task) -> Any:
+    """Let one member look at a task; what fails names it."""
+    try:
+        return crew.call(method, task)
+    except (FunctionFailed, ResultRefused) as error:
+        raise TaskFailed(task, error) from error
+
+
+def _notes(label: str, found: Assembled) -> Iterator[str]:
+    table: EpisodeTable = found.table
     bare = int((~table.terminated & ~table.truncated).sum())
-    return [f"after {function.label} {bare:,} episodes end with neither terminated nor truncated"] if bare else []
+    if bare:
+        yield f"after {label} {bare:,} episodes end with neither terminated nor truncated"
+    if found.emptied:
+        yield f"{label} leaves nothing of {found.emptied:,} episodes"
+    if found.renumbered:
+        yield f"{found.renumbered:,} episodes have numbers of their own: another one had theirs already"
 
 
 def _same_result(staging: Staging, manifest: Manifest) -> Manifest:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-__all__ = ["ChunkFailed", "FunctionFailed", "ResultRefused", "WorkerTrace", "WorkerTrouble", "error_text"]
+if TYPE_CHECKING:
+    from .job import Task
+
+__all__ = ["FunctionFailed", "ResultRefused", "TaskFailed", "WorkerTrace", "WorkerTrouble", "error_text"]
 
 
 class FunctionFailed(Exception):
-    """The user's function raised: what in one line, and its traceback."""
+    """The user's function raised: what in one line, and its traceback.
 
-    def __init__(self, text: str, trace: str) -> None:
+    `steps` is the half-open range of the job's steps that it was called with, where that is less than the block.
+    """
+
+    def __init__(self, text: str, trace: str, steps: tuple[int, int] | None = None) -> None:
         super().__init__(text, trace)
         self.text = text
         self.trace = trace
+        self.steps = steps
 
     @classmethod
-    def of(cls, error: BaseException) -> FunctionFailed:
+    def of(cls, error: BaseException, steps: tuple[int, int] | None = None) -> FunctionFailed:
         """Describe what the function raised."""
-        return cls(error_text(error), "".join(traceback.format_exception(error)))
+        return cls(error_text(error), "".join(traceback.format_exception(error)), steps)
 
 
 class WorkerTrouble(FunctionFailed):
@@ -26,16 +36,43 @@ class WorkerTrouble(FunctionFailed):
 
 
 class ResultRefused(Exception):
-    """What the user's function returned cannot be stored; the message says why."""
+    """What the user's function returned cannot be stored; the message says why.
+
+    `steps` is the half-open range of the job's steps that it came of, where that is less than the block.
+    """
+
+    def __init__(self, message: str, steps: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+    @staticmethod
+    @contextlib.contextmanager
+    def on(steps: tuple[int, int]) -> Iterator[None]:
+        """Add the steps to what is refused inside and does not say where."""
+        try:
+            yield
+        except ResultRefused as error:
+            error.steps = error.steps or steps
+            raise
 
 
-class ChunkFailed(Exception):
-    """Something went wrong on the steps `[start, stop)`; the cause says what."""
+class TaskFailed(Exception):
+    """A task that failed for good; `cause` says how."""
 
-    def __init__(self, start: int, stop: int) -> None:
-        super().__init__(start, stop)
-        self.start = start
-        self.stop = stop
+    def __init__(self, task: Task, cause: BaseException) -> None:
+        super().__init__(task, cause)
+        self.task = task
+        self.cause = cause
+
+    @staticmethod
+    def may_pass(error: BaseException) -> bool:
+        """Tell whether trying once more may help: not where the disk is full or the source is damaged."""
+        return isinstance(error, FunctionFailed)
+
+    @staticmethod
+    def others_may_pass(error: BaseException) -> bool:
+        """Tell whether other tasks can be expected to do better."""
+        return isinstance(error, FunctionFailed | ResultRefused)
 
 
 class WorkerTrace(Exception):

@@ -21,6 +21,7 @@ import cloudpickle
 from ..dataset import digest_file
 from ..errors import UsageError
 from .failures import error_text
+from .fingerprints import fingerprint_of
 from .imports import imported_modules
 
 __all__ = ["ChunkFunction", "FileFunction", "GivenFunction", "ModuleFunction", "PickledFunction", "find_function"]
@@ -42,6 +43,10 @@ class ChunkFunction(ABC):
     def inputs(self) -> dict[str, str]:
         """Digests of the files that decide what the function does; empty where they are not known."""
         return {}
+
+    def fingerprint(self) -> str:
+        """Tell a function without `inputs` apart from others of its name, as far as that can be seen; else empty."""
+        return ""
 
     def neighbours(self) -> frozenset[str]:
         """Top-level names of the modules that `inputs` covers; a run has to import them anew."""
@@ -127,10 +132,14 @@ class GivenFunction(ChunkFunction):
     def load(self) -> Loaded:
         return self.function
 
+    def fingerprint(self) -> str:
+        """A digest of the function's code and of what it encloses."""
+        return fingerprint_of(self.function)
+
     def portable(self) -> ChunkFunction:
         """Pickle the function: by its name where workers can import it, else with its code and what it encloses."""
         try:
-            return PickledFunction(self.label, cloudpickle.dumps(self.function))
+            return PickledFunction(self.label, cloudpickle.dumps(self.function), self.fingerprint())
         except Exception as error:
             raise UsageError(
                 f"{self.label} cannot be sent to worker processes: {error_text(error)}", hint=_IN_PROCESS
@@ -143,6 +152,11 @@ class PickledFunction(ChunkFunction):
 
     label: str
     data: bytes
+    made_of: str = ""
+
+    def fingerprint(self) -> str:
+        """That of the function which was pickled."""
+        return self.made_of
 
     def load(self) -> Loaded:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..dataset import ENV_METADATA, Origin, Provenance, Request, StepReader
+from ..dataset import ENV_METADATA, Dropped, Origin, Provenance, Request, StepReader
 from ..ted import ACTION, Field
 
 __all__ = ["result_origin"]
@@ -14,7 +14,12 @@ _SPACES = {"observation": "observation", "action": ACTION[0]}
 
 
 def result_origin(
-    reader: StepReader, fields: Sequence[Field], asked: str, step: Provenance, notes: Sequence[str]
+    reader: StepReader,
+    fields: Sequence[Field],
+    asked: str,
+    step: Provenance,
+    notes: Sequence[str],
+    dropped_keys: Sequence[Dropped],
 ) -> Origin:
     """Carry over everything but what the new fields contradict.
 
@@ -37,7 +42,7 @@ def result_origin(
         resolved_revision=manifest.resolved_revision,
         spaces=spaces,
         renamed_keys=manifest.renamed_keys,
-        dropped_keys=manifest.dropped_keys,
+        dropped_keys=(*manifest.dropped_keys, *dropped_keys),
         notes=tuple(notes),
         documents=documents,
     )

@@ -1,173 +1,94 @@
-"""Worker processes, each at the other end of a pipe.
-
-They are started by running Python anew, not by fork (torch's threads do not survive one) and not by
-multiprocessing's spawn (which would run the caller's script again). A worker whose parent is gone sees its pipe
-close and ends.
-"""
+"""Worker processes on this machine, each at the other end of a pipe."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
+import contextlib
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
-from ..ted import Field
-from .crew import Chunk, Crew
-from .failures import ChunkFailed, WorkerTrouble
-from .job import Finished, Job
+from .crew import Limits
+from .dealing import Dealer, DealtWorker
+from .failures import WorkerTrouble, error_text
+from .job import Job
+from .processes import STOP_SECONDS, Member
+from .start_methods import starter_of
 
 __all__ = ["WorkerPool"]
 
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    f"from {__package__}.worker import main; main(int(sys.argv[1]))"
-)
-_QUEUED = 2
-"""Chunks a worker has before it: the one it works on, and one it can begin before it is heard."""
-
-_LOOK_SECONDS = 1.0
-_STOP_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 
 
-class _Worker:
-    """One process and the chunks it was given."""
+class _Worker(DealtWorker):
+    def __init__(self, process: Member) -> None:
+        super().__init__()
+        self.process = process
+        self.heard = False  # whether its answer is known to be there
 
-    def __init__(self) -> None:
-        ours, theirs = Pipe()
-        self.connection: Connection = ours
-        self.chunks: deque[Chunk] = deque()
+    def send(self, call: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.process.connection.send_bytes(call)
+
+    def received(self) -> bytes | None:
+        ending = self.process.ending()  # before the look: what it sent last counts
+        connection = self.process.connection
         try:
-            path = json.dumps([str(entry) for entry in sys.path])
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), path],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what the function prints must not mix with our own result
-                pass_fds=(theirs.fileno(),),
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                process_group=0,  # Ctrl-C in a terminal is for the parent, which stops its workers
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-
-    def call(self, method: str, *arguments: Any) -> None:
-        """Ask for something; the answer comes through the connection."""
-        try:
-            self.connection.send((method, arguments))
-        except OSError:
-            raise self.ended() from None
-
-    def answer(self) -> Any:
-        """Wait for the next answer and return it, or raise the exception it is."""
-        try:
-            while not self.connection.poll(_LOOK_SECONDS):
-                if self.process.poll() is not None and not self.connection.poll():
-                    raise self.ended()
-            found = self.connection.recv()
+            if self.heard or connection.poll():
+                self.heard = False
+                return connection.recv_bytes()
         except (EOFError, OSError):
-            raise self.ended() from None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+            ending = self.process.wait(STOP_SECONDS) or "closed its pipe"
+        if ending is not None:
+            raise WorkerTrouble(f"a worker process {ending}", "")
+        return None
 
-    def ended(self) -> WorkerTrouble:
-        """Say how the process ended."""
-        try:
-            code = self.process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return WorkerTrouble("a worker process closed its pipe", "")
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit status {code}"
-        return WorkerTrouble(f"a worker process {how}", "")
+    def is_lost(self) -> bool:
+        return self.process.ending() is not None
 
     def stop(self) -> None:
-        """Kill the process and what it started: they have nothing to put in order."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
+        self.process.stop()
 
 
-class WorkerPool(Crew):
-    """Deals chunks out to worker processes in order, two ahead to each."""
+class WorkerPool(Dealer):
+    """Runs tasks in processes of their own, started in one of the ways of `start_methods`.
 
-    def __init__(self, job: Job, workers: int) -> None:
-        self._workers: list[_Worker] = []
+    Raises UsageError for another way, WorkerTrouble where the system allows no more processes.
+    """
+
+    def __init__(self, job: Job, workers: int, limits: Limits, start_method: str | None = None) -> None:
+        self._starter = starter_of(start_method, job)
+        super().__init__(workers, limits, self._starter.greeting)
         try:
-            for _ in range(workers):
-                self._workers.append(_Worker())
-            for worker in self._workers:
-                worker.call("start", job)
-            for worker in self._workers:
-                worker.answer()
+            self._fill(workers)
         except BaseException:
             self.close()
             raise
 
-    def schema(self, chunk: Chunk) -> tuple[Field, ...]:
-        """Let the first worker run the first chunk."""
+    def _start(self) -> DealtWorker:
         try:
-            self._workers[0].call("schema", *chunk)
-            fields: tuple[Field, ...] = self._workers[0].answer()
-        except Exception as error:
-            raise ChunkFailed(*chunk) from error
-        return fields
+            return _Worker(self._starter.start())
+        except OSError as error:
+            raise WorkerTrouble(f"a worker process cannot be started: {error_text(error)}", "") from error
 
-    def open(self, folder: Path, fields: Sequence[Field]) -> None:
-        """Let all workers open the files."""
-        for worker in self._workers:
-            worker.call("open", folder, fields)
-        for worker in self._workers:
-            worker.answer()
-
-    def run(self, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, Finished]]:
-        """Keep all workers busy until every chunk is done. The first worker holds the first chunk already."""
-        left = deque(chunks)
-        for _ in range(_QUEUED):
-            for worker in self._workers:
-                self._deal(worker, left)
-        while busy := [worker for worker in self._workers if worker.chunks]:
-            for worker in _heard(busy):
-                chunk = worker.chunks[0]
-                try:
-                    finished = worker.answer()
-                except Exception as error:
-                    raise ChunkFailed(*chunk) from error
-                worker.chunks.popleft()
-                self._deal(worker, left)
-                yield chunk, finished
-
-    def _deal(self, worker: _Worker, left: deque[Chunk]) -> None:
-        if left:
-            chunk = left.popleft()
-            worker.chunks.append(chunk)
-            try:
-                worker.call("run", *chunk)
-            except WorkerTrouble as error:
-                raise ChunkFailed(*worker.chunks[0]) from error
+    def _await(self, workers: Sequence[DealtWorker], seconds: float) -> Sequence[DealtWorker]:
+        sources: dict[Any, _Worker] = {}
+        for worker in workers:
+            assert isinstance(worker, _Worker)
+            process = worker.process
+            sources[process.connection] = worker
+            if process.sentinel is not None:
+                sources[process.sentinel] = worker
+            else:
+                seconds = min(seconds, _LOOK_SECONDS)  # a pipe tells of the end too, but not while another has it open
+        ready = wait(list(sources), seconds)
+        for source in ready:
+            sources[source].heard |= source is sources[source].process.connection
+        return [sources[source] for source in ready] if ready else workers
 
     def close(self) -> None:
-        """Stop all workers and wait for them."""
-        while self._workers:
-            self._workers.pop().stop()
-
-
-def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Wait a while for workers that answered or ended; what a worker started may hold the pipe of a dead one."""
-    ready = wait([worker.connection for worker in workers], _LOOK_SECONDS)
-    return [worker for worker in workers if worker.connection in ready or worker.process.poll() is not None]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        """Kill all workers and wait for them."""
+        for worker in self._present():
+            assert isinstance(worker, _Worker)
+            worker.process.kill()  # all at once, before each is waited for
+        super().close()
+        self._starter.close()

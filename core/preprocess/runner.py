@@ -1,124 +1,215 @@
-"""Takes chunks of one dataset through the function, in this process: read, call, check, write."""
+"""Takes tasks of one dataset through a work, in this process: read, call, check, write."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
 from ..checkpoint import open_steps
-from ..dataset import Array, RowFiles, range_of
+from ..dataset import Array, RowFiles, range_of, running_return
+from ..dataset.digest import Hasher
 from ..errors import CorruptDataError
-from ..ted import NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, key_name, role_of, state_keys
+from ..ted import (
+    EPISODE,
+    NEXT,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    as_numbers,
+    key_name,
+    role_of,
+    state_keys,
+)
 from ..ted.checks.following import rows_equal
-from .failures import FunctionFailed, ResultRefused
-from .job import Finished, Job
-from .tensors import chunk_of, columns_of
+from .block import Block
+from .failures import ResultRefused
+from .job import Finished, Job, Task
+from .places import part_path, placed_folder, write_part
+from .taking import Taking, reward_field
+from .work import Context, Work
 
-__all__ = ["ChunkRunner"]
+__all__ = ["TaskRunner"]
 
 
-class ChunkRunner:
-    """Runs chunks. The first one defines the result's fields; all others must fit them."""
+class TaskRunner:
+    """Runs tasks. The first one defines the result's fields; all others must fit them."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._function = job.function.load()
         self._reader = open_steps(job.source)
         if self._reader.manifest.content_digest != job.content_digest:
             raise CorruptDataError(f"{job.source} was replaced while it was read", hint="run it again")
-        self._source = {field.key: field for field in self._reader.fields}
+        self._taking = Taking(self._reader, job.chosen, job.steps)
         self._fields: tuple[Field, ...] = ()
         self._states: list[Key] = []
-        self._held: tuple[int, dict[Key, Array]] | None = None
+        self._held: tuple[int, Block] | None = None
+        self._folder = Path()
         self._files: RowFiles | None = None
+        self._pid = os.getpid()
+        self.become(job.work)
 
-    def schema(self, start: int, stop: int) -> tuple[Field, ...]:
-        """Run one chunk to see what comes out; its rows are kept until `run` asks for them."""
-        found = self._compute(start, stop)
-        roles = {key: field.role for key, field in self._source.items()}
+    def become(self, work: Work) -> None:
+        """Go on with this work instead."""
+        self._work = work
+        needed = work.reads(self._reader.fields)
+        self._source = {field.key: field for field in self._reader.fields if field.key in needed}
+        self._started = work.start(Context(self._reader.fields, self._taking.table, self._job.seed))
+
+    def settle(self, answer: Any) -> None:
+        """Go about the work as `probe` said."""
+        self.become(self._work.settled(answer))
+
+    def probe(self, task: Task) -> Any:
+        """Let the work look at the first rows."""
+        return self._started.probe(self._read(task))
+
+    def measure(self, task: Task) -> Any:
+        """Return what the work needs to know of these rows before it can begin."""
+        return self._started.measure(self._read(task))
+
+    def schema(self, task: Task) -> tuple[tuple[Field, ...], int]:
+        """Run one task to see what comes out: the fields, and how many rows; they are kept for a `run` right after."""
+        block = self._compute(task)
+        known = {field.key: field.role for field in (*self._reader.fields, *self._work.fields)}
         self._fields = tuple(
-            Field(key, name, array.shape[1:], roles.get(key) or role_of(key)) for key, (name, array) in found.items()
+            Field(key, column.dtype, column.values.shape[1:], known.get(key) or role_of(key))
+            for key, column in block.columns.items()
         )
-        self._held = start, {key: array for key, (_, array) in found.items()}
-        return self._fields
+        self._held = task.index, block
+        return self._fields, block.rows
 
     def open(self, folder: Path, fields: Sequence[Field]) -> None:
-        """Prepare to write rows of these fields into the files in `folder`."""
-        self._fields = tuple(fields)
+        """Prepare to write rows of these fields for the result that is built in `folder`."""
+        self._folder, self._fields = folder, tuple(fields)
         self._states = state_keys(fields)
-        self._files = RowFiles(folder, fields)
+        self._files = RowFiles(placed_folder(folder), fields)
 
-    def run(self, start: int, stop: int) -> Finished:
-        """Take the steps `[start, stop)` through the function and write what comes out in their place."""
+    def run(self, task: Task) -> Finished:
+        """Take the steps of a task through the work and write what comes out."""
         assert self._files is not None, "open comes first"
-        columns = self._columns(start, stop)
-        self._files.write(columns, start)
-        ranges = {field.key: range_of(columns[field.key], field) for field in self._fields}
-        follows = np.ones(stop - start - 1, bool)
-        for key in self._states:
-            follows &= rows_equal(columns[NEXT, *key][:-1], columns[key][1:])
-        return Finished(ranges, np.packbits(follows))
+        held, self._held = self._held, None  # what is kept may be the function's own memory, to be used again
+        block = held[1] if held is not None and held[0] == task.index else self._compute(task)
+        arrays = self._arrays(block)
+        placed = block.rows == task.stop - task.start
+        if placed:
+            self._files.write({field.key: array for field, array in zip(self._fields, arrays, strict=True)}, task.start)
+        elif block.rows:
+            write_part(part_path(self._folder, task.index), arrays)
+        return self._finished(block, arrays, placed)
 
-    def _columns(self, start: int, stop: int) -> dict[Key, Array]:
-        if self._held is not None and self._held[0] == start:
-            columns, self._held = self._held[1], None
-            return columns
-        found = self._compute(start, stop)
-        self._check(found)
-        return {field.key: found[field.key][1] for field in self._fields}
+    def _read(self, task: Task) -> Block:
+        return self._taking.block(self._source, task.start, task.stop)
 
-    def _compute(self, start: int, stop: int) -> dict[Key, tuple[str, Array]]:
-        columns = {key: self._reader.read(key, start, stop) for key in self._source}
-        if self._job.cut and stop == self._job.steps:
-            for key in (NEXT_TRUNCATED, NEXT_DONE):
-                if key in columns:
-                    columns[key][-1] = True
-        chunk = chunk_of(columns, self._source, stop - start)
-        try:
-            with _same_random_numbers(start), contextlib.redirect_stdout(sys.stderr):
-                result = self._function(chunk)
-        except (Exception, SystemExit) as error:
-            raise FunctionFailed.of(error) from error
-        return columns_of(result, stop - start)
+    def _compute(self, task: Task) -> Block:
+        found = self._started.apply(self._read(task))
+        if os.getpid() != self._pid:
+            os._exit(0)  # the user's function forked, and this is the child: it has no business here
+        if not found.columns and found.rows:
+            raise ResultRefused("it returned no tensors")
+        return found
 
-    def _check(self, found: Mapping[Key, tuple[str, Array]]) -> None:
+    def _arrays(self, block: Block) -> list[Array]:
+        """The leaves in the order of the fields; without rows whatever stands there is not looked at."""
+        if not block.rows:
+            return [np.empty((0, *field.shape), field.numpy) for field in self._fields]
+        self._check(block)
+        return [block.columns[field.key].values for field in self._fields]
+
+    def _check(self, block: Block) -> None:
         expected = {field.key: field for field in self._fields}
-        for text, keys in (("lacks", expected.keys() - found.keys()), ("has besides", found.keys() - expected.keys())):
+        found = block.columns.keys()
+        for text, keys in (("lacks", expected.keys() - found), ("has besides", found - expected.keys())):
             if keys:
                 names = ", ".join(sorted(map(key_name, keys)))
                 raise ResultRefused(f"the result {text} {names}; every chunk must have the keys of the first")
-        for key, (name, array) in found.items():
+        for key, (dtype, values) in block.columns.items():
             field = expected[key]
-            if (name, array.shape[1:]) != (field.dtype, field.shape):
+            if (dtype, values.shape[1:]) != (field.dtype, field.shape):
                 raise ResultRefused(
-                    f"{field.name!r} came out as {name} {list(array.shape[1:])}, "
+                    f"{field.name!r} came out as {dtype} {list(values.shape[1:])}, "
                     f"the first chunk had {field.dtype} {list(field.shape)}"
                 )
+
+    def _finished(self, block: Block, arrays: Sequence[Array], placed: bool) -> Finished:
+        hasher = Hasher()
+        for array in arrays:
+            if array.size:
+                hasher.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        ranges = {field.key: range_of(array, field) for field, array in zip(self._fields, arrays, strict=True)}
+        pieces = block.pieces
+        terminated, truncated = (self._flags(block, key) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
+        return Finished(
+            block.rows, placed, hasher.digest, ranges, pieces, self._ids(block), self._returns(block),
+            terminated, truncated, self._broken(block),
+        )  # fmt: skip
+
+    def _ids(self, block: Block) -> Array:
+        """What the first row of each run says of its episode; the source's number where it says nothing."""
+        ids = self._taking.table.episode[block.pieces.episode]
+        column = block.columns.get(EPISODE)
+        if block.rows and column is not None and column.values.ndim == 1 and column.dtype == "int64":
+            some = block.pieces.rows > 0
+            ids[some] = column.values[block.pieces.starts[some]]
+        return ids
+
+    def _flags(self, block: Block, key: Key) -> Array:
+        """The flag of the last row of each run, as the source has it where the result has none."""
+        pieces, table = block.pieces, self._taking.table
+        if any(field.key == key for field in self._fields):
+            flags = np.zeros(len(pieces), bool)
+            if not block.rows:
+                return flags
+            column = block.columns[key]
+            some = pieces.rows > 0
+            ends = (pieces.starts + pieces.rows - 1)[some]
+            last = as_numbers(column.values[ends], column.dtype)
+            flags[some] = last.any(tuple(range(1, last.ndim)))
+            return flags
+        source = table.terminated if key == NEXT_TERMINATED else table.truncated
+        flags = source[pieces.episode]
+        inner = pieces.episode[:-1] == pieces.episode[1:]  # an episode in pieces: only the last has the source's end
+        flags[:-1][inner] = key == NEXT_TRUNCATED
+        return flags
+
+    def _returns(self, block: Block) -> Array:
+        """The sum of each run's rewards, one after the other; NaN where the result has no rewards."""
+        pieces = block.pieces
+        reward = reward_field(self._fields)
+        if reward is None:
+            return np.full(len(pieces), np.nan)
+        if not block.rows:
+            return np.zeros(len(pieces))
+        rewards = as_numbers(block.columns[NEXT_REWARD].values, reward.dtype).reshape(-1)
+        returns = np.zeros(len(pieces))
+        single = pieces.rows == 1
+        returns[single] += rewards[pieces.starts[single]]
+        for place in np.flatnonzero(pieces.rows > 1).tolist():
+            start = int(pieces.starts[place])
+            returns[place] = running_return(0.0, rewards[start : start + int(pieces.rows[place])])
+        return returns
+
+    def _broken(self, block: Block) -> Array:
+        """Whether some step of each run does not lead to the next one of it."""
+        pieces = block.pieces
+        if not self._states or not block.rows:
+            return np.zeros(len(pieces), bool)
+        follows = np.ones(block.rows - 1, bool)
+        for key in self._states:
+            follows &= rows_equal(block.columns[NEXT, *key].values[:-1], block.columns[key].values[1:])
+        breaks = np.concatenate(([0], np.cumsum(~follows)))
+        first = np.minimum(pieces.starts, block.rows - 1)
+        last = np.maximum(pieces.starts + pieces.rows - 1, first)
+        broken: Array = breaks[np.minimum(last, block.rows - 1)] > breaks[first]
+        return broken
 
     def close(self) -> None:
         """Close all files."""
         self._reader.close()
         if self._files is not None:
             self._files.close()
-
-
-@contextlib.contextmanager
-def _same_random_numbers(seed: int) -> Iterator[None]:
-    """Seed the global generators by the chunk, so that the result does not depend on who runs which one."""
-    # A user's function draws from the global generators, NumPy's legacy one too.
-    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002

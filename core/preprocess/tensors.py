@@ -3,51 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ..dataset import HIDDEN, Array
-from ..storages.arrays import tensor_of, tensordict_of
-from ..ted import DTYPES, Field, Key, key_name, numpy_dtype
+from ..storages.arrays import tensordict_of
+from ..ted import DTYPES, Key, key_name, numpy_dtype
+from .block import Column
 from .failures import ResultRefused
 
-__all__ = ["chunk_of", "columns_of"]
+__all__ = ["Layout", "chunk_of", "columns_of", "require_layout", "row_of", "table_of", "tensor_of_column"]
+
+Layout: TypeAlias = Mapping[Key, tuple[str, tuple[int, ...]]]
+"""Element type by name and shape of a single row, by key."""
 
 # Names tensordict keeps for itself: leaves called so would vanish from the folder.
 _RESERVED = frozenset({"shape", "device", "_type"})
 _TAKEN_FOLDERS = frozenset({"meta.json", "env_metadata.json", HIDDEN})
 
 
-def chunk_of(columns: Mapping[Key, Array], fields: Mapping[Key, Field], rows: int) -> TensorDictBase:
+def chunk_of(columns: Mapping[Key, Column], rows: int) -> TensorDictBase:
     """Make the tensordict of batch size `[rows]`; its tensors share the arrays' memory."""
-    return tensordict_of({key: tensor_of(array, fields[key]) for key, array in columns.items()}, (rows,))
+    return tensordict_of({key: tensor_of_column(column) for key, column in columns.items()}, (rows,))
 
 
-def columns_of(result: Any, rows: int) -> dict[Key, tuple[str, Array]]:
-    """Take what a function returned apart into element type by name and array, by key.
+def tensor_of_column(column: Column) -> torch.Tensor:
+    """View a column as a tensor of its element type, `[rows, *shape]`."""
+    tensor = torch.from_numpy(column.values)
+    return tensor.view(torch.bfloat16) if column.dtype == "bfloat16" else tensor
+
+
+def columns_of(result: Any, rows: int) -> dict[Key, Column]:
+    """Take what a function returned for `rows` steps apart into columns of as many rows.
 
     Tensors may be views of the input, expanded, on another device, or part of a graph. ResultRefused for anything
     that is not a nest of tensors with `rows` rows each.
     """
-    if not _is_nest(result):
-        returned = "None" if result is None else type(result).__name__
-        raise ResultRefused(f"it returned {returned}; a tensordict of {rows:,} rows is expected")
-    columns = {}
-    for key, value in _leaves(result, ()):
-        name, array = _array_of(value, key)
-        if not array.shape or len(array) != rows:
-            found = f"{len(array):,} rows" if array.shape else "no rows"
+    columns = _columns(result, f"a tensordict of {rows:,} rows")
+    for key, (_, values) in columns.items():
+        if not values.shape or len(values) != rows:
             raise ResultRefused(
-                f"it returned {found} of {key_name(key)!r} for {rows:,} steps; "
-                "preprocess keeps every step in its place, so as many are expected"
+                f"it returned {_length(values)} of {key_name(key)!r} for {rows:,} steps; as many are expected"
             )
-        columns[key] = name, array
     if not columns:
         raise ResultRefused("it returned no tensors")
     return columns
+
+
+def table_of(result: Any) -> tuple[dict[Key, Column], int]:
+    """Take what a function returned apart into columns of some number of rows, and return that number too.
+
+    A tensordict of batch size `[0]` may be without keys. ResultRefused as for `columns_of`, and where tensors do not
+    agree about the number.
+    """
+    columns = _columns(result, "a tensordict of some rows")
+    batch = tuple(result.batch_size) if is_tensor_collection(result) else ()
+    if not columns and batch[:1] != (0,):
+        raise ResultRefused("it returned no tensors")
+    first, (_, values) = next(iter(columns.items()), ((), Column("", np.empty(batch))))
+    rows = batch[0] if batch else len(values) if values.shape else -1
+    for key, (_, values) in columns.items():
+        if not values.shape:
+            raise ResultRefused(f"it returned no rows of {key_name(key)!r}; all tensors have a row for each step")
+        if len(values) != rows:
+            raise ResultRefused(
+                f"it returned {rows:,} rows of {key_name(first)!r} and {len(values):,} of {key_name(key)!r}; "
+                "all must have the same number"
+            )
+    return columns, rows
+
+
+def row_of(result: Any) -> dict[Key, Column]:
+    """Take what a function returned for a single step apart: each column is that one value, `[*shape]`.
+
+    ResultRefused for anything that is not a nest of tensors, and for a tensordict of more than one step.
+    """
+    columns = _columns(result, "a tensordict of one step")
+    if is_tensor_collection(result) and tuple(result.batch_size):
+        raise ResultRefused(
+            f"it returned a tensordict of batch size {list(result.batch_size)}; exactly one step, [], is expected"
+        )
+    if not columns:
+        raise ResultRefused("it returned no tensors")
+    return columns
+
+
+def require_layout(found: Layout, expected: Layout, others: str) -> None:
+    """Require the keys, element types and shapes of a single row that `others` had, or raise ResultRefused."""
+    for text, keys in (("lacks", expected.keys() - found.keys()), ("has besides", found.keys() - expected.keys())):
+        if keys:
+            names = ", ".join(sorted(map(key_name, keys)))
+            raise ResultRefused(f"the result {text} {names}; it must have the keys of {others}")
+    for key, (dtype, shape) in found.items():
+        if (dtype, shape) != expected[key]:
+            before, size = expected[key]
+            raise ResultRefused(
+                f"{key_name(key)!r} came out as {dtype} {list(shape)}, where {others} had {before} {list(size)}"
+            )
+
+
+def _columns(result: Any, expected: str) -> dict[Key, Column]:
+    if not _is_nest(result):
+        returned = "None" if result is None else type(result).__name__
+        raise ResultRefused(f"it returned {returned}; {expected} is expected")
+    return {key: _column_of(value, key) for key, value in _leaves(result, ())}
+
+
+def _length(values: Array) -> str:
+    return f"{len(values):,} rows" if values.shape else "no rows"
 
 
 def _is_nest(value: Any) -> bool:
@@ -70,12 +136,12 @@ def _leaves(nest: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
             yield from _leaves(value, (*prefix, part))
 
 
-def _array_of(value: Any, key: Key) -> tuple[str, Array]:
+def _column_of(value: Any, key: Key) -> Column:
     """Element type and bytes of one leaf, in memory of its own or a view that is contiguous."""
     if isinstance(value, np.ndarray):
         name = value.dtype.newbyteorder("=").name
         _known(name, str(value.dtype), key)
-        return name, np.ascontiguousarray(value, numpy_dtype(name)).reshape(value.shape)
+        return Column(name, np.ascontiguousarray(value, numpy_dtype(name)).reshape(value.shape))
     if not isinstance(value, torch.Tensor):
         raise ResultRefused(f"it returned {type(value).__name__} under {key_name(key)!r}; a tensor is expected")
     if value.is_nested or value.layout is not torch.strided:
@@ -85,7 +151,7 @@ def _array_of(value: Any, key: Key) -> tuple[str, Array]:
     name = str(value.dtype).removeprefix("torch.")
     _known(name, str(value.dtype), key)
     tensor = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
-    return name, (tensor.view(torch.uint16) if name == "bfloat16" else tensor).numpy()
+    return Column(name, (tensor.view(torch.uint16) if name == "bfloat16" else tensor).numpy())
 
 
 def _known(name: str, found: str, key: Key) -> None:

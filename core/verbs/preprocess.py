@@ -1,11 +1,11 @@
-"""`preprocess`: a dataset through a function, into a new dataset."""
+"""`preprocess`: a dataset through a function or a program of operations, into a new dataset."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,8 @@ from ..dataset import (
     provenance_step,
     require_apart,
 )
-from ..preprocess import ChunkFunction, Plan, Preprocessing, find_function
+from ..errors import UsageError
+from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
 from .results import Published, published_entries
@@ -29,101 +30,201 @@ __all__ = ["PreprocessResult", "preprocess"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessResult(Published):
-    """The new dataset, the one it was made from, and how: `num_workers` 0 means in one process."""
+    """The new dataset, the one it was made from, and how: `num_workers` 0 means in one process.
+
+    `function` names the work: a function, or `operations`, which `arguments` describe.
+    """
 
     kind: ClassVar[str] = "preprocess"
     source: Path
     function: str
+    unit: str
     chunk_size: int
     num_workers: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def preprocess(
     dataset: str | os.PathLike[str],
-    fn: Callable[[Any], Any] | str,
-    dest: str | os.PathLike[str],
+    fn: Callable[[Any], Any] | str | None = None,
+    dest: str | os.PathLike[str] | None = None,
     *,
+    unit: Unit = "step",
+    operations: Mapping[str, Any] | None = None,
+    pipeline: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
     chunk_size: int | None = None,
     num_frames: int | None = None,
+    seed: int = 0,
+    vmap: bool | None = None,
+    resume: bool = False,
+    keep_going: bool = False,
+    timeout: float | None = None,
+    retries: int = 1,
+    start_method: str | None = None,
+    engine: str = "local",
     force: bool = False,
     dry_run: bool = False,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> PreprocessResult:
-    """Take `dataset` (a path or `source:id`) through `fn`, chunk by chunk, into a new dataset at `dest`.
+    """Take `dataset` (a path or `source:id`) through `fn` or built-in operations into a new dataset at `dest`.
 
-    `fn` is a callable, `FILE.py:NAME` or `module:name`. It takes a tensordict of batch size `[K]` with the keys of
-    the dataset and returns K rows, a tensordict or a dict of tensors, under any keys; the first chunk decides keys,
-    element types and shapes. Its tensors are its own to edit. Episodes stay as they are; their returns, flags and
-    continuity are taken from the result.
+    `fn` is a callable, `FILE.py:NAME` or `module:name`. By `unit` it takes
+
+    - `step`: a tensordict of some consecutive steps, batch size `[K]`, and returns any number of rows;
+    - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` where that gives the same (`vmap` decides);
+    - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
+
+    What it returns is a tensordict or a dict of tensors under any keys; the first chunk decides keys, element types
+    and shapes. Its tensors are its own to edit. Episodes stay as they are where as many rows come back; returns, flags
+    and continuity are taken from the result. Instead of `fn`: `operations` maps the options of the command line to
+    their values (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` a dataset or a
+    `manifest.json` whose last step is done again.
 
     Chunks of `chunk_size` steps (about 16 MB by default) go to `num_workers` processes (one a core by default), which
-    read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the number.
-    `num_frames` takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is
-    replaced with `force`; one that the same file has made from the same data is left as it is.
+    read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the number. Random
+    numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than `timeout`
+    seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised. Finished
+    chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
+    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`.
 
+    `num_frames` takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is
+    replaced with `force`; one that the same work has made from the same data is left as it is.
     Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a
     worker; RbtoolError where the function raises and SchemaError where it returns something else than in the first
-    chunk, both naming steps and episodes; OutOfSpaceError. In each case nothing is left at `dest` but what was there.
+    chunk, both naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
     """
     begun = time.perf_counter()
+    destination = _place(dest)
+    settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with open_steps(find_dataset(dataset, root)) as reader:
-        destination = Path(dest).expanduser().absolute()
-        function = find_function(fn)
-        plan = Plan.of(reader.manifest, num_workers, chunk_size, num_frames)
         require_apart(reader.path, destination)
-        step = _step(reader, function, plan, num_frames)
-        there = None if force else _already_there(destination, function, step)
-        if there is not None:
-            entries = published_entries(there, destination, begun)
-            return _result(entries, reader, function, plan, already_there=True)
-        staging = Staging(destination, replace=force)
+        work = _work(reader, fn, unit, vmap, operations, pipeline, replay)
+        taking = _taking(reader, work, num_frames)
+        apart = settings.needs_workers
+        plan = Plan.of(taking, chunk_size, num_workers, whole_episodes=work.whole_episodes, apart=apart)
+        whole = Preprocessing(taking, work, plan, seed, settings)
+        step = _step(whole, num_frames)
+        if work.is_described() and not force and (there := _already_there(destination, step)) is not None:
+            return _result(published_entries(there, destination, begun), whole, already_there=True)
+        staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
         staging.refuse_if_taken()
-        work = Preprocessing(reader, function, plan)
         if dry_run:
-            return _preview(work, destination)
-        manifest = work.publish(staging, os.fspath(dataset), step, progress or Silent())
-        return _result(published_entries(manifest, destination, begun), reader, function, plan)
+            return _preview(whole, destination)
+        return _publish(whole, staging, os.fspath(dataset), step, progress, begun)
 
 
-def _step(reader: StepReader, function: ChunkFunction, plan: Plan, num_frames: int | None) -> Provenance:
+def _place(dest: str | os.PathLike[str] | None) -> Path:
+    if dest is None:
+        raise UsageError("no destination is named (dest)", hint="say where the result should go: --dest DIR")
+    return Path(dest).expanduser().absolute()
+
+
+def _publish(
+    whole: Preprocessing, staging: Staging, asked: str, step: Provenance, progress: Progress | None, begun: float
+) -> PreprocessResult:
+    manifest = whole.publish(staging, asked, step, progress or Silent())
+    entries = published_entries(manifest, staging.destination, begun)
+    return _result(entries, whole, arguments=manifest.provenance[-1].arguments)
+
+
+def _work(
+    reader: StepReader,
+    fn: Callable[[Any], Any] | str | None,
+    unit: Unit,
+    vmap: bool | None,
+    operations: Mapping[str, Any] | None,
+    pipeline: str | os.PathLike[str] | None,
+    replay: str | os.PathLike[str] | None,
+) -> Work:
+    ways = {"a function": fn, "operations": operations or None, "a pipeline": pipeline, "a replay": replay}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "nothing"
+        raise UsageError(
+            f"{found} to run: one of {', '.join(ways)} is expected",
+            hint="say --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
+        )
+    if fn is not None:
+        from ..preprocess.function_work import FunctionWork
+
+        return FunctionWork(find_function(fn), unit, vmap)
+    if unit != "step" or vmap is not None:
+        raise UsageError(f"unit and vmap are for functions, {given[0]} is given")
+    from ..preprocess.operations import ProgramWork, program_of
+
+    return ProgramWork.of(program_of(operations or {}, pipeline, replay), reader.fields)
+
+
+def _limits(timeout: float | None, retries: int) -> Limits:
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"a timeout of {timeout} seconds is given, more than 0 is expected")
+    if retries < 0:
+        raise UsageError(f"{retries} retries asked for, 0 or more are expected")
+    return Limits(timeout, retries)
+
+
+def _known(engine: str) -> str:
+    if engine not in {"local", "ray"}:
+        raise UsageError(f"engine {engine!r} is not known; known are local, ray")
+    return engine
+
+
+def _taking(reader: StepReader, work: Work, num_frames: int | None) -> Taking:
+    if not reader.manifest.steps:
+        raise UsageError("the dataset has no steps: there is nothing to preprocess")
+    taking = Taking(reader, work.chooses(reader.episodes))
+    if not taking.steps:
+        raise UsageError(f"{work.label} leaves none of the {len(reader.episodes):,} episodes")
+    if num_frames is None:
+        return taking
+    if not 1 <= num_frames <= taking.steps:
+        raise UsageError(f"{num_frames:,} steps asked for (num_frames), the dataset has {taking.steps:,}")
+    return Taking(reader, taking.rows, num_frames)
+
+
+def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
     """What the provenance says: all that decides the contents, so not the number of workers."""
-    arguments = {"function": function.label, "chunk_size": plan.chunk_size, "num_frames": num_frames}
-    inputs = {"content_digest": reader.manifest.content_digest, **function.inputs()}
+    work = whole.work
+    arguments = {
+        **work.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
+    }  # fmt: skip
+    inputs = {"content_digest": whole.taking.reader.manifest.content_digest, **work.inputs()}
     return provenance_step("preprocess", arguments, inputs)
 
 
-def _already_there(destination: Path, function: ChunkFunction, step: Provenance) -> Manifest | None:
-    """The dataset at `destination`, if the same function file has made it from the same data in the same way."""
-    manifest = standing(destination) if function.inputs() else None
-    if manifest is None:
+def _already_there(destination: Path, step: Provenance) -> Manifest | None:
+    """The dataset at `destination`, if the same work has made it from the same data in the same way."""
+    manifest = standing(destination)
+    if manifest is None or not manifest.provenance:
         return None
-    last = manifest.provenance[-1] if manifest.provenance else None
-    same = last is not None and (last.verb, last.arguments, last.inputs) == (step.verb, step.arguments, step.inputs)
+    last = manifest.provenance[-1]
+    asked = {name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)}  # as may be
+    known = {name: last.arguments.get(name) for name in asked}
+    same = (last.verb, known, last.inputs) == (step.verb, asked, step.inputs)
     return manifest if same else None
 
 
-def _preview(work: Preprocessing, destination: Path) -> PreprocessResult:
-    reader, plan = work.reader, work.plan
-    fields = work.preview()
-    episodes = int((reader.episodes.start < plan.steps).sum())
+def _preview(whole: Preprocessing, destination: Path) -> PreprocessResult:
+    fields = whole.preview()
+    taking = whole.taking
     entries = {
-        "path": destination, "layout": "ted", "steps": plan.steps, "episodes": episodes,
-        "bytes": plan.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
+        "path": destination, "layout": "ted", "steps": taking.steps, "episodes": len(taking.table),
+        "bytes": taking.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
         "dropped_keys": (), "notes": tuple(f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields),
         "request": {}, "dry_run": True,
     }  # fmt: skip
-    return _result(entries, reader, work.function, plan)
+    return _result(entries, whole)
 
 
-def _result(
-    entries: Mapping[str, Any], reader: StepReader, function: ChunkFunction, plan: Plan, **changes: Any
-) -> PreprocessResult:
+def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) -> PreprocessResult:
     return PreprocessResult(
-        **{**entries, **changes},
-        source=reader.path,
-        function=function.label,
-        chunk_size=plan.chunk_size,
-        num_workers=plan.workers,
+        **{"arguments": whole.work.arguments(), **entries, **changes},
+        source=whole.taking.reader.path,
+        function=whole.work.label,
+        unit=whole.work.unit,
+        chunk_size=whole.plan.chunk_size,
+        num_workers=whole.plan.workers,
     )

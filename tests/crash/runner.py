@@ -51,6 +51,19 @@ def scale(rows: Any) -> Any:
     return rows
 
 
+def shorten(rows: Any) -> Any:
+    """Preprocess function whose result has fewer rows."""
+    return rows[: len(rows) // 2 + 1]
+
+
+_OFTEN = {"chunk_size": 20, "force": True, "resume": True}
+PREPROCESSING: dict[str, dict[str, Any]] = {
+    "preprocess": {"fn": scale, "num_workers": 0, **_OFTEN},
+    "preprocess-fewer": {"fn": shorten, "unit": "episode", "num_workers": 0, **_OFTEN},
+    "preprocess-parent": {"fn": scale, "num_workers": 2, "start_method": "fork", **_OFTEN},
+    "preprocess-worker": {"fn": shorten, "unit": "episode", "num_workers": 2, "start_method": "fork", **_OFTEN},
+}
+
 DOWNLOADED = "cartpole/scripted-v0"
 
 
@@ -90,11 +103,9 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     jobs: dict[str, Callable[[Path], object]] = {
         "convert": lambda dest: rbtool.convert(source, dest, force=True),
         "download": _download,
-        "preprocess": lambda dest: rbtool.preprocess(data, scale, dest, num_workers=0, chunk_size=40, force=True),
-        "preprocess-workers": lambda dest: rbtool.preprocess(
-            data, scale, dest, num_workers=2, chunk_size=40, force=True
-        ),
     }
+    for name, options in PREPROCESSING.items():
+        jobs[name] = lambda dest, options=options: rbtool.preprocess(data, dest=dest, **options)  # type: ignore[misc]
     for form in forms[1:]:
         jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
         jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
@@ -110,7 +121,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
 
 
 def _forked(
-    job: Callable[[Path], object], out: Path, dest: Path, fault: Callable[[], None] | None, at: int
+    job: Callable[[Path], object], out: Path, dest: Path, fault: Callable[[], None] | None, at: int, who: str = ""
 ) -> tuple[int, int]:
     """Run the job in a child, with the fault at operation `at`; return its status and how many it counted."""
     reading, writing = os.pipe()
@@ -119,7 +130,7 @@ def _forked(
         os.close(reading)
         code = 1
         try:
-            _strike(fault, at, out, writing)
+            _strike(fault, at, out, writing, who)
             job(dest)
             code = 0
         except rbtool.OutOfSpaceError as error:
@@ -135,16 +146,26 @@ def _forked(
     return status, counted
 
 
-def _strike(fault: Callable[[], None] | None, at: int, watch: Path, pipe: int) -> None:
-    """Count the operations below `watch`, a byte into the pipe each, and call the fault at the n-th."""
-    numbers, prefix = itertools.count(1), str(watch)
+def _strike(fault: Callable[[], None] | None, at: int, watch: Path, pipe: int, who: str) -> None:
+    """Count the operations below `watch`, a byte into the pipe each, and call the fault at the n-th.
+
+    `who` `parent` counts those of this process alone; `worker` those of the processes it forks, of which the first to
+    get there is struck.
+    """
+    numbers, prefix, parent, struck = itertools.count(1), str(watch), os.getpid(), watch.parent / "struck"
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in WATCHED or not _changes(event, arguments, prefix):
             return
+        if who and (who == "parent") != (os.getpid() == parent):
+            return
+        if who == "worker" and struck.exists():
+            return
         number = next(numbers)  # in one step: a download has several threads
         os.write(pipe, b".")
         if number == at and fault is not None:
+            if who == "worker":
+                struck.touch()
             fault()
 
     sys.addaudithook(hook)
@@ -196,18 +217,23 @@ def _digest(dest: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _trial(job: Callable[[Path], object], out: Path, dest: Path, at: int, fault: str, old: str | None, new: str) -> str:
-    filler = out.parent / "filler"
-    status, counted = _forked(job, out, dest, _fill(filler) if fault == "fill" else _kill, at)
+def _trial(
+    name: str, job: Callable[[Path], object], out: Path, dest: Path, at: int, fault: str, old: str | None, new: str
+) -> str:
+    filler, who = out.parent / "filler", _who(name)
+    (out.parent / "struck").unlink(missing_ok=True)
+    status, counted = _forked(job, out, dest, _fill(filler) if fault == "fill" else _kill, at, who)
     code = os.waitstatus_to_exitcode(status)
     expected = {0, 6} if fault == "fill" else {-signal.SIGKILL}
     if job is _download and counted < at:  # what comes over a network comes in more or fewer pieces
         expected.add(0)
+    if who == "worker":  # another one takes its place
+        expected = {0}
     assert code in expected, f"struck at operation {at}: exit {code}"
     found = _state(dest)
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if fault == "fill":
-        if job is not _download:
+        if job is not _download and name not in PREPROCESSING:  # those go on where they ended
             _nothing_left(out, dest, at)
         filler.unlink(missing_ok=True)
     status, _ = _forked(job, out, dest, None, 0)
@@ -215,6 +241,10 @@ def _trial(job: Callable[[Path], object], out: Path, dest: Path, at: int, fault:
     assert _state(dest) == new, f"struck at {at}: the second run gave something else"
     _nothing_left(out, dest, at)
     return "new" if found == new else "old"
+
+
+def _who(name: str) -> str:
+    return name.rpartition("-")[2] if name in {"preprocess-parent", "preprocess-worker"} else ""
 
 
 def _nothing_left(out: Path, dest: Path, at: int) -> None:
@@ -244,7 +274,7 @@ def main() -> None:
 
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
-    if options.job not in {"download", "preprocess-workers"}:  # which start threads and processes
+    if options.job not in {"download", "preprocess-parent", "preprocess-worker"}:  # which start threads and processes
         job(_destination(_made(options.work / "warm"), options.job))  # what it imports, no child has to
     new, operations = _reference(options, job)
     seen = {"old": 0, "new": 0}
@@ -254,7 +284,7 @@ def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
         out.mkdir()
         dest = _destination(out, options.job)
         old = _put_older(options, dest) if options.over else None
-        seen[_trial(job, out, dest, at, options.fault, old, new)] += 1
+        seen[_trial(options.job, job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
     return {"operations": operations, **seen}
 
@@ -282,7 +312,7 @@ def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tu
     out.mkdir()
     if options.over:
         _put_older(options, dest)
-    status, operations = _forked(job, out, dest, None, 0)
+    status, operations = _forked(job, out, dest, None, 0, _who(options.job))
     digest = _state(dest)
     assert status == 0, status
     assert digest, "nothing was published"

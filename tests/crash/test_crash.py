@@ -9,7 +9,8 @@ import pytest
 import rbtool
 
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "download", "preprocess", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
+JOBS = ("convert", "download", "preprocess", "preprocess-fewer",
+        *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 # A full disk meets a writer of each kind every day; the others write through one of these.
 EVERY_DAY = {"convert", "download", "preprocess", "save-flat", "save-h5", "load-nested", "dump-nested", "dump-h5"}
@@ -34,10 +35,17 @@ def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str, 
     assert counts["new"] >= 1
 
 
-@pytest.mark.slow
-def test_killed_with_workers_at_work(strike: Strike, work: Path) -> None:
-    counts = strike(work, "preprocess-workers", "--strikes", "40", "--over")
+@pytest.mark.parametrize("strikes", [("--strikes", "6"), pytest.param((), marks=pytest.mark.slow)])
+def test_killed_with_workers_at_work(strike: Strike, work: Path, strikes: tuple[str, ...]) -> None:
+    counts = strike(work, "preprocess-parent", *strikes, "--over")
     assert counts["old"] >= 3
+
+
+@pytest.mark.parametrize("strikes", [("--strikes", "6"), pytest.param((), marks=pytest.mark.slow)])
+def test_a_killed_worker_is_replaced(strike: Strike, work: Path, strikes: tuple[str, ...]) -> None:
+    counts = strike(work, "preprocess-worker", *strikes, "--over")
+    assert counts["old"] == 0
+    assert counts["new"] >= 3
 
 
 @pytest.mark.parametrize("job", FILLING)

@@ -1,56 +1,92 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rbtool.core.dataset import Manifest, Request
+from rbtool.core.checkpoint import open_steps
+from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, Request
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess import Plan
-from rbtool.core.ted import Field
+from rbtool.core.preprocess import Plan, Taking
+from rbtool.core.preprocess.plan import in_turn
+from rbtool.core.ted import EndReason, Field
 
 
-def manifest(steps: int, row_bytes: int = 64) -> Manifest:
+def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, steps: int | None = None) -> Taking:
     field = Field(("x",), "uint8", (row_bytes,), "observation")
-    return Manifest("dataset", "ted", Request("t", "t", "t"), steps, 1, (field,), (), "", "test")
+    episodes = [EpisodeRow(n, length, 0.0, False, True, EndReason.TRUNCATED) for n, length in enumerate(lengths)]
+    with DatasetBuilder(folder, [field]) as builder:
+        builder.append({("x",): np.zeros((sum(lengths), row_bytes), np.uint8)})
+        builder.finish(episodes, Origin(Request("t", "t", "t")))
+    return Taking(open_steps(folder), rows, steps)
 
 
 @pytest.mark.parametrize(
     ("row_bytes", "size"), [(64, 65536), (1 << 10, 16384), (1 << 20, 16), (1 << 25, 1), (0, 65536)]
 )
-def test_the_chunk_size_depends_on_the_row_alone(row_bytes: int, size: int) -> None:
-    sizes = {Plan.of(manifest(10**6, row_bytes), workers, None, None).chunk_size for workers in (None, 0, 1, 7)}
-    assert sizes == {size}
+def test_the_chunk_size_depends_on_the_row_alone(tmp_path: Path, row_bytes: int, size: int) -> None:
+    few = taking(tmp_path / "few", [2], row_bytes)
+    assert {Plan.of(few, None, workers, whole_episodes=False).chunk_size for workers in (None, 0, 1, 7)} == {size}
 
 
 @pytest.mark.parametrize(("cores", "chunks", "workers"), [(1, 100, 0), (4, 100, 4), (4, 3, 3), (4, 1, 0)])
 def test_a_worker_a_core_but_no_more_than_chunks(
-    monkeypatch: pytest.MonkeyPatch, cores: int, chunks: int, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, chunks: int, workers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    assert Plan.of(manifest(chunks * 10), None, 10, None).workers == workers
+    assert Plan.of(taking(tmp_path / "few", [chunks * 10]), 10, None, whole_episodes=False).workers == workers
 
 
-def test_workers_asked_for_are_given_as_far_as_there_are_chunks() -> None:
-    assert [Plan.of(manifest(30), workers, 10, None).workers for workers in (0, 1, 3, 9)] == [0, 1, 3, 3]
+def test_workers_asked_for_are_given_as_far_as_there_are_chunks(tmp_path: Path) -> None:
+    few = taking(tmp_path / "few", [30])
+    assert [Plan.of(few, 10, workers, whole_episodes=False).workers for workers in (0, 1, 3, 9)] == [0, 1, 3, 3]
 
 
-def test_chunks_cover_the_steps_once() -> None:
-    assert Plan.of(manifest(25), 0, 10, None).chunks() == [(0, 10), (10, 20), (20, 25)]
-    assert Plan.of(manifest(25), 0, 10, 20).chunks() == [(0, 10), (10, 20)]
+def spans(plan: Plan) -> list[tuple[int, int]]:
+    tasks = plan.tasks()
+    assert [task.index for task in tasks] == list(range(len(tasks)))
+    return [(task.start, task.stop) for task in tasks]
+
+
+def test_tasks_cover_the_steps_once(tmp_path: Path) -> None:
+    few = taking(tmp_path / "few", [25])
+    assert spans(Plan.of(few, 10, 0, whole_episodes=False)) == [(0, 10), (10, 20), (20, 25)]
+    first = Taking(few.reader, None, 20)
+    assert spans(Plan.of(first, 10, 0, whole_episodes=False)) == [(0, 10), (10, 20)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "given", "message"),
-    [
-        (0, (None, None, None), "no steps: there is nothing"),
-        (25, (-1, None, None), "-1 workers asked for"),
-        (25, (None, 0, None), "chunks of 0 steps asked for"),
-        (25, (None, None, 26), r"26 steps asked for \(num_frames\), the dataset has 25"),
-        (25, (None, None, 0), "0 steps asked for"),
-        (25, (None, None, -5), "-5 steps asked for"),
-    ],
+    ("size", "expected"),
+    [(10, [(0, 8), (8, 20), (20, 30), (30, 31)]), (1, [(0, 3), (3, 8), (8, 20), (20, 29), (29, 30), (30, 31)])],
 )
-def test_what_cannot_be(steps: int, given: tuple, message: str) -> None:
+def test_tasks_of_whole_episodes(tmp_path: Path, size: int, expected: list) -> None:
+    few = taking(tmp_path / "few", [3, 5, 12, 9, 1, 1])
+    assert spans(Plan.of(few, size, 0, whole_episodes=True)) == expected
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_the_last_and_the_middle_task_come_early(tmp_path: Path, count: int) -> None:
+    tasks = Plan.of(taking(tmp_path / "few", [count]), 1, 0, whole_episodes=False).tasks()
+    turn = in_turn(tasks)
+    assert sorted(turn) == tasks
+    assert turn[0] == tasks[0]
+    if count > 3:
+        assert turn[1:3] == [tasks[-1], tasks[count // 2]]
+
+
+@pytest.mark.parametrize(
+    ("size", "workers", "message"),
+    [(None, -1, "-1 workers asked for"), (0, None, "chunks of 0 steps asked for")],
+)
+def test_what_cannot_be(tmp_path: Path, size: int | None, workers: int | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Plan.of(manifest(steps), *given)
+        Plan.of(taking(tmp_path / "few", [5]), size, workers, whole_episodes=False)
+
+
+def test_a_time_limit_needs_a_worker(tmp_path: Path) -> None:
+    few = taking(tmp_path / "few", [5])
+    assert Plan.of(few, None, None, whole_episodes=False, apart="a timeout").workers == 1
+    with pytest.raises(UsageError, match="a timeout needs worker processes"):
+        Plan.of(few, None, 0, whole_episodes=False, apart="a timeout")

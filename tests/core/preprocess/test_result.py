@@ -188,7 +188,7 @@ def test_what_the_result_says_of_itself(walks: Path, tmp_path: Path) -> None:
     assert made.provenance[:-1] == source.provenance
     assert (step.verb, step.arguments) == (
         "preprocess",
-        {"function": "prep.py:same", "chunk_size": 7, "num_frames": 9},
+        {"function": "prep.py:same", "unit": "step", "chunk_size": 7, "num_frames": 9, "seed": 0},
     )
     assert step.inputs["content_digest"] == source.content_digest
     assert step.inputs["prep.py"].startswith("xxh3-128:")
@@ -257,6 +257,7 @@ def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_pa
 
 def test_keys_the_function_leaves_out_are_named(walks: Path, tmp_path: Path) -> None:
     made = run(walks, lambda rows: rows.exclude("next"), tmp_path / "out")
-    [note] = [note for note in made.notes if "leaves out" in note]
-    assert "next.observation, next.reward, next.done, next.terminated, next.truncated" in note
-    assert not any("leaves out" in note for note in run(walks, scaled, tmp_path / "whole").notes)
+    dropped = {entry["key"]: entry["why"] for entry in made.dropped_keys}
+    assert sorted(dropped) == sorted(field.name for field in Manifest.load(walks).fields if field.key[0] == "next")
+    assert all("leaves it out" in why for why in dropped.values())
+    assert not run(walks, scaled, tmp_path / "whole").dropped_keys

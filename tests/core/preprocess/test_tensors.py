@@ -5,6 +5,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
+from rbtool.core.preprocess.block import Column
 from rbtool.core.preprocess.failures import ResultRefused
 from rbtool.core.preprocess.tensors import chunk_of, columns_of
 from rbtool.core.ted import DTYPES, Field
@@ -22,7 +23,7 @@ class Step:
 def test_every_element_type_goes_in_and_out_bit_for_bit(name: str) -> None:
     field = Field(("deep", "x"), name, (2,), "info")
     array = np.random.default_rng(0).integers(0, 2, (ROWS, 2 * field.numpy.itemsize), dtype=np.uint8).view(field.numpy)
-    chunk = chunk_of({field.key: array.copy()}, {field.key: field}, ROWS)
+    chunk = chunk_of({field.key: Column(name, array.copy())}, ROWS)
     assert (chunk.batch_size, str(chunk["deep", "x"].dtype)) == ((ROWS,), f"torch.{name}")
     ((key, (found, back)),) = columns_of(chunk, ROWS).items()
     assert (key, found, back.dtype) == (field.key, name, field.numpy)
@@ -72,7 +73,7 @@ def test_a_lazy_stack_is_taken() -> None:
         ([{"x": BASE}], "it returned list"),
         ({}, "it returned no tensors"),
         (TensorDict({"a": {}}, [ROWS]), "it returned no tensors"),
-        ({"x": BASE[:3]}, "it returned 3 rows of 'x' for 4 steps; .* so as many are expected"),
+        ({"x": BASE[:3]}, "it returned 3 rows of 'x' for 4 steps; as many are expected"),
         ({"x": torch.tensor(1.0)}, "it returned no rows of 'x' for 4 steps"),
         ({"x": {"y": "text"}}, "it returned str under 'x.y'; a tensor is expected"),
         (TensorDict({"x": NonTensorData("text")}, [ROWS]), "under 'x'; a tensor is expected"),

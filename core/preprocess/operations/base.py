@@ -1,0 +1,110 @@
+"""What an operation is: a line of a program, which becomes a step once the fields that reach it are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...dataset import EpisodeTable
+from ...ted import Field, Key
+from .fields import Fields
+from .lazy import Lazy, Sheet
+
+__all__ = ["Derivation", "EpisodeChoice", "FieldStep", "Operation", "RowOperation", "Step"]
+
+
+@dataclass(frozen=True)
+class Operation(ABC):
+    """One operation and its arguments. Two that are equal do the same, and `describe` says all there is to say."""
+
+    name: ClassVar[str]
+    """What options, pipeline files and manifests call it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON: its name, and its arguments where they are given."""
+        arguments = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        return {
+            "name": self.name,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()
+               if value is not None and value != ()},
+        }  # fmt: skip
+
+
+class EpisodeChoice(Operation):
+    """Chooses episodes before any row is read, by what the episode table says."""
+
+    @abstractmethod
+    def keeps(self, table: EpisodeTable) -> Any:
+        """Tell of each episode whether it takes part, bool `[episodes]`; UsageError where it asks for none there is."""
+
+
+class RowOperation(Operation):
+    """Does something to rows."""
+
+    whole_episodes: ClassVar[bool] = False
+    """Whether it has to see all rows of an episode at once."""
+
+    @abstractmethod
+    def bind(self, fields: Fields) -> Step:
+        """Work out what it does to these fields. MissingKeyError or UsageError for what makes no sense with them."""
+
+
+class Step(ABC):
+    """An operation that knows which fields reach it; `after` are those that leave it."""
+
+    def __init__(self, after: Fields) -> None:
+        self.after = after
+
+    @abstractmethod
+    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+        """Name the fields that have to reach it for these to leave it."""
+
+    @abstractmethod
+    def apply(self, sheet: Sheet, wanted: frozenset[Key]) -> None:
+        """Do it to some rows, of which the fields of `needs(wanted)` are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a field comes of others, row by row: `compute` gets them in the order of `inputs`."""
+
+    inputs: tuple[Key, ...]
+    compute: Callable[[Sequence[Lazy]], Lazy]
+
+
+class FieldStep(Step):
+    """A step in which rows stay rows, and some fields are derived from others."""
+
+    def __init__(self, after: Fields, derived: Mapping[Key, Derivation]) -> None:
+        super().__init__(after)
+        self._derived = derived
+
+    @classmethod
+    def changing(
+        cls,
+        before: Fields,
+        keys: Iterable[Key],
+        field: Callable[[Field], Field],
+        compute: Callable[[Field, Lazy], Lazy],
+    ) -> FieldStep:
+        """Change the values of some fields: `field` says what each becomes, `compute` does it."""
+        chosen = [before[key] for key in keys]
+        derived = {
+            old.key: Derivation((old.key,), lambda inputs, old=old: compute(old, inputs[0]))  # type: ignore[misc]
+            for old in chosen
+        }
+        return cls(before.replaced({old.key: field(old) for old in chosen}), derived)
+
+    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+        direct = {key for key in wanted if key not in self._derived}
+        return frozenset(direct.union(*(self._derived[key].inputs for key in wanted - direct)))
+
+    def apply(self, sheet: Sheet, wanted: frozenset[Key]) -> None:
+        found = {}
+        for key in wanted:
+            how = self._derived.get(key)
+            found[key] = sheet.columns[key] if how is None else how.compute([sheet.columns[i] for i in how.inputs])
+        sheet.columns = found

@@ -1,0 +1,127 @@
+"""Writes values into an array of another element type, and refuses what would be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dataset import Array
+from ...ted import as_numbers, is_floating, numpy_dtype
+from ..block import Column
+from ..failures import ResultRefused
+
+__all__ = ["cast_into", "is_bfloat16", "promoted"]
+
+_EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
+"""Whole numbers up to 2 to this power are all exact in the type."""
+
+
+def is_bfloat16(dtype: str) -> bool:
+    """Tell whether the bytes of this type are not numbers to NumPy."""
+    return dtype == "bfloat16"
+
+
+def promoted(dtypes: list[str]) -> str:
+    """Name the type that values of all these types are joined in: NumPy's, and float32 where bfloat16 meets others."""
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    return np.result_type(*("float32" if is_bfloat16(name) else numpy_dtype(name) for name in dtypes)).name
+
+
+def cast_into(out: Array, column: Column, dtype: str, name: str) -> None:
+    """Write the values of `column` into `out`, an array of the same shape that holds elements of type `dtype`.
+
+    Fractions are rounded to the nearest that the type has. Everything else has to stay what it is: ResultRefused for
+    a fraction, NaN or too large a number that is to become a whole one, a whole number that the type rounds, a finite
+    number that becomes infinite, an imaginary part, and a truth value that is neither 0 nor 1. `name` is the field.
+    """
+    if column.dtype == dtype:
+        _assign(out, column.values)
+        return
+    numbers = as_numbers(column.values, column.dtype)
+    if np.iscomplexobj(numbers) and not dtype.startswith("complex"):
+        _require(numbers.imag == 0, numbers, dtype, name)
+        numbers = numbers.real
+    if is_floating(dtype):
+        if numbers.dtype.kind in "iu":
+            _require_exact(numbers, dtype, name)
+        _round(out, numbers, dtype, name)
+    elif dtype == "bool":
+        _require((numbers == 0) | (numbers == 1), numbers, dtype, name)
+        _assign(out, numbers)
+    else:
+        _whole(out, numbers, dtype, name)
+
+
+def _assign(out: Array, values: Array) -> None:
+    if out.ndim == 2 and out.shape[1] <= 2:  # NumPy would go along the short rows
+        for place in range(out.shape[1]):
+            np.copyto(out[:, place], values[:, place], casting="unsafe")
+    else:
+        np.copyto(out, values, casting="unsafe")
+
+
+def _round(out: Array, numbers: Array, dtype: str, name: str) -> None:
+    try:
+        with np.errstate(over="raise", under="ignore", invalid="ignore"):
+            if is_bfloat16(dtype):
+                out[...] = _bits(numbers.astype(np.float32), name)
+            else:
+                _assign(out, numbers)
+    except FloatingPointError:
+        limit = np.finfo(numpy_dtype(dtype)).max if not is_bfloat16(dtype) else 3.39e38
+        worst = numbers.reshape(-1)[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), 0))]
+        raise ResultRefused(f"{worst} of {name!r} is too large for {dtype}, which ends at {limit:.3g}") from None
+
+
+def _bits(numbers: Array, name: str) -> Array:
+    """Round to the nearest bfloat16, ties to even, and return its bits."""
+    bits = numbers.view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint64(16)).astype(
+        np.uint16
+    )
+    nan = np.isnan(numbers)
+    rounded[nan] = 0x7FC0
+    if ((rounded & 0x7FFF) == 0x7F80).any() and not np.isinf(numbers[(rounded & 0x7FFF) == 0x7F80]).all():
+        raise FloatingPointError(name)
+    return rounded
+
+
+def _whole(out: Array, numbers: Array, dtype: str, name: str) -> None:
+    limits = np.iinfo(dtype)
+    if numbers.dtype.kind == "b" or not numbers.size:
+        _assign(out, numbers)
+        return
+    low, high = numbers.min(), numbers.max()
+    if numbers.dtype.kind in "iu":
+        if int(low) < limits.min or int(high) > limits.max:
+            worst = int(low) if int(low) < limits.min else int(high)
+            raise ResultRefused(
+                f"{worst} of {name!r} does not fit {dtype}, which goes from {limits.min} to {limits.max}"
+            )
+        _assign(out, numbers)
+        return
+    least, beyond = np.float64(limits.min), np.float64(limits.max + 1)
+    if not (low >= least and high < beyond):  # NaN is neither
+        _require((numbers >= least) & (numbers < beyond), numbers, dtype, name)
+    _assign(out, numbers)
+    _require(out == numbers, numbers, dtype, name)
+
+
+def _require_exact(numbers: Array, dtype: str, name: str) -> None:
+    """Refuse whole numbers beyond those that are all exact in a type of floats."""
+    limit = 2 ** _EXACT_BITS[dtype]
+    limits = np.iinfo(numbers.dtype)
+    if (-limits.min <= limit and limits.max <= limit) or not numbers.size:
+        return
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < -limit or high > limit:
+        worst = low if low < -limit else high
+        raise ResultRefused(f"{worst} of {name!r} need not be exact in {dtype}, whole numbers up to {limit} are")
+
+
+def _require(kept: Any, numbers: Array, dtype: str, name: str) -> None:
+    if not kept.all():
+        first = numbers.reshape(-1)[int(np.argmin(kept.reshape(-1)))]
+        raise ResultRefused(f"{first} of {name!r} is no {dtype}: it would not stay what it is")

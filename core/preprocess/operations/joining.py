@@ -1,0 +1,130 @@
+"""The operations that make one field of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...errors import UsageError
+from ...ted import EPISODE, NEXT, SINGLETONS, Field, Key, key_name
+from .base import Derivation, FieldStep, RowOperation, Step
+from .casting import promoted
+from .fields import KEPT, Fields, in_next, new_key
+from .lazy import Lazy
+
+__all__ = ["Cat", "Flatten"]
+
+OBSERVATION: Key = ("observation",)
+
+
+@dataclass(frozen=True)
+class Cat(RowOperation):
+    """Joins fields into one along their last dimension, in the order given, and likewise what `next` holds of them.
+
+    The parts go; a group stands for all in it, sorted by name. Types are promoted as NumPy does. Where `next` lacks
+    one of the parts, it keeps those it has and gets no joined field.
+    """
+
+    name: ClassVar[str] = "cat"
+    key: str
+    parts: tuple[str, ...]
+
+    def bind(self, fields: Fields) -> Step:
+        if not self.parts:
+            raise UsageError(f"cat was to make {self.key!r} of nothing, one part at least is expected")
+        out = new_key(self.key, self.name)
+        parts = list(dict.fromkeys(key for part in self.parts for key in sorted(self._part(fields, part))))
+        if len({key[0] == NEXT for key in parts} | {out[0] == NEXT}) > 1:
+            raise UsageError(
+                f"{self.key!r} was to be made of {', '.join(map(key_name, parts))}; what is known before the step and "
+                "what is known after it stay apart"
+            )
+        for key in parts:
+            if key in (EPISODE, *KEPT) or fields[key].role == "text":
+                raise UsageError(f"{key_name(key)!r} cannot become part of {self.key!r}: it is no number to learn from")
+        return _joining(fields, out, parts, lambda found: _cat_field(fields, out, found))
+
+    def _part(self, fields: Fields, name: str) -> list[Key]:
+        found = fields.twinned(name)
+        root = [key for key in found if key[0] != NEXT]
+        return root or found
+
+
+def _cat_field(fields: Fields, out: Key, parts: Sequence[Key]) -> Field:
+    """The field that parts make when they are joined."""
+    shapes = [fields[key].shape or (1,) for key in parts]
+    if len({shape[:-1] for shape in shapes}) > 1:
+        listed = ", ".join(f"{key_name(key)} {list(shape)}" for key, shape in zip(parts, shapes, strict=True))
+        raise UsageError(f"{key_name(out)!r} cannot be joined along the last dimension of {listed}")
+    roles = {fields[key].role for key in parts}
+    role = roles.pop() if len(roles) == 1 else "observation"
+    shape = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+    return Field(out, promoted([fields[key].dtype for key in parts]), shape, role)
+
+
+@dataclass(frozen=True)
+class Flatten(RowOperation):
+    """Makes one vector `observation` of all observations, sorted by name, row-major, and likewise under `next`.
+
+    Observations are the fields of that role which stand at the root and under `next`, or, where none does, those at
+    the root. The vector is float64 where one of them is, else float32, in which whole numbers that are not exact are
+    refused. Values stay what they are: the numbers of discrete spaces do not become one-hot.
+    """
+
+    name: ClassVar[str] = "flatten"
+
+    def bind(self, fields: Fields) -> Step:
+        root = sorted(
+            f.key for f in fields if f.role == "observation" and f.key[0] != NEXT and f.key not in fields.made
+        )
+        parts = [key for key in root if in_next(key) in fields and key not in SINGLETONS] or root
+        if not parts:
+            raise UsageError("flatten found no field with the role of an observation")
+        bad = [key for key in parts if "complex" in fields[key].dtype]
+        if bad:
+            raise UsageError(f"{key_name(bad[0])!r} is complex and cannot become part of a vector of floats")
+        if OBSERVATION in fields and OBSERVATION not in parts:
+            raise UsageError(
+                "flatten would write 'observation', which is there and stands at one side of the step only"
+            )
+        wide = any(fields[key].dtype == "float64" for key in parts)
+        dtype = "float64" if wide else "float32"
+
+        def flat(found: Sequence[Key]) -> Field:
+            out = OBSERVATION if found[0][0] != NEXT else in_next(OBSERVATION)
+            return Field(out, dtype, (sum(_width(fields[key]) for key in found),), "observation")
+
+        return _joining(fields, OBSERVATION, parts, flat, flatten=True)
+
+
+def _width(field: Field) -> int:
+    return field.row_bytes // field.numpy.itemsize
+
+
+def _joining(
+    fields: Fields, out: Key, parts: Sequence[Key], field: Callable[[Sequence[Key]], Field], *, flatten: bool = False
+) -> Step:
+    """Make the step that joins `parts`, and under `next` what belongs to them if all of it is there."""
+    sides = [(out, list(parts))]
+    after = [in_next(key) for key in parts]
+    if out[0] != NEXT and all(key in fields for key in after):
+        sides.append((in_next(out), after))
+    changes: dict[Key, Field | None] = {key: None for _, found in sides for key in found}
+    for key, found in sides:
+        if key in fields and key not in changes:
+            raise UsageError(f"cat would write {key_name(key)!r}, which is there already and no part of it")
+        made = field(found)
+        changes[key] = Field(key, made.dtype, made.shape, made.role)
+    derived = {key: Derivation(tuple(found), _joined(changes[key], flatten)) for key, found in sides}
+    return FieldStep(fields.replaced(changes).traced(dict(sides)), derived)
+
+
+def _joined(field: Field | None, flatten: bool) -> Callable[[Sequence[Lazy]], Lazy]:
+    assert field is not None
+
+    def compute(inputs: Sequence[Lazy]) -> Lazy:
+        lazies = [lazy.reshaped((lazy.width,)) for lazy in inputs] if flatten else inputs
+        return Lazy.joined(field.name, field.dtype, lazies)
+
+    return compute

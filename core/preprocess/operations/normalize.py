@@ -1,0 +1,229 @@
+"""The operation that brings values to a common scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from ...dataset import Array
+from ...errors import SchemaError, UsageError
+from ...stats import Moments, QuantileSketch
+from ...ted import NEXT, SINGLETONS, Field, Key, as_numbers, key_name
+from .base import Derivation, FieldStep, RowOperation
+from .fields import Fields, in_next, nearest
+from .lazy import Lazy, Sheet
+from .values import numbers_of
+
+__all__ = ["METHODS", "Constants", "Measured", "Normalize", "NormalizeStep"]
+
+METHODS = ("mean-std", "min-max", "quantile")
+_QUANTILES = (0.01, 0.99)
+_WIDEST = 1024
+"""Leaves of more numbers a row, like images, share one pair of constants, as `rbtool stats` describes them as one."""
+
+_BLOCK = 1 << 18
+"""Numbers that are computed with at a time: in float64, and several times over, they take room."""
+
+Measured: TypeAlias = dict[str, tuple[Moments, QuantileSketch | None]]
+"""What is known of the values of some fields, by name."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the values of one field were moved and divided by: `value * scale + loc` undoes it.
+
+    One number a dimension, row-major, or one for all. `constant` lists dimensions that are not divided, because they
+    never vary; their scale is 1. So many values were `nan` or `infinite` and did not count.
+    """
+
+    key: str
+    loc: tuple[float, ...]
+    scale: tuple[float, ...]
+    constant: tuple[int, ...] = ()
+    nan: int = 0
+    infinite: int = 0
+
+    def __post_init__(self) -> None:
+        good = len(self.loc) == len(self.scale) and all(map(math.isfinite, (*self.loc, *self.scale)))
+        if not good or not all(scale > 0 for scale in self.scale):
+            raise UsageError(
+                f"the constants of {self.key!r} have {len(self.loc)} numbers in loc and {len(self.scale)} in scale; as "
+                "many finite ones are expected, and scales above 0"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return them as JSON."""
+        found = {"key": self.key, "loc": list(self.loc), "scale": list(self.scale)}
+        counts = {"constant": list(self.constant), "nan": self.nan, "infinite": self.infinite}
+        return found | {name: value for name, value in counts.items() if value}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the result should know."""
+        found = []
+        if self.constant:
+            which = ", ".join(map(str, self.constant[:20])) + (", …" if len(self.constant) > 20 else "")
+            found.append(f"normalize: {self.key} never varies in dimension {which}, which is moved and not divided")
+        if self.nan or self.infinite:
+            found.append(
+                f"normalize: {self.nan:,} NaN and {self.infinite:,} infinite values of {self.key} did not count"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Normalize(RowOperation):
+    """Brings a field, or each of a group, to a common scale, and what `next` holds of it by the same constants.
+
+    `mean-std` gives each dimension mean 0 and deviation 1; `min-max` brings its least and greatest value, `quantile`
+    its 1st and 99th percentile (known up to 0.2 %) to -1 and 1. Dimensions that never vary are moved to 0 and not
+    divided. Constants are taken of the rows that reach the operation, every observation of an episode once: that
+    before each step, and that after the last. NaN and infinite values do not count. Rows of more than 1,024 numbers,
+    like images, share one pair of constants. The result is float32, and float64 where the field was.
+
+    `constants` are those of an earlier run, to bring other data to the same scale; then nothing is measured.
+    """
+
+    name: ClassVar[str] = "normalize"
+    key: str
+    method: str = METHODS[0]
+    constants: tuple[Constants, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(
+                f"{self.key!r} was to be normalized by {self.method!r}, one of {', '.join(METHODS)} is expected"
+                f"{nearest(self.method, METHODS)}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        found = super().describe()
+        return found | {"constants": [part.describe() for part in self.constants]} if self.constants else found
+
+    def bind(self, fields: Fields) -> NormalizeStep:
+        keys = fields.twinned(self.key)
+        for field in (fields[key] for key in keys):
+            if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in field.shape:
+                what = f"{field.role} of {field.dtype} {list(field.shape)}"
+                raise UsageError(f"{field.name!r} was to be normalized, but it is {what}")
+        groups: dict[Key, list[Key]] = {}
+        for key in keys:
+            root = key[1:] if key[0] == NEXT and key[1:] in keys and key[1:] not in SINGLETONS else key
+            groups.setdefault(root, []).append(key)
+        for root, group in groups.items():
+            shapes = {fields[key].shape for key in group}
+            if len(shapes) > 1:
+                raise UsageError(f"{key_name(root)!r} has another shape under next, so one scale does not fit both")
+        return NormalizeStep(fields, self, groups)
+
+    def informed(self, measured: Measured) -> Normalize:
+        """Return the operation that knows its constants; SchemaError where values are spread beyond float64."""
+        found = tuple(_constants(name, self.method, *states) for name, states in sorted(measured.items()))
+        return Normalize(self.key, self.method, found)
+
+
+def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch | None) -> Constants:
+    low, high = moments.min, moments.max
+    if sketch is not None:
+        low, high = sketch.quantiles(_QUANTILES, moments.min, moments.max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if method == METHODS[0]:
+            loc, scale = moments.mean, moments.std
+        else:
+            loc, scale = low + (high - low) / 2, (high - low) / 2
+    still = ~(scale > 0) & ~np.isnan(scale) | moments.constant
+    loc = np.where(moments.constant, np.where(moments.count > 0, moments.min, 0.0), loc)
+    scale = np.where(still, 1.0, scale)
+    if not (np.isfinite(loc) & np.isfinite(scale)).all():
+        raise SchemaError(f"the values of {name!r} are spread beyond what float64 can hold: cast or clip them first")
+    return Constants(
+        name, tuple(loc.tolist()), tuple(scale.tolist()), tuple(np.flatnonzero(still).tolist()),
+        int(moments.nan.sum()), int(moments.infinite.sum()),
+    )  # fmt: skip
+
+
+class NormalizeStep(FieldStep):
+    """A normalization of known fields: it measures, or, once it knows its constants, normalizes."""
+
+    def __init__(self, before: Fields, asked: Normalize, groups: Mapping[Key, Sequence[Key]]) -> None:
+        self._groups = groups
+        self._fields = {root: before[root] for root in groups}
+        self._quantiles = asked.method == METHODS[2]
+        self.measured = bool(asked.constants)
+        known = {part.key: part for part in asked.constants}
+        changes: dict[Key, Field | None] = {}
+        derived = {}
+        for root, group in groups.items():
+            part = known.get(key_name(root))
+            if self.measured and (part is None or len(part.loc) != self._width(root)):
+                count = "none" if part is None else len(part.loc)
+                raise UsageError(
+                    f"normalize has {count} constants for {key_name(root)!r}, {self._width(root)} are expected",
+                    hint="they were measured on other fields; leave them out to measure anew",
+                )
+            for key in group:
+                old = before[key]
+                dtype = "float64" if old.dtype == "float64" else "float32"
+                changes[key] = field = Field(key, dtype, old.shape, old.role)
+                derived[key] = Derivation((key,), _normalizing(field, part))
+        super().__init__(before.replaced(changes), derived)
+
+    def _width(self, root: Key) -> int:
+        width = math.prod(self._fields[root].shape)
+        return 1 if width > _WIDEST else width
+
+    @property
+    def looks_at(self) -> frozenset[Key]:
+        """The fields that `measure` needs."""
+        return frozenset(key for group in self._groups.values() for key in group)
+
+    def nothing(self) -> Measured:
+        """What is known before any row was measured."""
+        return {
+            key_name(root): (Moments(self._width(root)), QuantileSketch(self._width(root)) if self._quantiles else None)
+            for root in self._groups
+        }
+
+    def measure(self, sheet: Sheet) -> Measured:
+        """Take the statistics of some rows."""
+        pieces = sheet.pieces
+        last = (pieces.starts + pieces.rows - 1)[pieces.ends & (pieces.rows > 0)]
+        found = self.nothing()
+        for root, group in self._groups.items():
+            moments, sketch = found[key_name(root)]
+            width = self._width(root)
+            step = max(1, _BLOCK // width)
+            lazies = [sheet.columns[root], *(sheet.columns[in_next(root)].taken(last) for key in group if key != root)]
+            for lazy in lazies:
+                values = as_numbers(lazy.values, lazy.dtype).reshape(-1, width)
+                for start in range(0, len(values), step):
+                    moments.merge(Moments.of(values[start : start + step]))
+                    if sketch is not None:
+                        sketch.update(values[start : start + step])
+        return found
+
+
+def _normalizing(field: Field, constants: Constants | None) -> Any:
+    def compute(inputs: Sequence[Lazy]) -> Lazy:
+        assert constants is not None, "the rows are measured first"
+        numbers = as_numbers(inputs[0].values, inputs[0].dtype)
+        return numbers_of(field, field.dtype, _normalized(numbers, field, constants))
+
+    return compute
+
+
+def _normalized(numbers: Array, field: Field, constants: Constants) -> Array:
+    """Compute in float64 and round once; part by part, to keep what lies in between small."""
+    shape = field.shape if len(constants.loc) > 1 else ()
+    loc, scale = (np.array(part).reshape(shape) for part in (constants.loc, constants.scale))
+    out = np.empty(numbers.shape, field.numpy)
+    step = max(1, _BLOCK // max(1, math.prod(field.shape)))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values stay so
+        for start in range(0, len(numbers), step):
+            part = np.subtract(numbers[start : start + step], loc, dtype=np.float64)
+            out[start : start + step] = np.divide(part, scale, out=part)
+    return out

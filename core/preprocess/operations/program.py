@@ -1,0 +1,200 @@
+"""A program: operations in their order, and what they do to given fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...dataset import EpisodeTable
+from ...errors import MissingKeyError, UsageError
+from ...ted import NEXT, Field, Key, key_name
+from ..block import Block
+from .base import EpisodeChoice, Operation, RowOperation, Step
+from .choosing import Episodes, Filter
+from .fields import Fields
+from .images import Resize
+from .joining import Cat, Flatten
+from .keys import Exclude, Rename, Select
+from .lazy import Sheet
+from .n_step import NStep
+from .normalize import Measured, Normalize, NormalizeStep
+from .returns import McReturn, ReturnToGo
+from .rows import Where
+from .values import Cast, ClipReward
+
+__all__ = ["OPERATIONS", "BoundProgram", "Program"]
+
+OPERATIONS: dict[str, type[Operation]] = {
+    kind.name: kind
+    for kind in (
+        Episodes, Filter, Where, Rename, Cast, Cat, Flatten, Resize, NStep, ReturnToGo, McReturn, ClipReward,
+        Normalize, Select, Exclude,
+    )
+}  # fmt: skip
+"""All operations by name, in the order in which options come."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations, one after the other. Those that choose episodes come first, for they read the table of the source.
+
+    UsageError for another order, and for operations that would have to be measured in more than one pass.
+    """
+
+    operations: tuple[Operation, ...]
+
+    def __post_init__(self) -> None:
+        if not self.operations:
+            raise UsageError("no operation was asked for, one at least is expected")
+        for before, after in zip(self.operations, self.operations[1:], strict=False):
+            if isinstance(after, EpisodeChoice) and not isinstance(before, EpisodeChoice):
+                raise UsageError(
+                    f"{after.name} comes after {before.name}; it chooses by the episodes of the source and comes first"
+                )
+        unmeasured = [place for place, operation in enumerate(self.operations) if _is_unmeasured(operation)]
+        between = self.operations[unmeasured[0] : unmeasured[-1]] if unmeasured else ()
+        if other := [operation.name for operation in between if not isinstance(operation, Normalize)]:
+            raise UsageError(
+                f"normalize comes before and after {other[0]}, but one pass measures the rows that reach the first: "
+                "let all normalize follow one another"
+            )
+
+    @property
+    def choices(self) -> tuple[EpisodeChoice, ...]:
+        """Those that choose episodes."""
+        return tuple(operation for operation in self.operations if isinstance(operation, EpisodeChoice))
+
+    @property
+    def on_rows(self) -> tuple[RowOperation, ...]:
+        """Those that work on rows."""
+        return tuple(operation for operation in self.operations if isinstance(operation, RowOperation))
+
+    @property
+    def unmeasured(self) -> tuple[Normalize, ...]:
+        """Those that need to know the rows that reach them."""
+        return tuple(o for o in self.operations if isinstance(o, Normalize) and _is_unmeasured(o))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return it as JSON."""
+        return [operation.describe() for operation in self.operations]
+
+    def chooses(self, table: EpisodeTable) -> Any:
+        """Return the rows of the episode table that take part, None for all; UsageError where none is left."""
+        if not self.choices:
+            return None
+        keep = np.ones(len(table), bool)
+        for choice in self.choices:
+            keep &= choice.keeps(table)
+        if not keep.any():
+            said = " and ".join(str(list(choice.describe().values())[-1]) for choice in self.choices)
+            raise UsageError(f"none of {len(table):,} episodes is left by {said}")
+        return np.flatnonzero(keep)
+
+    def informed(self, measured: Sequence[Measured]) -> Program:
+        """Return the program that knows the constants of its normalizations."""
+        states = iter(measured)
+        found = tuple(
+            operation.informed(next(states)) if isinstance(operation, Normalize) and _is_unmeasured(operation)
+            else operation
+            for operation in self.operations
+        )  # fmt: skip
+        return replace(self, operations=found)
+
+
+def _is_unmeasured(operation: Operation) -> bool:
+    return isinstance(operation, Normalize) and not operation.constants
+
+
+class BoundProgram:
+    """What a program does to rows of given fields.
+
+    Binding it raises MissingKeyError or UsageError for whatever makes no sense with them, before a row is read.
+    """
+
+    def __init__(self, program: Program, fields: Iterable[Field]) -> None:
+        self.source = Fields.of(fields)
+        self._steps: list[Step] = []
+        self._seen: set[Key] = set()
+        after = self.source
+        for place, operation in enumerate(program.on_rows):
+            step = _bound(operation, after, program.on_rows[place + 1 :])
+            if isinstance(step, NormalizeStep) and not step.measured:
+                self._refuse_twice(step)
+            self._steps.append(step)
+            after = step.after
+        self.after = after
+        if not after.by_key:
+            raise UsageError("no field is left, one at least is expected")
+        self._wanted = _backwards(self._steps, frozenset(after.by_key))
+        self._measuring = [step for step in self._steps if isinstance(step, NormalizeStep) and not step.measured]
+        self._first = self._steps.index(self._measuring[0]) if self._measuring else 0
+        looked_at = frozenset(key for step in self._measuring for key in step.looks_at)
+        self._wanted_to_measure = _backwards(self._steps[: self._first], looked_at)
+
+    def _refuse_twice(self, step: NormalizeStep) -> None:
+        if twice := self._seen & step.looks_at:
+            first = min(twice, key=lambda key: (key[0] == NEXT, key))
+            raise UsageError(f"normalize is asked for twice for {key_name(first)!r}")
+        self._seen |= step.looks_at
+
+    @property
+    def reads(self) -> frozenset[Key]:
+        """The fields of the source that the rows have to have: what is measured if that is still to be done."""
+        return self._wanted_to_measure[0] if self._measuring else self._wanted[0]
+
+    def run(self, block: Block) -> Block:
+        """Take rows through all steps."""
+        sheet = self._sheet(block, self._wanted[0])
+        for step, wanted in zip(self._steps, self._wanted[1:], strict=True):
+            step.apply(sheet, wanted)
+        return sheet.block([key for key in self.after.by_key if key in sheet.columns])
+
+    def measure(self, block: Block) -> list[Measured]:
+        """Take rows to the normalizations that are not measured yet, and their statistics for each."""
+        sheet = self._sheet(block, self._wanted_to_measure[0])
+        for step, wanted in zip(self._steps[: self._first], self._wanted_to_measure[1:], strict=True):
+            step.apply(sheet, wanted)
+        return [step.measure(sheet) for step in self._measuring]
+
+    def merged(self, measured: Iterable[Sequence[Measured]]) -> list[Measured]:
+        """Put the statistics of all rows together, in order."""
+        totals = [step.nothing() for step in self._measuring]
+        for found in measured:
+            for total, part in zip(totals, found, strict=True):
+                for name, (moments, sketch) in part.items():
+                    total[name][0].merge(moments)
+                    known = total[name][1]
+                    if known is not None and sketch is not None:
+                        known.merge(sketch)
+        return totals
+
+    def _sheet(self, block: Block, wanted: frozenset[Key]) -> Sheet:
+        return Sheet.of(block, {key: self.source[key].name for key in wanted})
+
+
+def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation]) -> Step:
+    try:
+        return operation.bind(fields)
+    except MissingKeyError:
+        maker = next((made for made in later if _makes(made) in asdict(operation).values()), None)
+        if maker is None:
+            raise
+        raise MissingKeyError(
+            f"{operation.name} names {_makes(maker)!r}, which {maker.name} makes only after it",
+            hint="write the order that is meant into a file: --show-pipeline begins one, --pipeline does it",
+        ) from None
+
+
+def _makes(operation: RowOperation) -> str:
+    return operation.to if isinstance(operation, Rename) else operation.key if isinstance(operation, Cat) else "\0"
+
+
+def _backwards(steps: Sequence[Step], wanted: frozenset[Key]) -> list[frozenset[Key]]:
+    """Say what has to be there before each step and after the last, for these fields to come out."""
+    found = [wanted]
+    for step in reversed(steps):
+        found.append(step.needs(found[-1]))
+    return found[::-1]

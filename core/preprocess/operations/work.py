@@ -1,0 +1,98 @@
+"""The work that a program is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...dataset import EpisodeTable
+from ...ted import Field, Key
+from ..block import Block
+from ..work import Context, Started, Work
+from .normalize import Normalize
+from .program import BoundProgram, Program
+
+__all__ = ["ProgramWork"]
+
+
+class ProgramWork(Work):
+    """Does what a program says. Its result is the same however the rows are cut into blocks.
+
+    While it `needs_measuring`, `reads` names what `measure` looks at; the work that `informed` returns reads what
+    `apply` needs.
+    """
+
+    unit = "step"
+
+    def __init__(self, program: Program, fields: Iterable[Field], asked: Program | None = None) -> None:
+        self.program = program
+        self._asked = program if asked is None else asked
+        self._fields = tuple(fields)
+        self._bound = BoundProgram(program, self._fields)
+        self.whole_episodes = any(operation.whole_episodes for operation in program.on_rows)
+        self.needs_measuring = bool(program.unmeasured)
+
+    @classmethod
+    def of(cls, program: Program, fields: Iterable[Field]) -> ProgramWork:
+        """Check a program against the fields of a dataset; MissingKeyError or UsageError for what makes no sense."""
+        return cls(program, fields)
+
+    def __getstate__(self) -> tuple[Program, tuple[Field, ...], Program]:
+        return self.program, self._fields, self._asked  # what is bound holds functions that cannot be pickled
+
+    def __setstate__(self, state: tuple[Program, tuple[Field, ...], Program]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(dict.fromkeys(operation.name for operation in self.program.operations))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the result, roles included; known before a row is read."""
+        return tuple(self._bound.after)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result should know beside what was left out."""
+        known = (operation for operation in self.program.operations if isinstance(operation, Normalize))
+        return tuple(note for operation in known for constants in operation.constants for note in constants.notes)
+
+    def start(self, context: Context) -> Started:
+        return _StartedProgram(BoundProgram(self.program, context.fields))
+
+    def arguments(self) -> dict[str, Any]:
+        """The program as it was asked for, and beside it, once they are known, the constants that were measured."""
+        measured = [
+            [part.describe() for part in known.constants]
+            for asked, known in zip(self._asked.operations, self.program.operations, strict=True)
+            if isinstance(known, Normalize) and known != asked
+        ]
+        return {"operations": self._asked.describe(), **({"constants": measured} if measured else {})}
+
+    def is_described(self) -> bool:
+        return True
+
+    def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
+        return BoundProgram(self.program, fields).reads
+
+    def chooses(self, episodes: EpisodeTable) -> Any:
+        return self.program.chooses(episodes)
+
+    def informed(self, measured: Iterable[Any]) -> Work:
+        return ProgramWork(self.program.informed(self._bound.merged(measured)), self._fields, self._asked)
+
+    def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
+        """Name the fields whose values are gone; those that were renamed or joined are not."""
+        return self._bound.after.lost(fields)
+
+
+class _StartedProgram(Started):
+    def __init__(self, bound: BoundProgram) -> None:
+        self._bound = bound
+
+    def apply(self, block: Block) -> Block:
+        return self._bound.run(block)
+
+    def measure(self, block: Block) -> Any:
+        return self._bound.measure(block)

@@ -1,0 +1,96 @@
+"""Where things lie in the folder in which a result is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..dataset import HIDDEN, Array, fs
+from ..ted import Field, Key
+
+__all__ = ["PartFile", "journal_path", "part_path", "placed_folder", "take_back", "work_folder", "write_part"]
+
+
+def work_folder(folder: Path) -> Path:
+    """What is not part of the result."""
+    return folder / HIDDEN / "work"
+
+
+def placed_folder(folder: Path) -> Path:
+    """The leaf files in which tasks that return as many rows as they take have their own place."""
+    return work_folder(folder) / "placed"
+
+
+def part_path(folder: Path, index: int) -> Path:
+    """The rows of a task that returned more or fewer."""
+    return work_folder(folder) / "parts" / f"{index}.rows"
+
+
+def journal_path(folder: Path) -> Path:
+    """What is finished."""
+    return work_folder(folder) / "journal.jsonl"
+
+
+def take_back(folder: Path) -> None:
+    """Bring a folder whose result was just being completed back to where only tasks have written into it."""
+    placed = placed_folder(folder)
+    for entry in sorted((folder / HIDDEN).iterdir()):
+        if entry != work_folder(folder):
+            fs.remove(entry)
+    for entry in sorted(folder.iterdir()):
+        if entry.name == HIDDEN:
+            continue
+        if (placed / entry.name).exists():
+            fs.remove(entry)
+        else:
+            fs.rename(entry, placed / entry.name)
+    for meta in sorted(placed.rglob("meta.json")):
+        fs.remove(meta)
+
+
+def write_part(path: Path, arrays: Sequence[Array]) -> None:
+    """Write the rows of all leaves, one leaf after the other; what an interrupted run left there goes."""
+    fs.remove(path)
+    descriptor = fs.create(path)
+    try:
+        parts = [_bytes_of(array) for array in arrays if array.size]
+        for first in range(0, len(parts), 1000):
+            fs.write_parts(descriptor, parts[first : first + 1000], path)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+class PartFile:
+    """What `write_part` wrote: `rows` rows of each of the `fields`."""
+
+    def __init__(self, path: Path, fields: Sequence[Field], rows: int) -> None:
+        self._path = path
+        self._fields = {field.key: field for field in fields}
+        sizes = np.array([rows * field.row_bytes for field in fields], np.int64)
+        self._start = dict(zip(self._fields, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of one leaf."""
+        field = self._fields[key]
+        shape = (stop - start, *field.shape)
+        if not field.row_bytes or start == stop:
+            return np.empty(shape, field.numpy)
+        count = (stop - start) * (field.row_bytes // field.numpy.itemsize)
+        offset = self._start[key] + start * field.row_bytes
+        return np.fromfile(self._path, field.numpy, count, offset=offset).reshape(shape)
+
+    def write(self, key: Key, start: int, array: Array) -> None:
+        """Write rows of one leaf over what is there."""
+        descriptor = fs.open_to_change(self._path)
+        try:
+            offset = self._start[key] + start * self._fields[key].row_bytes
+            fs.pwrite(descriptor, _bytes_of(array), offset, self._path)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,78 @@
+"""What an earlier run of the same work left behind, to be gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from ..dataset import PositionedTree
+from ..dataset.digest import Hasher
+from ..errors import RbtoolError, UsageError
+from ..ted import Field
+from .job import Finished, Task
+from .journal import read_journal
+from .places import PartFile, journal_path, part_path, placed_folder, take_back
+
+__all__ = ["Unfinished", "same_run"]
+
+
+class Unfinished(NamedTuple):
+    """The fields of the result and the tasks that are finished."""
+
+    fields: tuple[Field, ...]
+    finished: Mapping[int, Finished]
+
+    @classmethod
+    def at(cls, folder: Path) -> Self | None:
+        """Read what is there and make it ready to be gone on with; None where nothing can be used."""
+        found = read_journal(journal_path(folder))
+        if found is None:
+            return None
+        _, fields, finished = found
+        take_back(folder)
+        return cls(fields, finished)
+
+    def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
+        """The finished tasks whose rows are on the disk as they were written, byte for byte.
+
+        What a crash of the machine, or a hand, has changed since counts as not done.
+        """
+        found = {}
+        with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:
+            for index, finished in self.finished.items():
+                task = tasks[index]
+                try:
+                    part = PartFile(part_path(folder, index), self.fields, finished.rows)
+                    rows: Any = tree if finished.placed else part
+                    start = task.start if finished.placed else 0
+                    if self._digest(rows, start, finished.rows) == finished.digest:
+                        found[index] = finished
+                except (OSError, ValueError, RbtoolError):
+                    continue
+        return found
+
+    def _digest(self, rows: Any, start: int, count: int) -> str:
+        hasher = Hasher()
+        for field in self.fields:
+            array = rows.read(field.key, start, start + count)
+            if array.size:
+                hasher.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        return hasher.digest
+
+
+def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Tell whether an unfinished run of this identity lies in a folder; UsageError if another one does."""
+    found = read_journal(journal_path(folder))
+    if found is None:
+        return False
+    there = found[0]
+    different = [name for name in identity if there.get(name) != identity[name]]
+    if different:
+        raise UsageError(
+            f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
+            hint="leave --resume out to start over",
+        )
+    return True

@@ -1,0 +1,121 @@
+"""Which steps of a dataset a job takes, numbered from 0, and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..dataset import Array, EpisodeTable, StepReader, running_return
+from ..ted import (
+    NEXT_DONE,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    EndReason,
+    Field,
+    Key,
+    as_numbers,
+)
+from .block import Block, Column, Pieces
+
+__all__ = ["Taking", "reward_field"]
+
+
+class Taking:
+    """Some episodes of a dataset, one after the other, and of their steps the first `steps`.
+
+    `rows` are their rows in the dataset's episode table; None stands for all. An episode that is cut at the last step
+    ends there as a recording that stops: truncated.
+    """
+
+    def __init__(self, reader: StepReader, rows: Any = None, steps: int | None = None) -> None:
+        self.reader = reader
+        self._all = rows is None
+        chosen = np.arange(len(reader.episodes)) if rows is None else np.asarray(rows, np.int64)
+        length = reader.episodes.length[chosen]
+        before = np.cumsum(length) - length
+        there = int(length.sum())
+        self.steps = there if steps is None else min(steps, there)
+        taken = before < self.steps
+        self.rows = chosen[taken]
+        self._before = before[taken]
+        self._source_start = reader.episodes.start[self.rows]
+        self.cut = self.steps < there and bool(len(self.rows)) and self.steps < int((before + length)[taken][-1])
+
+    @cached_property
+    def table(self) -> EpisodeTable:
+        """The episode table of what is taken; `start` counts from the first step taken."""
+        columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
+        columns["start"] = self._before
+        columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
+        if self.cut:
+            self._cut_last(columns)
+        return EpisodeTable.from_columns(columns)
+
+    def _cut_last(self, columns: dict[str, Array]) -> None:
+        reader, length = self.reader, self.steps - int(columns["start"][-1])
+        start = int(self._source_start[-1])
+        columns["length"][-1] = length
+        columns["truncated"][-1], columns["end_reason"][-1] = True, EndReason.END_OF_FILE
+        fields = {field.key: field for field in reader.fields}
+        if NEXT_TERMINATED in fields:
+            columns["terminated"][-1] = reader.read(NEXT_TERMINATED, start + length - 1, start + length).any()
+        if (reward := reward_field(reader.fields)) is not None:
+            rewards = as_numbers(reader.read(reward.key, start, start + length), reward.dtype)
+            columns["return"][-1] = running_return(0.0, rewards)
+
+    def block(self, fields: dict[Key, Field], start: int, stop: int) -> Block:
+        """Read the steps `[start, stop)` of these leaves, fresh arrays."""
+        columns = {key: Column(field.dtype, self.read(key, start, stop)) for key, field in fields.items()}
+        if self.cut and stop == self.steps:
+            for key in (NEXT_TRUNCATED, NEXT_DONE):
+                if key in columns:
+                    columns[key].values[-1] = True
+        return Block(columns, self.pieces(start, stop), start)
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read the steps `[start, stop)` of one leaf, as the dataset has them."""
+        parts = [self.reader.read(key, first, last) for first, last in self._spans(start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where these steps lie in the dataset: ranges as long as can be, at least one."""
+        if self._all or start == stop:
+            yield start, stop
+            return
+        first, last = np.searchsorted(self._before, [start, stop - 1], "right").tolist()
+        shift = (self._source_start - self._before)[first - 1 : last]  # from numbers here to numbers there
+        edges = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(shift)]
+        bounds = [start, *self._before[first - 1 : last][edges[1:-1]].tolist(), stop]
+        for edge, begin, end in zip(edges, bounds, bounds[1:], strict=False):
+            yield begin + int(shift[edge]), end + int(shift[edge])
+
+    def pieces(self, start: int, stop: int) -> Pieces:
+        """The runs of the episodes, by row of `table`, that lie in the steps `[start, stop)`."""
+        starts = self._before
+        first, last = np.searchsorted(starts, [start, max(start, stop - 1)], "right").tolist()
+        which = np.arange(first - 1, last)
+        ends = np.append(starts[1:], self.steps)[first - 1 : last]
+        begin = np.maximum(starts[first - 1 : last], start)
+        return Pieces.of(which, np.minimum(ends, stop) - begin, starts[first - 1 : last] >= start, ends <= stop)
+
+    def task_starts(self, size: int) -> Array:
+        """Where tasks of whole episodes start: each has as many as fit into `size` steps, but one at least."""
+        starts, ends = self._before.tolist(), [*self._before[1:].tolist(), self.steps]
+        found, begin = [0], 0
+        for start, end in zip(starts, ends, strict=True):
+            if end - begin > size and start > begin:
+                begin = start
+                found.append(start)
+        return np.array(found, np.int64)
+
+
+def reward_field(fields: tuple[Field, ...]) -> Field | None:
+    """The reward, where it is one real number a step."""
+    for field in fields:
+        if field.key == NEXT_REWARD and field.shape in ((), (1,)) and "complex" not in field.dtype:
+            return field
+    return None

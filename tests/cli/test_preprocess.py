@@ -1,0 +1,73 @@
+"""`rbtool preprocess` without Python: operations as options, as a file, and again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+ALL = (
+    "--select observation --exclude episode --rename action=act --cat o=observation,act --cast observation=float64 "
+    "--normalize observation:quantile --flatten --n-step 3 --gamma 0.9 --return-to-go --mc-return --clip-reward=-1:1 "
+    "--resize image=8x8 --filter 'length > 50' --where 'not truncated' --episodes 0:9"
+)
+
+
+def test_the_pipeline_is_shown_and_no_dataset_is_needed(shell, tmp_path):
+    done = shell(f"rbtool preprocess ./nowhere {ALL} --show-pipeline", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [table["name"] for table in tomllib.loads(done.stdout)["operation"]]
+    assert names == [
+        "episodes", "filter", "where", "rename", "cast", "cat", "flatten", "resize", "n-step", "return-to-go",
+        "mc-return", "clip-reward", "normalize", "select", "exclude",
+    ]  # fmt: skip
+    as_json = json.loads(shell(f"rbtool preprocess ./nowhere {ALL} --show-pipeline --json", tmp_path).stdout)
+    assert [operation["name"] for operation in as_json["operations"]] == names
+    assert as_json["text"] == done.stdout
+    (tmp_path / "prep.toml").write_text(done.stdout)
+    again = shell("rbtool preprocess ./nowhere --pipeline prep.toml --show-pipeline", tmp_path)
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.slow
+def test_operations_file_and_replay_make_the_same(shell, folder):
+    words = "--where 'observation[0] < 0.5' --n-step 2 --gamma 0.9 --normalize observation"
+    lines = [
+        f"rbtool preprocess ./cartpole {words} --dest ./a --num-workers 0 --json",
+        f"rbtool preprocess ./cartpole {words} --show-pipeline > p.toml",
+        "rbtool preprocess ./cartpole --pipeline p.toml --dest ./b --json",
+        "rbtool preprocess ./cartpole --replay ./a --dest ./c --chunk-size 100 --json",
+    ]
+    found = [shell(line, folder) for line in lines]
+    assert [done.returncode for done in found] == [0] * 4, [done.stderr for done in found]
+    assert len({json.loads(done.stdout)["content_digest"] for done in found if done.stdout}) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--fn prep.py:normalise --select action --dest x", 2, "a function and operations"),
+        ("--fn prep.py:normalise --show-pipeline", 2, "only operations make a pipeline"),
+        ("--dest x", 2, "--fn FILE.py:NAME, operations like --select"),
+        ("--select acton --dest x", 1, "did you mean 'action'?"),
+        ("--filter 'lenght > 3' --dest x", 2, "did you mean 'length'?"),
+        ("--cast observation=uint8 --dest x", 1, "of 'observation' is no uint8"),
+        ("--replay ./nowhere --dest x", 4, "there is no nowhere"),
+        ("--select action --dest ./cartpole/in", 2, "lie one in the other"),
+        ("--select action --unit row --dest x", 2, "unit"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(shell, words, code, said, template):
+    done = shell(f"rbtool preprocess ./cartpole {words}")
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert not (template / "x").exists()
+
+
+def test_what_was_left_out_and_what_never_varies_is_told(shell, folder):
+    done = shell("rbtool preprocess ./cartpole --select observation --dest ./few", folder)
+    assert (done.returncode, done.stdout) == (0, "./few\n")
+    assert "left out: action (not selected)" in done.stderr

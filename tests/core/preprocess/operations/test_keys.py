@@ -1,0 +1,108 @@
+"""Rename, select, exclude: which fields are there, and what becomes of what belongs to them under next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rbtool.core.errors import MissingKeyError, UsageError
+
+ROOT = {"action", "episode", "observation.position", "observation.count"}
+ENDS = {"next.reward", "next.done", "next.terminated", "next.truncated"}
+OBSERVATIONS = {"observation.position", "observation.count", "next.observation.position", "next.observation.count"}
+
+
+@pytest.fixture(scope="module")
+def made(rows):
+    return rows([4, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("operations", "kept"),
+    [
+        ({"select": "action"}, {"action", "episode", *ENDS}),
+        ({"select": ["observation", "action"]}, {*ROOT, *OBSERVATIONS, *ENDS}),
+        ({"select": "observation.count"}, {"observation.count", "next.observation.count", "episode", *ENDS}),
+        ({"select": "next.observation.count"}, {"next.observation.count", "episode", *ENDS}),
+        ({"exclude": "observation,episode"}, {"action", *ENDS}),
+        ({"exclude": "next.observation"}, {*ROOT, *ENDS}),
+        ({"exclude": "reward"}, {*ROOT, *OBSERVATIONS, *ENDS} - {"next.reward"}),
+        ({"select": "action", "return_to_go": True}, {"action", "episode", "return_to_go", *ENDS}),
+        ({"select": "action", "return_to_go": True, "exclude": "return_to_go"}, {"action", "episode", *ENDS}),
+    ],
+)
+def test_what_is_kept(operations, kept, made, do):
+    assert do(made, **operations).keys() == kept
+
+
+@pytest.mark.parametrize(
+    ("rename", "moved"),
+    [
+        ("action=act", {"action": "act"}),
+        ("observation=state", {name: name.replace("observation", "state") for name in OBSERVATIONS}),
+        ("observation.count=count", {"observation.count": "count", "next.observation.count": "next.count"}),
+        ("reward=score", {"next.reward": "next.score"}),
+        ("next.reward=next.info.reward", {"next.reward": "next.info.reward"}),
+    ],
+)
+def test_rename_moves_values_on_both_sides(rename, moved, made, do):
+    before, after = do(made, select="action,observation"), do(made, rename=rename)
+    assert after.keys() == {moved.get(name, name) for name in before}
+    for name, values in before.items():
+        assert np.array_equal(after[moved.get(name, name)], values)
+
+
+def test_the_length_of_a_text_goes_with_it(rows, work):
+    fields, block = rows([3], **{"info.said": np.zeros((3, 4), np.uint8), "info.said_length": np.zeros(3, np.int32)})
+    text = tuple(f if f.key != ("info", "said") else f.__class__(f.key, f.dtype, f.shape, "text") for f in fields)
+    renamed = work((text, block), rename="info.said=info.words")
+    assert {"info.words", "info.words_length"} <= {field.name for field in renamed.fields}
+    assert not {"info.said_length"} & {field.name for field in renamed.fields}
+    assert "info.said_length" not in {field.name for field in work((text, block), exclude="info.said").fields}
+    assert "info.said_length" in {field.name for field in work((text, block), select="info.said").fields}
+
+
+@pytest.mark.parametrize(
+    ("operations", "error", "words"),
+    [
+        ({"select": "acton"}, MissingKeyError, "no field 'acton' here; did you mean 'action'"),
+        ({"exclude": "observation.cuont"}, MissingKeyError, "did you mean 'observation.count'"),
+        ({"cast": "observaton=float32"}, MissingKeyError, "did you mean 'observation'"),
+        ({"rename": "done=finished"}, UsageError, "keeps its name"),
+        ({"rename": "action=episode"}, UsageError, "place is taken"),
+        ({"rename": "action=observation"}, UsageError, "a group too"),
+        ({"rename": "action=observation.count"}, UsageError, "there already"),
+        ({"rename": "action=next.action"}, UsageError, "stay apart"),
+        ({"rename": "action=a..b"}, UsageError, "no name for a field"),
+        ({"rename": "action=shape"}, UsageError, "tensordict keeps 'shape'"),
+        ({"rename": "next.observation=next.state"}, UsageError, "has to stay like it"),
+        ({"exclude": "done"}, UsageError, "say where episodes end"),
+        ({"exclude": "next"}, UsageError, "say where episodes end"),
+        ({"cast": "state=float32", "cat": "state=observation.position"}, MissingKeyError, "cat makes only after it"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_a_row_is_read(operations, error, words, made, work):
+    with pytest.raises(error, match=words):
+        work(made, **operations)
+
+
+def test_what_is_gone_is_named_with_why(made, work):
+    known = work(made, rename="action=act", cat="state=observation.position", select="state,act", exclude="episode")
+    assert known.left_out(made[0], known.fields) == {
+        "observation.count": "not selected", "next.observation.count": "not selected", "episode": "excluded",
+    }  # fmt: skip
+
+
+def test_only_what_is_needed_is_read(made, work):
+    known = work(made, select="action", exclude="reward", where="observation.count > 0")
+    assert {".".join(key) for key in known.reads(made[0])} == {
+        "action", "episode", "observation.count", "next.done", "next.terminated", "next.truncated",
+    }  # fmt: skip
+
+
+def test_fields_keep_their_roles(made, work):
+    known = work(made, rename="action=act", n_step=2, gamma=0.9, flatten=True)
+    roles = {field.name: field.role for field in known.fields}
+    assert (roles["act"], roles["observation"], roles["gamma"], roles["multi_step.done"]) == (
+        "action", "observation", "info", "info",
+    )  # fmt: skip

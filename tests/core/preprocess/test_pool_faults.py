@@ -1,0 +1,322 @@
+"""What becomes of tasks when the user's code kills, leaves, hangs, floods or forks the worker that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_work import TASKS, Acting, be_told, die, job_of, once, times_told
+
+from rbtool.core.errors import UsageError
+from rbtool.core.preprocess.crew import Limits
+from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerTrouble
+from rbtool.core.preprocess.job import Task
+from rbtool.core.preprocess.pool import WorkerPool
+from rbtool.core.testing.walks import write_walks
+
+LOST = {
+    "kill": "a worker process was killed by SIGKILL",
+    "exit": "a worker process ended with exit status 3",
+    "crash": "a worker process was killed by SIGSEGV",
+    "hang": "a worker process took longer than 0.3 s",
+}
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walks") / "walks"
+    write_walks(folder, [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5)
+    return folder
+
+
+@pytest.fixture
+def pool(walks: Path) -> Iterator[Callable[..., WorkerPool]]:
+    """Forked workers that act; a parametrised limit of 0.3 s is for `hang`."""
+    made: list[WorkerPool] = []
+
+    def start(act: Callable[[int], Any], workers: int = 2, limits: Limits | None = None, **more: Any) -> WorkerPool:
+        made.append(WorkerPool(job_of(walks, Acting(act, **more)), workers, limits or Limits(), "fork"))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def answers(pool: WorkerPool, tasks: list[Task] = TASKS) -> dict[int, Any]:
+    found = {task.index: answer for task, answer in pool.run("measure", tasks)}
+    assert len(found) == len(tasks)
+    return found
+
+
+def open_descriptors() -> set[int]:
+    found = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    return {descriptor for descriptor in found if Path(f"/proc/self/fd/{descriptor}").is_symlink()}
+
+
+def all_but(lost: int) -> dict[int, int]:
+    return {task.index: task.start for task in TASKS if task.index != lost}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_task_that_costs_its_worker_is_tried_by_another(
+    pool: Callable[..., WorkerPool], tmp_path: Path, how: str
+) -> None:
+    def act(first: int) -> int:
+        if first == 30 and once(tmp_path / "died"):
+            die(how)
+        return first
+
+    assert answers(pool(act, limits=Limits(timeout=0.3))) == {task.index: task.start for task in TASKS}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPool], tmp_path: Path, how: str) -> None:
+    tries = tmp_path / "tries"
+
+    def act(first: int) -> int:
+        with open(tries, "a") as file:
+            file.write(f"{first}\n")
+        if first == 30:
+            die(how)
+        return first
+
+    found = answers(pool(act, limits=Limits(timeout=0.3, retries=2)))
+    failed = found.pop(3)
+    assert found == all_but(3)
+    assert isinstance(failed, TaskFailed)
+    assert isinstance(failed.cause, WorkerTrouble)
+    assert (failed.task, failed.cause.text) == (TASKS[3], LOST[how])
+    assert Counter(tries.read_text().split()) == {str(task.start): 1 for task in TASKS} | {"30": 3}
+
+
+@pytest.mark.parametrize(("error", "tries"), [(FunctionFailed("it", "trace"), 3), (UsageError("never"), 1)])
+def test_errors_that_may_pass_are_tried_again(
+    pool: Callable[..., WorkerPool], tmp_path: Path, error: Exception, tries: int
+) -> None:
+    def act(first: int) -> int:
+        if first == 0:
+            with open(tmp_path / "tries", "a") as file:
+                file.write("x")
+            raise error
+        return first
+
+    found = answers(pool(act, limits=Limits(retries=2)))
+    assert str(found.pop(0).cause) == str(error)
+    assert found == all_but(0)
+    assert (tmp_path / "tries").read_text() == tries * "x"
+
+
+def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
+    found = answers(pool(lambda first: die("exit") if first == 90 else first, limits=Limits(retries=0)))
+    assert isinstance(found.pop(9), TaskFailed)
+    assert found == all_but(9)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
+def test_whatever_is_raised_is_an_answer_and_the_worker_goes_on(
+    pool: Callable[..., WorkerPool], error: BaseException
+) -> None:
+    def act(first: int) -> int:
+        if first == 50:
+            raise error
+        return os.getpid()
+
+    found = answers(pool(act, workers=1))
+    failed = found.pop(5).cause
+    assert type(error).__name__ in failed.text
+    assert "in act" in failed.trace
+    assert len(set(found.values())) == 1
+
+
+def test_an_answer_that_cannot_be_sent_is_told(pool: Callable[..., WorkerPool]) -> None:
+    found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
+    assert "cannot pickle" in found.pop(2).cause.text
+    assert found == all_but(2)
+
+
+def test_tasks_are_begun_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
+    tasks = TASKS[::-1]
+    assert [task for task, _ in pool(lambda first: first, workers=1).run("measure", tasks)] == tasks
+
+
+def test_the_member_that_is_called_is_dealt_the_first_task(pool: Callable[..., WorkerPool]) -> None:
+    crew = pool(lambda first: os.getpid(), workers=3)
+    called = crew.call("measure", TASKS[0])
+    assert answers(crew)[0] == called
+
+
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: Path, how: str) -> None:
+    def act(first: int) -> int:
+        if once(tmp_path / f"{first}-1") or (first == 10 and once(tmp_path / f"{first}-2")):
+            die(how)
+        return first
+
+    crew = pool(act, limits=Limits(timeout=0.3, retries=1))
+    assert crew.call("measure", TASKS[0]) == 0
+    with pytest.raises(WorkerTrouble) as caught:
+        crew.call("measure", TASKS[1])
+    assert caught.value.text == LOST[how]
+    assert crew.call("measure", TASKS[1]) == 10
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_those_who_replace_lost_members_are_told_the_same(pool: Callable[..., WorkerPool], at_work: bool) -> None:
+    crew = pool(lambda first: None, limits=Limits(retries=2))
+    crew.tell("become", Acting(times_told, be_told))
+    crew.tell("become", Acting(times_told, be_told))
+    seen = set()
+    for _, (pid, times) in crew.run("measure", TASKS):
+        assert times == 2
+        if at_work and len(seen) < 2 and pid not in seen:
+            os.kill(pid, signal.SIGKILL)
+        seen.add(pid)
+    if not at_work:
+        for pid in seen:
+            os.kill(pid, signal.SIGKILL)
+    again = list(answers(crew).values())
+    assert {times for _, times in again} == {2}
+    assert at_work or seen.isdisjoint(pid for pid, _ in again)
+
+
+def test_what_cannot_be_told_is_raised(pool: Callable[..., WorkerPool]) -> None:
+    with pytest.raises(WorkerTrouble, match="AttributeError") as caught:
+        pool(lambda first: first).tell("no such method")
+    assert "Traceback" in caught.value.trace
+
+
+def test_a_work_that_does_not_start_is_told_at_once(pool: Callable[..., WorkerPool]) -> None:
+    def refuse() -> None:
+        raise UsageError("not like this")
+
+    with pytest.raises(UsageError, match="not like this"):
+        pool(lambda first: first, begin=refuse).call("measure", TASKS[0])
+
+
+@pytest.mark.parametrize("begin", [lambda: os._exit(5), lambda: die("kill")], ids=["exit", "kill"])
+def test_members_that_die_at_once_are_not_replaced_for_ever(
+    pool: Callable[..., WorkerPool], begin: Callable[[], None]
+) -> None:
+    with pytest.raises(WorkerTrouble, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
+        answers(pool(lambda first: first, begin=begin))
+
+
+def test_a_child_that_comes_back_from_the_function_is_silenced(pool: Callable[..., WorkerPool]) -> None:
+    def act(first: int) -> int:
+        os.fork()
+        return os.getpid()
+
+    found = answers(pool(act, workers=1))
+    assert len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("left_behind", ["forked", "spawned", "multiprocessing"])
+def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
+    pool: Callable[..., WorkerPool], tmp_path: Path, left_behind: str
+) -> None:
+    fifo = tmp_path / "held.fifo"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+
+    def act(first: int) -> int:
+        if first == 20:
+            hold(fifo, left_behind)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return first
+
+    begun = time.monotonic()
+    assert answers(pool(act, limits=Limits(retries=0))).pop(2).cause.text == LOST["kill"]
+    assert time.monotonic() - begun < 20
+    os.set_blocking(held, True)
+    with open(held, "rb") as file:
+        assert file.read() == b"here", "at the end of the file nobody has it open"
+
+
+def hold(fifo: Path, how: str) -> None:
+    """Let another process keep a file and all else open for ever."""
+    write = os.open(fifo, os.O_WRONLY)
+    ready, tell = os.pipe()
+    if how == "forked" and os.fork() == 0:
+        os.write(tell, b"x")
+        signal.pause()
+    if how == "multiprocessing":
+        multiprocessing.get_context("fork").Process(target=lambda: (os.write(tell, b"x"), signal.pause())).start()
+    if how == "spawned":
+        for descriptor in open_descriptors():
+            with contextlib.suppress(OSError):
+                os.set_inheritable(descriptor, True)
+        subprocess.Popen(["sh", "-c", f"echo x >/proc/self/fd/{tell}; sleep 1000"], close_fds=False)
+    os.read(ready, 1)
+    os.write(write, b"here")
+
+
+def test_much_that_is_printed_stops_nobody(pool: Callable[..., WorkerPool], capfd: pytest.CaptureFixture[str]) -> None:
+    def act(first: int) -> int:
+        print("x" * 2_000_000)
+        os.write(1, b"y" * 1_000)
+        return first
+
+    assert answers(pool(act)) == {task.index: task.start for task in TASKS}
+    out, err = capfd.readouterr()
+    assert (out, err.count("x"), err.count("y")) == ("", 20_000_000, 10_000)
+
+
+@pytest.mark.parametrize("descriptors", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_opened_again(
+    pool: Callable[..., WorkerPool], descriptors: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def act(first: int) -> int:
+        if first == 0:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        else:
+            print("heard", file=sys.stderr)
+        return first
+
+    assert answers(pool(act, workers=1)) == {task.index: task.start for task in TASKS}
+    assert capfd.readouterr() == ("", 9 * "heard\n")
+
+
+def test_a_function_that_closes_everything_is_missed(pool: Callable[..., WorkerPool]) -> None:
+    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
+    assert isinstance(found.pop(3), TaskFailed)
+    assert found == all_but(3)
+
+
+def test_closing_the_iterator_stops_those_at_work(pool: Callable[..., WorkerPool], tmp_path: Path) -> None:
+    def act(first: int) -> int:
+        if first and not (tmp_path / "go").exists():
+            signal.pause()
+        return os.getpid()
+
+    crew = pool(act)
+    running = crew.run("measure", TASKS[:3])
+    first = next(running)[1]
+    running.close()
+    (tmp_path / "go").touch()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert first not in answers(crew).values()
+
+
+def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> None:
+    before = open_descriptors()
+    crew = pool(lambda first: die("exit") if first == 10 else first, limits=Limits(retries=3))
+    answers(crew)
+    crew.close()
+    crew.close()
+    assert open_descriptors() == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

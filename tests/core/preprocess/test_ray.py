@@ -1,0 +1,118 @@
+"""The engine on a local Ray of two worker processes; without Ray only that it is missed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acting_work import TASKS, Acting, be_told, end_at_20, job_of, surroundings, times_told
+
+import rbtool
+from rbtool.core.errors import UsageError
+from rbtool.core.preprocess.crew import Limits
+from rbtool.core.preprocess.failures import TaskFailed
+from rbtool.core.preprocess.ray_crew import RayCrew
+from rbtool.core.testing.walks import write_walks
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walks") / "walks"
+    write_walks(folder, [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A Ray that runs before us and after us."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+        yield ray
+        ray.shutdown()
+
+
+def test_a_missing_ray_is_told_with_how_to_get_it(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="not installed") as caught:
+        RayCrew(job_of(walks, Acting(surroundings)), 2, Limits())
+    assert caught.value.hint == "pip install 'rbtool[ray]'"
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_survived_by_one_that_is_told_the_same(ray: Any, walks: Path) -> None:
+    with RayCrew(job_of(walks, Acting(surroundings)), 2, Limits(retries=2)) as crew:
+        assert crew.call("measure", TASKS[0])["threads"] == 1
+        crew.tell("become", Acting(times_told, be_told))
+        crew.tell("become", Acting(times_told, be_told))
+        killed, seen = 0, set()
+        for _, (pid, times) in crew.run("measure", TASKS):
+            assert times == 2
+            if not killed:
+                os.kill(pid, signal.SIGKILL)
+                killed = pid
+            seen.add(pid)
+        again = {pid for _, (pid, _) in crew.run("measure", TASKS)}
+    assert len(seen | again) > 1
+    assert killed not in again
+    assert ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_a_task_that_costs_each_worker_fails_alone(
+    ray: Any, walks: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RayCrew(job_of(walks, Acting(end_at_20[how])), 2, Limits(timeout=2.0, retries=1)) as crew:
+        found = {task.index: answer for task, answer in crew.run("measure", TASKS)}
+    failed = found.pop(2)
+    assert isinstance(failed, TaskFailed)
+    expected = {"kill": "a worker process on the cluster was lost", "hang": "a worker process took longer than 2 s"}
+    assert str(failed.cause.args[0]).startswith(expected[how])
+    assert found == {task.index: task.start for task in TASKS if task.index != 2}
+
+
+SCRIPT = """
+import sys
+import rbtool
+source, dest = sys.argv[1:]
+factor = 3.0
+def function(td):
+    import torch
+    print("printed", torch.get_num_threads())
+    td["next", "reward"] = td["next", "reward"] * factor
+    td["noise"] = torch.rand(len(td), 2)
+    return td
+result = rbtool.preprocess(source, function, dest, num_workers=2, chunk_size=9, engine="ray")
+import ray
+assert not ray.is_initialized()
+same = rbtool.preprocess(source, function, dest + "-here", num_workers=0, chunk_size=9)
+assert same.content_digest == result.content_digest
+print(result.content_digest)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_our_own_gives_the_same_digest_and_is_left(walks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", SCRIPT, str(walks), str(tmp_path / "made")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [rbtool.inspect(tmp_path / "made").content_digest]
+
+
+@pytest.mark.slow
+def test_a_cluster_out_of_reach_is_told(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(UsageError, match="the Ray cluster auto cannot be reached: ConnectionError"):
+        RayCrew(job_of(walks, Acting(surroundings)), 2, Limits())

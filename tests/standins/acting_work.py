@@ -1,0 +1,137 @@
+"""A work whose `measure` does whatever a test wants to see a worker do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rbtool.core.dataset import Manifest
+from rbtool.core.preprocess.block import Block
+from rbtool.core.preprocess.job import Job, Task
+from rbtool.core.preprocess.work import Context, Started, Work
+
+STEPS = 100
+TASKS = [Task(index, 10 * index, 10 * index + 10) for index in range(10)]
+
+
+@dataclass(frozen=True)
+class Acting(Work):
+    """Calls `act` with the number of the first step of a task; `begin` is called in each new worker."""
+
+    act: Callable[[int], Any]
+    begin: Callable[[], Any] = os.getpid
+    modules: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        return "acting"
+
+    def start(self, context: Context) -> Started:
+        self.begin()
+        return _Acting(self.act)
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def neighbours(self) -> frozenset[str]:
+        return self.modules
+
+
+class _Acting(Started):
+    def __init__(self, act: Callable[[int], Any]) -> None:
+        self._act = act
+
+    def apply(self, block: Block) -> Block:
+        return block
+
+    def measure(self, block: Block) -> Any:
+        return self._act(block.first)
+
+
+def job_of(source: Path, work: Work) -> Job:
+    """All steps of a dataset, which has at least 100."""
+    return Job(source, Manifest.load(source).content_digest, work, None, STEPS, False, 0)
+
+
+def once(mark: Path) -> bool:
+    """Tell one caller, of whatever process, that it is the first."""
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def surroundings(first: int) -> dict[str, Any]:
+    """What a worker process looks like from inside, and a line on each stream."""
+    print(f"printed {first}")
+    os.write(1, b"written\n")
+    return {
+        "pid": os.getpid(),
+        "leads its group": os.getpgrp() == os.getpid(),
+        "threads": torch.get_num_threads(),
+        "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "input": sys.stdin.read(),
+    }
+
+
+def die(how: str) -> None:
+    """End this process, or not, in a way that nobody awaits."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(3)
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        while True:
+            signal.pause()
+
+
+_told: list[None] = []
+
+
+def be_told() -> None:
+    """Count, in each process."""
+    _told.append(None)
+
+
+def times_told(first: int) -> tuple[int, int]:
+    """Who this is, and how often it was told."""
+    return os.getpid(), len(_told)
+
+
+def server_and_self(first: int) -> tuple[int, int]:
+    """Who forked this process, and who it is."""
+    return os.getppid(), os.getpid()
+
+
+def wait_for_ever(first: int) -> None:
+    """Say through the file FIFO that this worker is here, and keep it open."""
+    fifo = os.open(os.environ["FIFO"], os.O_WRONLY)
+    os.write(fifo, b"x")
+    die("hang")
+
+
+def _kill_at_20(first: int) -> int:
+    if first == 20:
+        die("kill")
+    return first
+
+
+def _hang_at_20(first: int) -> int:
+    if first == 20:
+        die("hang")
+    return first
+
+
+end_at_20 = {"kill": _kill_at_20, "hang": _hang_at_20}
