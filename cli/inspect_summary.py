@@ -120,4 +120,7 @@ def _origin(result: InspectResult) -> Iterator[list[Cell]]:
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
     said = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
+    if operations := said.pop("operations", None):  # in full under --json, with the constants that were measured
+        said.pop("constants", None)
+        said = {", ".join(dict.fromkeys(str(part["name"]) for part in operations)): True, **said}
     return " ".join(name if value is True else f"{name}={value}" for name, value in said.items())

@@ -46,12 +46,19 @@ class LineProgress:
         tenths = self._count * 10 // self._total if self._total else 0
         if tenths > self._tenths and (tenths >= 10 or time.monotonic() - self._begun >= _QUICK):
             self._tenths = tenths
-            self._write(f"{self._label} {self._tenths * 10} % ({self._progress()})")
+            self._write(f"{self._label} {self._tenths * 10} % ({self._progress()}{self._pace()})")
 
     def done(self, remark: str = "") -> None:
         """End the stage."""
         if self._total is None or remark:
             self._write(f"{self._label} done ({remark or self._progress()})")
+
+    def _pace(self) -> str:
+        """How fast it goes and how long it will take, once that means something."""
+        seconds = time.monotonic() - self._begun
+        if not self._total or self._tenths >= 10 or seconds < _QUICK:
+            return ""
+        return f", {_short(self._count / seconds, self._unit)}/s, {_left(self._count, self._total, seconds)}"
 
     def _progress(self) -> str:
         if self._total is None:
@@ -133,6 +140,8 @@ class TerminalProgress:
             return
         seconds, self._drawn = now - self._begun, now
         speed = f"{_short(self._count / seconds, self._unit)}/s" if self._count and seconds > 0 else ""
+        if speed and self._total and self._count < self._total and seconds >= _QUICK:
+            speed += f"  {_left(self._count, self._total, seconds)}"
         self._bars.update(
             self._task, completed=self._count, count=amount(self._count, self._unit), speed=remark or speed
         )
@@ -146,6 +155,13 @@ class TerminalProgress:
             self._bars.update(self._task, total=1, completed=1)
             self._bars.refresh()
         self._task = None
+
+
+def _left(count: int, total: int, seconds: float) -> str:
+    """How long the rest takes at the pace so far."""
+    rest = round((total - count) * seconds / max(count, 1))
+    hours, minutes = divmod(rest // 60, 60)
+    return f"{hours}:{minutes:02}:{rest % 60:02} left" if hours else f"{minutes}:{rest % 60:02} left"
 
 
 def _short(rate: float, unit: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .crew import Crew, Limits
-from .failures import TaskFailed, WorkerTrouble, error_text
+from .failures import TaskFailed, TookTooLong, WorkerTrouble, error_text
 from .job import Task
 from .worker import Answer
 
@@ -82,7 +82,7 @@ class DealtWorker(ABC):
             self._begun = time.monotonic()
             return _understood(data)
         if self.left(timeout) <= 0:
-            raise WorkerTrouble(f"a worker process took longer than {timeout:g} s", "")
+            raise TookTooLong(f"a worker process took longer than {timeout:g} s", "")
         return None
 
     def left(self, timeout: float | None) -> float:

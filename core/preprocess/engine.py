@@ -180,7 +180,8 @@ class Preprocessing:
         reader = self.taking.reader
         step = replace(step, arguments={**step.arguments, **work.arguments()})
         dropped = [Dropped(name, why) for name, why in work.left_out(reader.fields, fields).items()]
-        origin = result_origin(reader, fields, asked, step, [*work.notes, *_notes(work.label, found)], dropped)
+        notes = [*work.notes, *_notes(work.label, found)]
+        origin = result_origin(reader, fields, asked, step, notes, dropped, work.rescaled)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def _refuse_changed_source(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .job import Task
 
-__all__ = ["FunctionFailed", "ResultRefused", "TaskFailed", "WorkerTrace", "WorkerTrouble", "error_text"]
+__all__ = ["FunctionFailed", "ResultRefused", "TaskFailed", "TookTooLong", "WorkerTrace", "WorkerTrouble", "error_text"]
 
 
 class FunctionFailed(Exception):
@@ -33,6 +33,10 @@ class FunctionFailed(Exception):
 
 class WorkerTrouble(FunctionFailed):
     """A worker failed elsewhere than in the user's function, or ended before it was done."""
+
+
+class TookTooLong(WorkerTrouble):
+    """A worker was ended because a task took longer than allowed."""
 
 
 class ResultRefused(Exception):

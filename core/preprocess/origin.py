@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..dataset import ENV_METADATA, Dropped, Origin, Provenance, Request, StepReader
-from ..ted import ACTION, Field
+from ..ted import ACTION, Field, Key
 
 __all__ = ["result_origin"]
 
@@ -20,16 +20,18 @@ def result_origin(
     step: Provenance,
     notes: Sequence[str],
     dropped_keys: Sequence[Dropped],
+    rescaled: frozenset[Key],
 ) -> Origin:
     """Carry over everything but what the new fields contradict.
 
-    A space is kept while its leaves keep their keys, element types and shapes; `env_metadata.json` describes both
-    spaces and goes with either.
+    A space is kept while its leaves keep their keys, element types, shapes and scale; `env_metadata.json` describes
+    both spaces and goes with either.
     """
     manifest = reader.manifest
     spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
     for name, root in _SPACES.items():
-        if name in spaces and _leaves_under(reader.fields, root) != _leaves_under(fields, root):
+        changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
+        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
             del spaces[name]
             dropped.append(name)
     if dropped:

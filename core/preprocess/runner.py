@@ -77,10 +77,11 @@ class TaskRunner:
         """Run one task to see what comes out: the fields, and how many rows; they are kept for a `run` right after."""
         block = self._compute(task)
         known = {field.key: field.role for field in (*self._reader.fields, *self._work.fields)}
-        self._fields = tuple(
+        found = (
             Field(key, column.dtype, column.values.shape[1:], known.get(key) or role_of(key))
             for key, column in block.columns.items()
         )
+        self._fields = tuple(sorted(found, key=lambda field: field.key[0] == NEXT))
         self._held = task.index, block
         return self._fields, block.rows
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..errors import RbtoolError, SchemaError
-from .failures import FunctionFailed, ResultRefused, TaskFailed, WorkerTrace, WorkerTrouble
+from .failures import FunctionFailed, ResultRefused, TaskFailed, TookTooLong, WorkerTrace, WorkerTrouble
 from .job import Task
 from .taking import Taking
 
@@ -62,6 +62,8 @@ class Telling:
             if cause.trace:
                 return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
             hint = "for want of memory, try a smaller --chunk-size; --num-workers 0 runs it in one process"
+            if isinstance(cause, TookTooLong):
+                hint = "a longer --timeout or a smaller --chunk-size gives it more time"
             where = f" while {label} worked on {place}" if place else f" in {label}"
             return RbtoolError(f"{cause.text}{where}", hint=hint)
         if isinstance(cause, FunctionFailed):

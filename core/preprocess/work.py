@@ -114,6 +114,11 @@ class Work(ABC):
         return ()
 
     @property
+    def rescaled(self) -> frozenset[Key]:
+        """Keys whose values are known to be on another scale, so that what the source says of them is no longer so."""
+        return frozenset()
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result should know beside what was left out."""
         return ()

@@ -39,7 +39,16 @@ def test_slow_work_gives_a_line_every_tenth(progress, lines, clock):
     for _ in range(1000):
         progress.advance(1)
     progress.done()
-    assert lines == [f"converting {n}0 % ({n}00 of 1,000 steps)".replace("1000 of", "1,000 of") for n in range(1, 11)]
+    assert [line.partition(" (")[0] for line in lines] == [f"converting {n}0 %" for n in range(1, 11)]
+    assert lines[0] == "converting 10 % (100 of 1,000 steps, 20 steps/s, 0:45 left)"
+    assert lines[-1] == "converting 100 % (1,000 of 1,000 steps)"
+
+
+def test_hours_that_are_left(progress, lines, clock):
+    progress.start("converting", 100_000, "steps")
+    clock.now = 3600
+    progress.advance(10_000)
+    assert lines == ["converting 10 % (10,000 of 100,000 steps, 3 steps/s, 9:00:00 left)"]
 
 
 def test_quick_work_gives_one_line(progress, lines, clock):
@@ -54,7 +63,7 @@ def test_tenths_that_are_jumped_over_are_left_out(progress, lines, clock):
     clock.now = 2
     progress.advance(20_000_000)
     progress.advance(30_000_000)
-    assert lines == ["hashing 40 % (20.0 MB of 50.0 MB)", "hashing 100 % (50.0 MB of 50.0 MB)"]
+    assert lines == ["hashing 40 % (20.0 MB of 50.0 MB, 10.0 MB/s, 0:03 left)", "hashing 100 % (50.0 MB of 50.0 MB)"]
 
 
 def test_work_of_unknown_length_is_counted_at_its_end(progress, lines, clock):

@@ -9,6 +9,7 @@ from ...dataset import EpisodeTable
 from ...ted import Field, Key
 from ..block import Block
 from ..work import Context, Started, Work
+from .images import Resize
 from .normalize import Normalize
 from .program import BoundProgram, Program
 
@@ -51,6 +52,11 @@ class ProgramWork(Work):
     def fields(self) -> tuple[Field, ...]:
         """The fields of the result, roles included; known before a row is read."""
         return tuple(self._bound.after)
+
+    @property
+    def rescaled(self) -> frozenset[Key]:
+        named = (part.key for part in self.program.operations if isinstance(part, Normalize | Resize))
+        return frozenset(tuple(name.split(".")) for name in named)
 
     @property
     def notes(self) -> tuple[str, ...]:
