@@ -28,7 +28,9 @@ from ..dataset import (
     load_json,
     read_tree,
     record_file,
+    verify_records,
 )
+from ..dataset.mapped import Window
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress
 from ..ted import Field, Key, key_name
@@ -37,7 +39,6 @@ from .expansion import Expansion, require_ascending
 from .filled import FilledStorage
 from .folder_sink import FolderSink
 from .layout import EXPLICIT_EPISODES, CompactLayout
-from .mapped import Window, verify_mapped
 from .nested import nested_leaves, row_counts, write_tables
 from .rows import Boundaries
 
@@ -95,7 +96,7 @@ class FlatReader(FolderReader):
         """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
         if not is_canonical((self.path / MANIFEST).read_bytes()):
             raise changed(self.path / MANIFEST)
-        verify_mapped(self.path, self.manifest.files)
+        verify_records(self.path, self.manifest.files)
 
     @cached_property
     def filled(self) -> FilledStorage:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..dataset import COLUMNS, Array, EpisodeTable, StepReader, changed, mend, parse_episode_text, parse_json
+from ..dataset.mapped import Window, digest_mapped
 from ..errors import CorruptDataError, FormatError
 from ..ted import DTYPES, Field, Key, key_from_stem
 from .expansion import Expansion, require_ascending
@@ -16,7 +17,6 @@ from .filled import FilledStorage
 from .h5_names import DATA, EPISODES, SOURCE, STORAGE, TEXT, h5_path
 from .h5_source import H5Source
 from .layout import EXPLICIT_EPISODES, CompactLayout
-from .mapped import Window, digest_mapped
 from .nested import row_counts
 from .rows import Boundaries
 from .user_block import read_block, verify_block

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 
 from ..dataset import FileRecord, Manifest, StepReader, episode_text_bytes, fs
+from ..dataset.mapped import digest_mapped
 from ..progress import Progress
 from ..ted import file_stem
 from .compact import write_compact
@@ -17,7 +18,6 @@ from .h5_file import LatchedFile
 from .h5_names import DATA, EPISODES, SOURCE, STORAGE, TEXT
 from .h5_sink import H5Sink
 from .layout import CompactLayout
-from .mapped import digest_mapped
 from .user_block import block_bytes, block_size
 
 __all__ = ["write_h5"]

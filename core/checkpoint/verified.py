@@ -16,7 +16,6 @@ from ..dataset import (
     verify_records,
 )
 from ..ted import Key
-from .mapped import view_rows
 
 __all__ = ["VerifyingReader"]
 
@@ -46,8 +45,7 @@ class VerifyingReader(StepReader):
 
         The array cannot be written: it shows the file, of which nothing is copied.
         """
-        leaf = self._leaf(key, start, stop)
-        rows = view_rows(self.path / leaf_path(key), leaf, start, stop)
+        rows = self._source.view(key, start, stop)
         if self._rows.setdefault(key, 0) == start:
             self._hashers.setdefault(key, Hasher()).update(memoryview(rows.reshape(-1).view(np.uint8).data))
             self._rows[key] = stop

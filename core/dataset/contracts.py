@@ -150,6 +150,10 @@ class StepReader(Closing, ABC):
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of one leaf as a fresh array `[stop - start, *shape]`."""
 
+    def view(self, key: Key, start: int, stop: int) -> Array:
+        """Return the rows that `read` returns in an array that need not be fresh: look at it, and change nothing."""
+        return self.read(key, start, stop)
+
     def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
         """Yield the rows that `read` returns in pieces that need not be fresh: look at them, and change nothing."""
         yield self.read(key, start, stop)

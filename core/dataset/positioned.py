@@ -18,6 +18,7 @@ from .contracts import Array
 from .digest import FileRecord, Hasher
 from .leaf_writer import merge_ranges, record_file
 from .manifest import FieldRange
+from .mapped import Window
 from .ted_reader import pread_rows
 from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
 
@@ -66,6 +67,7 @@ class PositionedTree:
         self.settled = 0
         self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
+        self._window = Window()
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
         if anew:
@@ -102,9 +104,13 @@ class PositionedTree:
         for field in self.fields:
             step = max(1, _CHUNK // max(1, field.row_bytes))
             for start in range(self.settled, rows, step):
-                array = self.read(field.key, start, min(start + step, rows))
+                place = self._open[field.key], 0
+                array = self._window.rows(
+                    place, self.folder / leaf_path(field.key), field, start, min(start + step, rows)
+                )
                 if array.size:
                     self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
+            self._window.close()
         self.settled = rows
 
     def finish(self) -> list[FileRecord]:

@@ -15,6 +15,7 @@ from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
 from .episodes import EpisodeTable, read_episode_text
 from .manifest import HIDDEN, MANIFEST, Manifest, is_canonical
+from .mapped import digest_mapped, view_rows
 from .staging import mend
 from .tree import leaf_path, read_tree
 
@@ -29,6 +30,10 @@ __all__ = [
     "size_problem",
     "verify_records",
 ]
+
+
+_MAPPED = 8 << 20
+"""Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
 
 
 class FolderReader(StepReader):
@@ -110,6 +115,10 @@ class TedReader(FolderReader):
         """Read rows of one leaf by position."""
         return self.read_leaf(key, self._leaf(key, start, stop), start, stop)
 
+    def view(self, key: Key, start: int, stop: int) -> Array:
+        """View rows of one leaf where they lie in the file."""
+        return view_rows(self.path / leaf_path(key), self._leaf(key, start, stop), start, stop)
+
     def check_tree(self) -> None:
         """Compare the `meta.json` files and file sizes with the manifest; raise CorruptDataError if they differ."""
         leaves = read_tree(self.path)
@@ -171,8 +180,9 @@ def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
     """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
     check_sizes(root, files)
     for file in files:
-        if digest_file(root / file.path) != file.digest:
-            raise changed(root / file.path)
+        path = root / file.path
+        if (digest_mapped(path) if file.size > _MAPPED else digest_file(path)) != file.digest:
+            raise changed(path)
 
 
 def changed(path: Path) -> CorruptDataError:

@@ -105,7 +105,7 @@ class TaskRunner:
         return self._finished(block, arrays, placed)
 
     def _read(self, task: Task) -> Block:
-        return self._taking.block(self._source, task.start, task.stop)
+        return self._taking.block(self._source, task.start, task.stop, fresh=self._work.edits_rows)
 
     def _compute(self, task: Task) -> Block:
         found = self._started.apply(self._read(task))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -67,18 +67,21 @@ class Taking:
             rewards = as_numbers(reader.read(reward.key, start, start + length), reward.dtype)
             columns["return"][-1] = running_return(0.0, rewards)
 
-    def block(self, fields: dict[Key, Field], start: int, stop: int) -> Block:
-        """Read the steps `[start, stop)` of these leaves, fresh arrays."""
-        columns = {key: Column(field.dtype, self.read(key, start, stop)) for key, field in fields.items()}
+    def block(self, fields: dict[Key, Field], start: int, stop: int, *, fresh: bool) -> Block:
+        """Read the steps `[start, stop)` of these leaves, into fresh arrays or only to be looked at."""
+        spans = list(self._spans(start, stop))
+        columns = {key: Column(field.dtype, self._rows(key, spans, fresh)) for key, field in fields.items()}
         if self.cut and stop == self.steps:
             for key in (NEXT_TRUNCATED, NEXT_DONE):
                 if key in columns:
-                    columns[key].values[-1] = True
+                    flags = columns[key].values.copy()
+                    flags[-1] = True
+                    columns[key] = columns[key]._replace(values=flags)
         return Block(columns, self.pieces(start, stop), start)
 
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read the steps `[start, stop)` of one leaf, as the dataset has them."""
-        parts = [self.reader.read(key, first, last) for first, last in self._spans(start, stop)]
+    def _rows(self, key: Key, spans: Sequence[tuple[int, int]], fresh: bool) -> Array:
+        read = self.reader.read if fresh else self.reader.view
+        parts = [read(key, first, last) for first, last in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:

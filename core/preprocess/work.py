@@ -31,7 +31,7 @@ class Started(ABC):
 
     @abstractmethod
     def apply(self, block: Block) -> Block:
-        """Return the rows that come of a block; the arrays given are the work's own to edit.
+        """Return the rows that come of a block; the arrays given are the work's own to edit if it `edits_rows`.
 
         Raises FunctionFailed where user code raises, ResultRefused for what cannot be stored.
         """
@@ -52,6 +52,9 @@ class Work(ABC):
 
     whole_episodes: bool = False
     """Whether a block must hold whole episodes; unit `episode` implies it."""
+
+    edits_rows: bool = True
+    """Whether `apply` may write into the arrays that it is given; else they show the source where it lies."""
 
     needs_probing: bool = False
     """Whether `Started.probe` has to see the first rows before `apply` can run."""

@@ -24,6 +24,7 @@ class ProgramWork(Work):
     """
 
     unit = "step"
+    edits_rows = False
 
     def __init__(self, program: Program, fields: Iterable[Field], asked: Program | None = None) -> None:
         self.program = program

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, FileRecord, Hasher, changed, check_sizes, digest_file
 from ..errors import CorruptDataError
 from ..ted import Field
+from .contracts import Array
+from .digest import Hasher
 
-__all__ = ["Window", "digest_mapped", "verify_mapped", "view_rows"]
+__all__ = ["Window", "digest_mapped", "view_rows"]
 
 _PART = 8 << 20
 """Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
@@ -83,15 +84,6 @@ def digest_mapped(path: Path, start: int = 0) -> str:
     finally:
         os.close(descriptor)
     return hasher.digest
-
-
-def verify_mapped(root: Path, files: tuple[FileRecord, ...]) -> None:
-    """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
-    check_sizes(root, files)
-    for file in files:
-        path = root / file.path
-        if (digest_mapped(path) if file.size > _PART else digest_file(path)) != file.digest:
-            raise changed(path)
 
 
 def _mapped(descriptor: int, path: Path, begin: int, end: int) -> tuple[int, Array]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
-from rbtool.core.checkpoint.mapped import Window, digest_mapped, verify_mapped
-from rbtool.core.dataset import FileRecord, digest_file
+from rbtool.core.dataset import FileRecord, digest_file, verify_records
+from rbtool.core.dataset.mapped import Window, digest_mapped
 from rbtool.core.ted import Field
 
 LEAF = Field(("a",), "uint16", (3,), "observation")
@@ -25,7 +25,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True, scope="module")
 def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rbtool.core.checkpoint.mapped._PART", 8192)
+        patch.setattr("rbtool.core.dataset.mapped._PART", 8192)
+        patch.setattr("rbtool.core.dataset.ted_reader._MAPPED", 8192)
         yield
 
 
@@ -59,6 +60,6 @@ def test_a_changed_file_is_named(file: Path, name: str) -> None:
     if name == "small":
         path.write_bytes(b"abc")
     right = FileRecord(name, path.stat().st_size, digest_file(path))
-    verify_mapped(path.parent, (right,))
+    verify_records(path.parent, (right,))
     with pytest.raises(CorruptDataError, match=f"{name} was changed"):
-        verify_mapped(path.parent, (right._replace(digest="xxh3-128:0"),))
+        verify_records(path.parent, (right._replace(digest="xxh3-128:0"),))
