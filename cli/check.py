@@ -10,7 +10,7 @@ import typer
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted
+from .text import Cell, Line, Styled, Table, counted, folded
 
 if TYPE_CHECKING:
     from ..core.verbs.check import CheckResult
@@ -21,6 +21,7 @@ EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
 )
+_INDENT = 4
 
 
 class FailOn(StrEnum):
@@ -50,12 +51,14 @@ def check(
 
     with out.progress() as progress:
         result = run(dataset, root=root, progress=progress)
-    out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: check_lines(result))
+    out.show(
+        result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: check_lines(result, width)
+    )
     return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
 
 
-def check_lines(result: CheckResult) -> list[list[Cell]]:
-    """Set the findings, and a line that sums up."""
+def check_lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
+    """Set the findings, and a line that sums up; on a screen of `width` columns what is longer goes on below."""
     rows: list[Line] = [
         [
             Styled(finding.severity, "red" if finding.severity == "error" else "yellow"),
@@ -67,6 +70,7 @@ def check_lines(result: CheckResult) -> list[list[Cell]]:
     ]
     facts = [
         f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
+        *([f"{result.unfinished:,} of them unfinished"] if result.unfinished else []),
         counted(result.errors, "error"),
         counted(result.warnings, "warning"),
         counted(result.rules, "rule"),
@@ -75,4 +79,5 @@ def check_lines(result: CheckResult) -> list[list[Cell]]:
     skipped: list[list[Cell]] = []
     if result.skipped:
         skipped = [[Styled("not tried, because the files are damaged: ", "yellow"), ", ".join(result.skipped)]]
-    return [*Table(rows).lines(), *skipped, [" · ".join(facts)]]
+    lines = [*Table(rows).lines(), *skipped, [" · ".join(facts)]]
+    return [part for line in lines for part in folded(line, width, _INDENT)]

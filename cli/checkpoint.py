@@ -124,10 +124,11 @@ def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root
 def verify_lines(result: CheckpointVerifyResult) -> list[list[Cell]]:
     """Set the differences, and the answer."""
     lines: list[list[Cell]] = [[Styled("differs", "red"), f"  {_difference(one)}"] for one in result.differences]
+    notes: list[list[Cell]] = [[f"note: {note}"] for note in result.notes]
     if result.equal:
         count = f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"
-        return [["equal", f", bit for bit: {count}"]]
-    return [*lines, [f"{result.checkpoint} is not equal to {result.dataset}"]]
+        return [["equal", f", bit for bit: {count}"], *notes]
+    return [*lines, *notes, [f"{result.checkpoint} is not equal to {result.dataset}"]]
 
 
 def _difference(one: Difference) -> str:

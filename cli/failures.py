@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import logging
 import os
@@ -88,10 +89,21 @@ def _of_system(error: OSError) -> Failure:
 
 
 def _usage(error: Any) -> Failure:
-    said = error.format_message().rstrip(".")
+    said = _missing(error) or error.format_message().rstrip(".")
     said = said[:1].lower() + said[1:]
     context = getattr(error, "ctx", None)
     return Failure("UsageError", said, f"{context.command_path} --help" if context else "", 2)
+
+
+def _missing(error: Any) -> str:
+    """Name a missing option, and the words that it may have, in one line; "" for any other error."""
+    option = getattr(error, "param", None)
+    if type(error).__name__ != "MissingParameter" or getattr(option, "param_type_name", "") != "option":
+        return ""
+    wanted = option.type_descriptor.annotation
+    words = [str(word.value) for word in wanted] if isinstance(wanted, enum.EnumMeta) else []
+    choice = f": {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else ""
+    return f"{option.opts[0]} is missing{choice}"
 
 
 def watch_signals() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, NamedTuple, get_args
 
@@ -36,6 +37,8 @@ def examples_text(examples: Sequence[Example]) -> str:
 
 
 _OF_EVERY_VERB = "Options of every verb"
+_NEAR = 0.7
+"""How alike a word must be to what was typed, from 0 to 1, to be offered in its place."""
 
 
 class VerbCommand(TyperCommand):
@@ -48,7 +51,11 @@ class VerbCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the verb."""
         _convert_lightly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _offer_near(error)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
@@ -81,6 +88,17 @@ class VerbGroup(TyperGroup):
         """Keep the order, with `demo` last."""
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb; where there is none of that name, say which ones are near."""
+        self.suggest_commands = False  # Typer's own ones are far-fetched
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if near := get_close_matches(args[0], self.commands, cutoff=_NEAR):
+                said = " or ".join(map(repr, near[:2]))
+                error.message = f"{error.message.rstrip('.')}. Did you mean {said}?"  # type: ignore[attr-defined]
+            raise
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and explain options that stand before the verb."""
         _convert_lightly(self.get_params(ctx))
@@ -91,11 +109,23 @@ class VerbGroup(TyperGroup):
             if option in {*COMMON.values(), "--root", "-q", "-v"}:
                 error.message = f"{option} comes after the verb"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
+            _offer_near(error)
             raise
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write exit codes and examples as they are."""
         formatter.write(f"\n{self.epilog}\n" if self.epilog else "")
+
+
+def _offer_near(error: Any) -> None:
+    """Offer of the options that might be meant those alone that look like what was typed."""
+    if possible := getattr(error, "possibilities", None):
+        names = {name.lstrip("-"): name for name in possible}
+        typed = str(error.option_name).lstrip("-")
+        near = [names[name] for name in get_close_matches(typed, names, cutoff=_NEAR)]
+        error.possibilities = None
+        if near:
+            error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(near[:2])}?"
 
 
 def _convert_lightly(parameters: Iterable[Any]) -> None:

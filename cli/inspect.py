@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,9 +52,9 @@ def inspect(
     result = run(dataset, episode=episode, head=head, root=root)
     out.show(result, [str(result.path)], lambda width: inspect_lines(result, width))
     if result.episode is None and result.type == "source":
-        out.next(f"rbtool convert {dataset} DEST")
-    elif result.episode is None and result.episodes:
-        out.next(f"rbtool inspect {dataset} --episode 0 --head 5")
+        out.next(f"rbtool convert {shlex.quote(dataset)} DEST")
+    elif result.episode is None and result.first_episode is not None:
+        out.next(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
 
 
 def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .published import ends
+from .published import ends, not_following
 from .spaces import space_text
 from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline
 
@@ -17,6 +17,7 @@ __all__ = ["summary_lines"]
 
 _INDENT = "  "
 _TITLE = 9
+_STEPS_TO_NEXT = ("steps_to_next_obs",)
 
 
 def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[list[Cell]]:
@@ -28,15 +29,17 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
         f"   {counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}   {size(result.bytes)}",
     ]
     yield from folded(title, width, len(_INDENT))
-    how = _titled("ends", ends({name: getattr(result.ends, name) for name in result.ends.__slots__}))
-    yield from folded(how, width, _TITLE)
+    counts = {name: getattr(result.ends, name) for name in result.ends.__slots__}
+    yield from folded(_titled("ends", ends(counts)), width, _TITLE)
+    if apart := not_following(counts, n_step=any(field.key == _STEPS_TO_NEXT for field in result.fields)):
+        yield from folded(_titled("next", apart), width, _TITLE)
     spreads = [("length", result.length), ("return", result.returns)]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
-    yield from Table(rows).lines()
+    yield from Table(rows, optional=(4,)).lines(width)
     if result.layouts:
         yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
     yield [Styled("fields", "dim")]
-    yield from Table(list(_field_rows(result.fields)), right=frozenset({3, 4, 6})).lines()
+    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), elastic=0, optional=(3,)).lines(width)
     for line in (*_spaces(result), *_remarks(result), *_origin(result)):
         yield from folded(line, width, _TITLE)
 

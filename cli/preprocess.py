@@ -58,8 +58,8 @@ EXAMPLES = (
     ),
     Example(
         "rbtool preprocess ./cartpole --episodes 0:8 --normalize observation --dest ./train"
-        " && rbtool preprocess ./cartpole --replay ./train --dest ./again",
-        "do again what made another dataset, on the same scale",
+        " && rbtool preprocess ./cartpole --episodes 8: --replay ./train --dest ./test",
+        "bring what was held out to the same scale",
     ),
 )
 
@@ -116,11 +116,12 @@ def preprocess(
     which they are listed here; what is done to a field is done to what next holds of it as well. Fields are named
     like observation.position, and the name of a group means all of it.
     """
-    operations = _given(
-        episodes=episodes, filter=where_episodes, where=where, rename=rename, cast=cast, cat=cat, flatten=flatten,
-        resize=resize, n_step=n_step, gamma=gamma, return_to_go=return_to_go, mc_return=mc_return,
-        clip_reward=clip_reward, normalize=normalize, select=select, exclude=exclude,
-    )  # fmt: skip
+    operations: dict[str, Any] = {
+        "episodes": episodes, "filter": where_episodes, "where": where, "rename": rename, "cast": cast, "cat": cat,
+        "flatten": flatten, "resize": resize, "n_step": n_step, "gamma": gamma, "return_to_go": return_to_go,
+        "mc_return": mc_return, "clip_reward": clip_reward, "normalize": normalize, "select": select,
+        "exclude": exclude,
+    }  # fmt: skip
     if show_pipeline:
         return _show_pipeline(out, fn, operations, pipeline, replay)
     from ..core.verbs.preprocess import preprocess as run
@@ -134,10 +135,6 @@ def preprocess(
             force=force, dry_run=dry_run, progress=progress,
         )  # fmt: skip
     return show_published(out, result, dest)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value not in (None, False, [])}
 
 
 def _show_pipeline(

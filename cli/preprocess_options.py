@@ -213,7 +213,12 @@ Replay: TypeAlias = Annotated[
 NumWorkers: TypeAlias = Annotated[
     int | None, _option("--num-workers", "N", "Processes; 0: this one only. Default: one a core.", _RUN)
 ]
-ChunkSize: TypeAlias = Annotated[int | None, _option("--chunk-size", "K", "Rows a call. Default: about 16 MB.", _RUN)]
+ChunkSize: TypeAlias = Annotated[
+    int | None,
+    _option(
+        "--chunk-size", "K", "Rows a call. Default: 32 chunks or more, of 256 rows at least and 16 MB at most.", _RUN
+    ),
+]
 NumFrames: TypeAlias = Annotated[int | None, _option("--num-frames", "N", "Only the first N steps.", _RUN)]
 Resume: TypeAlias = Annotated[
     bool, _option("--resume", None, "Go on with what an earlier run of the same has finished.", _RUN)

@@ -18,6 +18,7 @@ _EVERY = 0.1  # seconds between two pictures
 _QUICK = 1.0  # seconds in which nobody needs to hear how far it is
 _LABEL = 14
 _BAR = 20
+_PAST = {"looking over": "looked over"}
 
 
 class LineProgress:
@@ -51,7 +52,9 @@ class LineProgress:
     def done(self, remark: str = "") -> None:
         """End the stage."""
         if self._total is None or remark:
-            self._write(f"{self._label} done ({remark or self._progress()})")
+            over = _PAST.get(self._label)
+            said = remark or self._progress()
+            self._write(f"{over} {said}" if over else f"{self._label} done ({said})")
 
     def _pace(self) -> str:
         """How fast it goes and how long it will take, once that means something."""

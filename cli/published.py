@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from ..core.verbs.results import Published
 
-__all__ = ["ends", "short_name", "show_published"]
+__all__ = ["ends", "not_following", "short_name", "show_published"]
+
+_EXPLICIT = "explicit_next"
 
 
 def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
@@ -40,6 +42,8 @@ def _summary(result: Published) -> list[Line]:
     facts += [size(result.bytes)] if result.bytes else []
     facts += [f"ends: {ends(result.boundary)}"] if result.episodes and result.boundary else []
     lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
+    if apart := not_following(result.boundary):
+        lines.append([f"next: {apart}"])
     lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
     lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]
     lines += [[f"note: {note}"] for note in result.notes]
@@ -48,9 +52,16 @@ def _summary(result: Published) -> list[Line]:
 
 def ends(boundary: Mapping[str, int]) -> str:
     """Write how episodes end, naming only what occurs."""
-    names = {"end_of_file": "end of file (made truncated)", "explicit_next": "with next rows that do not follow"}
-    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count]
+    names = {"end_of_file": "end of file (made truncated)"}
+    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count and key != _EXPLICIT]
     return " · ".join(found) or "none"
+
+
+def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
+    """Write in how many episodes `next` is not the row after each; "" where there is none."""
+    count = boundary.get(_EXPLICIT, 0)
+    ahead = "n steps ahead (steps_to_next_obs), " if n_step else ""
+    return f"{ahead}in {counted(count, 'episode')} not the row that follows" if count else ""
 
 
 def short_name(path: Path) -> str:

@@ -10,7 +10,7 @@ import typer
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, number, size
+from .text import Cell, Line, Styled, Table, counted, folded, number, size
 
 if TYPE_CHECKING:
     from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
@@ -29,6 +29,7 @@ EXAMPLES = (
 )
 
 _SHOWN = 6
+_TITLE = 9
 
 
 class SamplerName(StrEnum):
@@ -125,7 +126,7 @@ def sample(
         drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
         time=time, seconds=seconds, seed=seed, root=root,
     )  # fmt: skip
-    out.show(result, _names(result), lambda width: sample_lines(result))
+    out.show(result, _names(result), lambda width: sample_lines(result, width))
 
 
 def _names(result: SampleResult) -> list[str]:
@@ -135,7 +136,7 @@ def _names(result: SampleResult) -> list[str]:
     return [str(index) for index in result.indices]
 
 
-def sample_lines(result: SampleResult) -> list[list[Cell]]:
+def sample_lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
     """Set what was drawn: the first few steps or slices, what the values of each leaf are like, and the speed."""
     rows: list[Line] = [
         [
@@ -149,12 +150,13 @@ def sample_lines(result: SampleResult) -> list[list[Cell]]:
         for about in [_about(field)]
     ]
     how = "" if result.sampler == "random" else f"   {result.sampler}"
+    title: Line = [Styled(f"{_counts(result)} of {result.path}", "bold"), f"   seed {result.seed}{how}"]
     return [
-        [Styled(f"{_counts(result)} of {result.path}", "bold"), f"   seed {result.seed}{how}"],
-        [Styled("drawn    ", "dim"), _drawn(result)],
+        *folded(title, width, 2),
+        *folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE),
         [Styled("batch", "dim")],
-        *Table(rows, right=frozenset({3})).lines(),
-        *(_speed(result.timing) if result.timing else []),
+        *Table(rows, right=frozenset({3}), elastic=0, optional=(3, 1)).lines(width),
+        *(line for said in (_speed(result.timing) if result.timing else []) for line in folded(said, width, _TITLE)),
     ]
 
 

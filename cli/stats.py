@@ -10,7 +10,7 @@ import typer
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, number
+from .text import Cell, Line, Styled, Table, counted, folded, number
 
 if TYPE_CHECKING:
     from ..core.stats import FieldStats
@@ -53,7 +53,7 @@ def stats(
     fractions = FRACTIONS if quantiles is None else _fractions(quantiles)
     with out.progress() as progress:
         result = run(dataset, fields=field, quantiles=fractions, root=root, progress=progress)
-    out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result))
+    out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result, width))
 
 
 def _fractions(text: str) -> Sequence[float]:
@@ -67,8 +67,11 @@ def _fractions(text: str) -> Sequence[float]:
         ) from None
 
 
-def stats_lines(result: StatsResult) -> list[list[Cell]]:
-    """Set a line for each dimension of the small leaves and one for each large leaf, and what deserves a remark."""
+def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell]]:
+    """Set a line for each dimension of the small leaves and one for each large leaf, and what deserves a remark.
+
+    On a screen of `width` columns first the type goes, then the quantiles from the outside in, then the deviation.
+    """
     shown = _middle_and_ends(result.fractions)
     heads = ["mean", "std", "min", *(_name(result.fractions[place]) for place in shown), "max"]
     rows: list[Line] = [[Styled(text, "dim") for text in ("field", "dtype", *heads, "")]]
@@ -81,7 +84,11 @@ def stats_lines(result: StatsResult) -> list[list[Cell]]:
         f"quantiles within {result.quantile_error:.1%}",
         "remembered" if result.remembered else f"{result.seconds:.1f} s",
     ]
-    return [*Table(rows, right=frozenset(range(2, 2 + len(heads)))).lines(), *remarks, [" · ".join(facts)]]
+    quantiles = [2 + heads.index(_name(result.fractions[place])) for place in shown]
+    optional = (1, *quantiles[::2], *quantiles[1::2], 3)
+    table = Table(rows, right=frozenset(range(2, 2 + len(heads))), elastic=0, optional=optional)
+    lines: list[Line] = [*remarks, [" · ".join(facts)]]
+    return [*table.lines(width), *(part for line in lines for part in folded(line, width, 2))]
 
 
 def _middle_and_ends(fractions: Sequence[float]) -> list[int]:

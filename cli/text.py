@@ -49,19 +49,39 @@ Line: TypeAlias = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows whose columns line up. `right` are the columns set to the right, `elastic` the one that may be cut."""
+    """Rows whose columns line up. `right` are the columns set to the right.
+
+    Where there is no room, those of `optional` are left out, the first one first, and then `elastic` is cut: names, in
+    the first column, in their middle, anything else at its end.
+    """
 
     rows: Sequence[Line]
     right: frozenset[int] = frozenset()
     elastic: int = -1
+    optional: tuple[int, ...] = ()
 
     def lines(self, width: int | None = None) -> list[list[Cell]]:
-        """Set the rows; where they are wider than `width`, the elastic column is cut and ends in an ellipsis."""
+        """Set the rows; where they are wider than `width`, as narrow as that if they can be."""
+        if self.optional and self.width > (width or math.inf):
+            return self._without(self.optional[0]).lines(width)
         wide = self._widths()
         excess = sum(wide) + len(_GAP) * (len(wide) - 1) - (width or math.inf)
         if excess > 0 and 0 <= self.elastic < len(wide):
             wide[self.elastic] = max(8, int(wide[self.elastic] - excess))
         return [self._line(row, wide) for row in self.rows]
+
+    def _without(self, column: int) -> Table:
+        """The same table, one column less."""
+
+        def moved(other: int) -> int:
+            return other - (other > column)
+
+        return Table(
+            [[cell for place, cell in enumerate(row) if place != column] for row in self.rows],
+            right=frozenset(moved(other) for other in self.right if other != column),
+            elastic=moved(self.elastic),
+            optional=tuple(moved(other) for other in self.optional[1:]),
+        )
 
     @property
     def width(self) -> int:
@@ -77,7 +97,7 @@ class Table:
         line: list[Cell] = []
         for column, cell in enumerate(row):
             text, style = cell if isinstance(cell, Styled) else (cell, "")
-            text = _cut(clean(text), wide[column])
+            text = (_cut if column else _shortened)(clean(text), wide[column])
             blank = " " * (wide[column] - width_of(text))
             last = all(not width_of(other) for other in row[column + 1 :])
             padded = blank + text if column in self.right else text if last else text + blank
@@ -106,6 +126,19 @@ def _cut(text: str, width: int) -> str:
     while text and width_of(text) > width - 1:
         text = text[:-1]
     return f"{text}…"
+
+
+def _shortened(text: str, width: int) -> str:
+    """Cut a name in its middle: its end tells as much as its beginning, which keeps what it is indented by."""
+    if width_of(text) <= width:
+        return text
+    end = ""
+    while width_of(text[-len(end) - 1 :]) <= 3 * (width - 1) // 4:
+        end = text[-len(end) - 1 :]
+    head = text[: len(text) - len(end)]
+    while head and width_of(head) + width_of(end) > width - 1:
+        head = head[:-1]
+    return f"{head}…{end}"
 
 
 def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
@@ -143,7 +176,7 @@ def counted(count: int, noun: str) -> str:
 
 def amount(count: float, unit: str) -> str:
     """Write a number of units of progress: bytes as a size, the rest in full."""
-    return size(count) if unit == "bytes" else f"{count:,.0f} {unit}"
+    return size(count) if unit == "bytes" else f"{count:,.0f} {unit.removesuffix('s') if count == 1 else unit}"
 
 
 def number(value: float) -> str:

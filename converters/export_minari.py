@@ -4,7 +4,9 @@ What was converted from Minari comes back value for value: observations, actions
 without any), infos, seeds, options and attributes of episodes, spaces and metadata. Of other data observations,
 actions, rewards and flags become Minari's own, what is known before and after every step goes to the infos. Images are
 stored as they are, never as JPEG. (One thing does not come back: dots in the name of a text that stays the same through
-every episode, or of an option, become groups.)
+every episode, or of an option, become groups. And two things look another way in HDF5: infos
+that are missing are empty ones, `{}`, and nested ones are dicts of arrays where Arrow had arrays of dicts, which the
+notes say.)
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",
      "action_space", "dataset_id"}
 )  # fmt: skip
+_GROUP = "is a dict of arrays there, the form of HDF5, where the source gave an array of dicts"
 _ID = re.compile(r"(?:[-\w]+/)*[-\w.]+-v\d+")
 
 
@@ -57,6 +60,8 @@ class MinariSink(Sink):
         self._columns = EpisodeColumns(self.chosen, self._spaces, manifest.renamed_keys, manifest.notes)
         self.dropped += [Dropped(key, why) for key, why in self._columns.dropped.items()]
         self.notes += self._columns.notes
+        if self._original.get("data_format", "hdf5") != "hdf5":
+            self.notes += [f"infos/{name} {_GROUP}" for name in self._columns.info_groups]
         numbers = self.chosen.table.episode.tolist()
         if numbers != list(range(len(numbers))):
             self.notes.append("episodes are numbered anew from 0: Minari knows no other numbers")

@@ -116,6 +116,11 @@ class EpisodeColumns:
             return path
         return path[1:]
 
+    @property
+    def info_groups(self) -> list[str]:
+        """The names of infos that hold columns of their own."""
+        return sorted({path[0] for path in self._infos if len(path) > 1})
+
     # One episode -----------------------------------------------------------------------------------
 
     def episode(self, position: int) -> dict[str, Any]:
@@ -135,7 +140,7 @@ class EpisodeColumns:
             "rewards": self._chosen.reader.read(NEXT_REWARD, start, stop).reshape(stop - start),
             "terminations": terminated,
             "truncations": truncated,
-            "infos": self._info_columns(position, start, stop) or None,
+            "infos": self._info_columns(position, start, stop),
         }
 
     def attributes(self) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -6,7 +6,6 @@ the high level costs 60 to 100 microseconds.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
+from ..core.checkpoint.h5_open import open_h5
 from ..core.dataset import Array
 from ..core.errors import CorruptDataError, FormatError, SchemaError
 from ..core.ted import dtype_name
@@ -48,7 +48,7 @@ class Hdf5Store(EpisodeStore):
 
     def _open(self) -> None:
         with reading("the structure", self.path):
-            self._file = h5f.open(os.fsencode(self.path), h5f.ACC_RDONLY, fapl=_access())
+            self._file = open_h5(self.path, _access())
             names = _members(h5g.open(self._file, b"/"))
         found = {name: _EPISODE.fullmatch(name) for name in names}
         self.numbers = sorted(int(match[1]) for match in found.values() if match)

@@ -2,7 +2,8 @@
 
     storage/  writer/  sampler/        what the parts write themselves; no sampler/ of a sampler without state,
                                        no storage/ of a buffer that nothing was ever written to
-    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}
+    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}, and "writer": false where
+                                       the writer has no state
     rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
     transform.t                        the state of the transforms, of tensors only
     prefetch.json                      what was drawn ahead and is not delivered yet
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["BufferFolder", "write_buffer"]
 
 _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
+_WRITER = "writer"
 _KNOWN = frozenset({"storage", "writer", "sampler", "prefetch.pkl", _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
@@ -68,6 +70,8 @@ def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: i
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
         metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None}
+        if not any((folder / "writer").iterdir()):
+            metadata[_WRITER] = False
         if buffer._rng is not None:
             metadata["generator_device"] = str(buffer._rng.device)
             _write_generator(folder / _GENERATOR, buffer._rng.get_state())
@@ -134,6 +138,7 @@ class BufferFolder:
         if not (self.path / "writer").is_dir():
             raise CorruptDataError(f"{self.path} has no writer/: it was cut")
         self.batch_size: int | None = size
+        self.has_writer = metadata.get(_WRITER) is not False or any((self.path / "writer").iterdir())
         self._device = str(metadata.get("generator_device", "cpu"))
         return self
 

@@ -111,7 +111,8 @@ class Persistent(Writing):
         transforms, generator = folder.transforms(), folder.generator()
         if transforms is not None:
             self._transform.load_state_dict(transforms)
-        self._writer.loads(folder.path / "writer")
+        if folder.has_writer:
+            self._writer.loads(folder.path / "writer")
         saved_sampler = (folder.path / "sampler").is_dir()
         if saved_sampler:
             self._sampler.loads(folder.path / "sampler")
@@ -124,6 +125,8 @@ class Persistent(Writing):
             self._storage.loads(folder.path / "storage")
         else:
             self._storage._empty()
+        if not folder.has_writer:
+            self._writer.go_on_behind()
         self._writer.tell_cursor()
         if not saved_sampler:
             self._introduce()

@@ -1,5 +1,6 @@
 """Checkpoints: the steps of a dataset or a buffer in one of four forms, and whatever reads them back."""
 
+from .buffer_steps import BufferSteps
 from .compare import Difference, compare_steps
 from .compression import Compression
 from .filled import STORAGE, FilledStorage
@@ -13,17 +14,20 @@ from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
 from .torchrl_leaves import Counts
 from .torchrl_parts import state_parts, step_ends
 from .torchrl_plan import OWN_FORM, TorchrlPlan
-from .torchrl_reader import TorchrlReader, find_torchrl, torchrl_form
+from .torchrl_reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl, stat_fingerprint, torchrl_form
 from .torchrl_sinks import FolderSink, TorchrlSink
 from .torchrl_steps import TorchrlSteps
 from .torchrl_writer import write_torchrl
 from .verified import VerifyingReader
 
 __all__ = [
+    "BUFFER",
     "OWN_FORM",
     "STORAGE",
+    "STORAGE_FOLDER",
     "STORAGE_METADATA",
     "STORAGE_SHAPE",
+    "BufferSteps",
     "CompactForm",
     "CompactLayout",
     "Compression",
@@ -53,6 +57,7 @@ __all__ = [
     "save_checkpoint",
     "save_compact",
     "standing",
+    "stat_fingerprint",
     "state_parts",
     "step_ends",
     "steps_digest",

@@ -94,8 +94,15 @@ class H5Source:
         if os.getpid() not in self._files:
             import h5py  # naming a checkpoint and reading its manifest must not cost this import
 
+            from .h5_open import open_h5
+
+            access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+            access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+            access.set_file_locking(False, False)
             # Readers in order need the one chunk again at which they stopped, of every leaf.
-            self._files[os.getpid()] = h5py.File(self.path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
+            elements, slots, _, preemption = access.get_cache()
+            access.set_cache(elements, slots, _CHUNK_CACHE, preemption)
+            self._files[os.getpid()] = h5py.File(open_h5(self.path, access))
         return self._files[os.getpid()]
 
     @property

@@ -60,7 +60,7 @@ def dataset_digest(manifest: Manifest) -> str:
     if manifest.request.source == STORAGE:
         raise FormatError(
             "these steps are the checkpoint of a buffer, not of a dataset",
-            hint="load it into a buffer with the checkpointer that saved it",
+            hint="make a dataset of them first: rbtool checkpoint load PATH DEST",
         )
     raise FormatError(
         "no manifest vouches for these steps: only what rbtool wrote can be saved as a checkpoint",

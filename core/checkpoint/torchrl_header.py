@@ -94,8 +94,14 @@ class TorchrlHeader:
     length: int
 
     @classmethod
-    def checked(cls, shape: Any, full: Any, shift: Any, length: Any, origin: str) -> TorchrlHeader:
-        """Take what a file says; `length` is None where it does not. CorruptDataError for what fits no storage."""
+    def checked(
+        cls, shape: Any, full: Any, shift: Any, length: Any, origin: str, *, all_rows: bool = False
+    ) -> TorchrlHeader:
+        """Take what a file says; `length` is None where it does not, and `all_rows` where it counts unwritten ones.
+
+        CorruptDataError for what fits no storage: of one that is not full, every lane is written up to `shift`. Where
+        another number of lanes is said than there was, this tells.
+        """
         sizes = tuple(shape) if isinstance(shape, list | tuple) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
             raise CorruptDataError(f"{origin} holds {shape!r} as the shape of the storage, positive sizes are expected")
@@ -107,7 +113,8 @@ class TorchrlHeader:
         if length is None:
             length = math.prod(sizes) if full else shift * lanes
         fits = type(length) is int and 0 < length <= math.prod(sizes) and length % lanes == 0
-        if not fits or (full and length != math.prod(sizes)) or abs(shift) > sizes[0]:
+        written = math.prod(sizes) if full else shift * lanes
+        if not fits or abs(shift) > sizes[0] or (length != written and (full or not all_rows)):
             raise CorruptDataError(
                 f"{origin} counts {length!r} valid elements and the next row {shift}, which does not fit a storage "
                 f"of {list(sizes)} that is {'full' if full else 'not full'}"

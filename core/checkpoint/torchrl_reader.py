@@ -25,7 +25,7 @@ from ..dataset import (
     read_tree,
     running_return,
 )
-from ..errors import FormatError, RbtoolError
+from ..errors import FormatError, RbtoolError, UsageError
 from ..ted import (
     NEXT,
     NEXT_REWARD,
@@ -45,10 +45,11 @@ from .torchrl_h5 import H5Leaves, looks_like_torchrl
 from .torchrl_header import STORAGE_SHAPE, TorchrlKeys
 from .torchrl_leaves import StoredLeaves
 
-__all__ = ["TorchrlReader", "find_torchrl", "torchrl_form"]
+__all__ = ["BUFFER", "STORAGE_FOLDER", "TorchrlReader", "find_torchrl", "stat_fingerprint", "torchrl_form"]
 
-_BUFFER = "buffer_metadata.json"
-_STORAGE = "storage"
+BUFFER = "buffer_metadata.json"
+"""The file by which the folder of a buffer is known; its rows lie in `STORAGE_FOLDER`."""
+STORAGE_FOLDER = "storage"
 
 
 def torchrl_form(path: Path) -> CompactForm | None:
@@ -59,6 +60,8 @@ def torchrl_form(path: Path) -> CompactForm | None:
         if has_manifest(path) or not (path / "meta.json").is_file():
             return None
         document = load_json(path / "meta.json")
+    except UsageError:
+        raise  # the file is in use
     except (RbtoolError, OSError):
         return None
     if not isinstance(document, dict) or STORAGE_SHAPE not in document:
@@ -72,7 +75,7 @@ def find_torchrl(path: Path) -> Path | None:
         return path
     if not path.is_dir() or has_manifest(path):
         return None
-    folder = path / _STORAGE if (path / _BUFFER).is_file() else path
+    folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
     if folder != path and torchrl_form(folder) is not None:
         return folder
     files = sorted(folder.glob("*.h5")) if folder.is_dir() else []
@@ -109,7 +112,7 @@ class TorchrlReader(StepReader):
         self.manifest = Manifest(
             kind="checkpoint", layout=form, request=Request("torchrl", str(path), path.name),
             steps=self._header.length, episodes=len(self._ended), fields=fields, files=(),
-            content_digest=_fingerprint(path), created_by=created_by(),
+            content_digest=stat_fingerprint(path), created_by=created_by(),
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -246,7 +249,7 @@ class TorchrlReader(StepReader):
         return totals
 
 
-def _fingerprint(path: Path) -> str:
+def stat_fingerprint(path: Path) -> str:
     """Tell one state of the files from another without reading them: names, sizes and times."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     stats = [(file, file.stat()) for file in files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..storages import PackedRecording, register_checkpointer
 from .episodes import EpisodeCheckpointer
 from .keys import KeyLike
 
@@ -32,3 +33,6 @@ class FlatStorageCheckpointer(EpisodeCheckpointer):
         compatible: bool = False,
     ) -> None:
         super().__init__(done_keys, reward_keys, compatible=compatible)
+
+
+register_checkpointer(PackedRecording, FlatStorageCheckpointer)

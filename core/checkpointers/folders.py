@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 LIST_FILE = "items.json"
+_TENSORS = "TensorStorageCheckpointer"
 PACKED_FILE = "packed.json"
 COMPRESSED_FILES = ("metadata.json", "data_indices.json")
 
@@ -28,7 +29,7 @@ _WRITERS = {
     "ListStorageCheckpointer": (LIST_FILE,),
     "PackedStorageCheckpointer": (PACKED_FILE,),
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
-    "TensorStorageCheckpointer": ("storage_metadata.json",),
+    _TENSORS: ("storage_metadata.json",),
 }
 """The files by which a checkpoint shows what wrote it."""
 
@@ -121,6 +122,14 @@ def writer_of(folder: Path) -> str | None:
     return _WRITERS_OF_LAYOUTS["h5"] if len(inside) == 1 and _is_h5_of_storage(inside[0]) else None
 
 
+def _is_laid_out(folder: Path) -> bool:
+    """Whether whole episodes lie here that hooks, or the checkpointers TorchRL makes of hooks, had a storage save.
+
+    Nothing in such a folder says which of the two it was: either reads it.
+    """
+    return all((folder / name).is_file() for name in _WRITERS[_TENSORS]) and torchrl_form(folder) is not None
+
+
 def require_writer(folder: Path, writer: str) -> str | None:
     """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if none did."""
     found = writer_of(folder)
@@ -129,9 +138,10 @@ def require_writer(folder: Path, writer: str) -> str | None:
     return found
 
 
-def open_folder(path: str | os.PathLike[str], writer: str) -> Path:
+def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = False) -> Path:
     """Return the folder of a checkpoint that `writer` can read.
 
+    `hooked` says that load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
     DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
     another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
     """
@@ -142,7 +152,13 @@ def open_folder(path: str | os.PathLike[str], writer: str) -> Path:
     if not folder.is_dir():
         what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
-    found = require_writer(folder, writer)
+    laid_out = _is_laid_out(folder)
+    if laid_out and writer == _TENSORS and not hooked:
+        raise FormatError(
+            f"{folder} holds whole episodes in the layout {torchrl_form(folder)}; {article(writer)} takes rows",
+            hint=f"load it with {article(writer_of(folder) or '')}, or register the load hooks that undo the layout",
+        )
+    found = writer if laid_out and writer == _TENSORS else require_writer(folder, writer)
     if writer in _WRITERS_OF_LAYOUTS.values():
         if found is None:
             raise _not_ours(folder, writer)

@@ -18,7 +18,9 @@ ELSEWHERE = "a TensorStorageCheckpointer saves any storage of tensors"
 
 def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
     """Read keys below `next`: texts or tuples of texts, with or without `next` in front; None is no key."""
-    given: Iterable[Any] = [keys] if isinstance(keys, str) else keys or ()
+    given: Any = [keys] if isinstance(keys, str) else () if keys is None else keys
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{argument} is {given!r}; keys are texts or tuples of texts")
     found = []
     for key in given:
         parts = (key,) if isinstance(key, str) else key

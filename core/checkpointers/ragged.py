@@ -9,10 +9,10 @@ from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor
 
 from ..errors import CorruptDataError
 
-__all__ = ["dense_rows", "ragged_tensor", "with_ragged", "without_ragged"]
+__all__ = ["ROWS", "SHAPES", "dense_rows", "ragged_tensor", "with_ragged", "without_ragged"]
 
-_ROWS = "ragged_rows"
-_SHAPES = "ragged_shapes"
+ROWS = "ragged_rows"
+SHAPES = "ragged_shapes"
 
 
 def ragged_tensor(shapes: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +41,7 @@ def without_ragged(data: Any) -> Any:
     for key, value in data.items():
         if isinstance(value, torch.Tensor) and value.is_nested:
             shapes = torch.tensor([list(part.shape) for part in value.unbind(0)])
-            found.set(key, TensorDict({_ROWS: dense_rows(value), _SHAPES: shapes}, []))
+            found.set(key, TensorDict({ROWS: dense_rows(value), SHAPES: shapes}, []))
             ragged = True
         elif is_tensor_collection(value) and isinstance(value, TensorDictBase):
             inner = without_ragged(value)
@@ -59,8 +59,8 @@ def with_ragged(data: Any) -> Any:
     found, count = {}, None
     for key, value in data.items():
         if isinstance(value, TensorDictBase):
-            if set(value.keys()) == {_ROWS, _SHAPES}:
-                value = _ragged(value[_ROWS], value[_SHAPES])
+            if set(value.keys()) == {ROWS, SHAPES}:
+                value = _ragged(value[ROWS], value[SHAPES])
                 count = value.size(0)
             else:
                 value = with_ragged(value)

@@ -71,7 +71,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         checkpoint in which the storage itself lives only the length is read.
         """
         target = _tensor_storage(storage)
-        folder = open_folder(path, "TensorStorageCheckpointer")
+        folder = open_folder(path, "TensorStorageCheckpointer", hooked=bool(self._load_hooks))
         if _lives_at(target, folder):
             _refresh(target, folder)
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import torchrl_form
 from ..dataset import Hasher, load_json
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..storages import TensorStorage
@@ -48,7 +49,15 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
                 hint="if TorchRL wrote over this checkpoint, remove its folder .rbtool",
             )
         return _ours(folder, manifest, target, raw)
+    if raw and torchrl_form(folder) is not None:
+        return _laid_out(folder, metadata["len"])
     return _theirs(folder, metadata, target)
+
+
+def _laid_out(folder: Path, length: int) -> Saved:
+    """Map whole episodes that TorchRL laid out: no dimension of theirs counts the elements of the storage."""
+    structure, leaves = walk_tree(folder, 0, ragged=True)
+    return Saved(structure, _map_all(folder, leaves), torch.Size([]), length, None)
 
 
 def read_length(folder: Path) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..dataset import load_json
@@ -16,23 +17,27 @@ from ..storages.layout import SUFFIX, single_name
 from ..storages.structure import Constant, Leaf, Structure, TensorDictNode, place
 from ..ted import file_stem
 from .manifest import SavedLeaf
+from .ragged import ROWS, SHAPES
 
 __all__ = ["listed_leaves", "walk_tree"]
 
 _FIELDS = "_tensordict"
 
 
-def walk_tree(folder: Path, lead: int) -> tuple[Structure, list[SavedLeaf]]:
+def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[Structure, list[SavedLeaf]]:
     """Read the `meta.json` files of a memory-mapped tensordict, of whose dimensions `lead` count elements.
 
-    Returns how the data is made and its leaves. FormatError for what is no such folder, and for values that only a
+    Returns how the data is made and its leaves; those of differing shapes, where `ragged` allows for them, as
+    `with_ragged` wants them. FormatError for what is no such folder, and for values that only a
     pickle holds.
     """
     leaves: list[SavedLeaf] = []
-    return _node(folder, "", (), lead, leaves), leaves
+    return _node(folder, "", (), lead, leaves, ragged), leaves
 
 
-def _node(root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf]) -> Structure:
+def _node(
+    root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf], ragged: bool
+) -> Structure:
     path = root / f"{inside}meta.json"
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing")
@@ -42,17 +47,23 @@ def _node(root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: l
     if "_is_non_tensor" in document or "NonTensor" in str(document["_type"]):
         return _constant(path, document, prefix)
     if (root / inside / _FIELDS / "meta.json").is_file() and "shape" not in document:
-        return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves)  # a tensorclass
+        return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves, ragged)  # a tensorclass
     children: dict[str, Structure] = {}
+    any_ragged = False
     for name, entry in document.items():
         if not isinstance(entry, dict):
             continue
-        if "dtype" in entry and "shape" in entry:
+        if ragged and entry.get("is_nested"):
+            leaves += _ragged_leaves(root, inside, (*prefix, name), entry)
+            children[name] = TensorDictNode({ROWS: Leaf(), SHAPES: Leaf()}, torch.Size([]), None)
+            any_ragged = True
+        elif "dtype" in entry and "shape" in entry:
             leaves.append(_leaf(root, inside, (*prefix, name), entry))
             children[name] = Leaf()
         elif "type" in entry:
-            children[name] = _node(root, f"{inside}{_folder(root, inside, name)}/", (*prefix, name), lead, leaves)
-    batch = torch.Size(read_shape(document.get("shape", [])))
+            folder = f"{inside}{_folder(root, inside, name)}/"
+            children[name] = _node(root, folder, (*prefix, name), lead, leaves, ragged)
+    batch = torch.Size([] if any_ragged else read_shape(document.get("shape", [])))
     return TensorDictNode(children, batch[lead:], None)
 
 
@@ -82,6 +93,21 @@ def _leaf(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, An
         file = f"{inside}{name[-1]}{SUFFIX}"
     shape = read_shape(entry["shape"])
     return SavedLeaf(name, file, dtype_named(entry["dtype"]), shape, shape)
+
+
+def _ragged_leaves(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, Any]) -> list[SavedLeaf]:
+    """The rows of a leaf of differing shapes, and the table of those shapes that lies beside them."""
+    rows = _leaf(root, inside, name, {**entry, "is_nested": False})
+    size, file = rows.shape, f"{rows.file.removesuffix(SUFFIX)}.shape{SUFFIX}"
+    path, needed = root / file, torch.Size(size).numel() * 8
+    if len(size) != 2 or not needed or not path.is_file() or path.stat().st_size < needed:
+        raise CorruptDataError(f"{path}, the table of the shapes of {name[-1]!r}, is missing or was cut")
+    table = np.fromfile(path, np.int64, needed // 8).reshape(size)
+    if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
+        raise CorruptDataError(f"{path} does not give all episodes rows of one shape")
+    whole = (int(table[:, 0].sum()), *table[0, 1:].tolist())
+    shapes = SavedLeaf((*name, SHAPES), file, torch.int64, size, size)
+    return [SavedLeaf((*name, ROWS), rows.file, rows.dtype, whole, whole), shapes]
 
 
 def _is_safe(name: str) -> bool:

@@ -12,7 +12,7 @@ from .builder import (
     write_manifest,
 )
 from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
-from .codecs import CODECS, Codec, parse_codecs
+from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
 from .digest import FileRecord, Hasher, digest_bytes, digest_file, digest_files
@@ -58,7 +58,7 @@ from .positioned import PositionedTree, RowFiles
 from .record_numbers import RecordNumbers
 from .recorder import PackedRecorder
 from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
-from .repair import RecordingState, examine_recording, repair_recording
+from .repair import RecordingState, examine_recording, repair_recording, require_restorable
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
@@ -180,6 +180,7 @@ __all__ = [
     "lock_folder",
     "mend",
     "merge_ranges",
+    "named_codecs",
     "normal_form",
     "open_source",
     "parse_codecs",
@@ -204,6 +205,7 @@ __all__ = [
     "repair_recording",
     "require_apart",
     "require_removable",
+    "require_restorable",
     "row_builder",
     "rows_of",
     "running_return",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, UsageError
-from ..ted import Field, Key, key_name
+from ..ted import Field, Key
 from .contracts import Array
 
-__all__ = ["CODECS", "Codec", "parse_codecs"]
+__all__ = ["CODECS", "Codec", "named_codecs", "parse_codecs"]
 
 CODECS = ("zstd", "lz4")
 _FORM = re.compile(r"(?P<name>[a-z0-9]+)(?::(?P<level>-?\d+))?")
@@ -108,17 +108,24 @@ def _lz4_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
 def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, Codec]:
     """Read `observation.image=zstd:3` and its like; UsageError for fields that are not there and unknown methods."""
     names = {field.name: field for field in fields}
-    found: dict[Key, Codec] = {}
+    codecs = named_codecs(asked)
+    for name in codecs:
+        if name not in names:
+            raise UsageError(f"--compress names the field {name!r}; fields are {', '.join(sorted(names))}")
+    return {names[name].key: codec for name, codec in codecs.items()}
+
+
+def named_codecs(asked: Sequence[str]) -> Mapping[str, Codec]:
+    """Read `observation.image=zstd:3` and its like while it is not known which fields there are; UsageError."""
+    found: dict[str, Codec] = {}
     for text in asked:
         name, sign, method = text.partition("=")
         if not sign:
             raise UsageError(f"--compress {text!r} names no method", hint="write it like observation.image=zstd:3")
-        if name not in names:
-            raise UsageError(f"--compress names the field {name!r}; fields are {', '.join(sorted(names))}")
-        if names[name].key in found:
-            raise UsageError(f"--compress names the field {key_name(names[name].key)!r} twice")
+        if name in found:
+            raise UsageError(f"--compress names the field {name!r} twice")
         try:
-            found[names[name].key] = Codec.parse(method)
+            found[name] = Codec.parse(method)
         except FormatError as error:
             raise UsageError(f"--compress {text!r}: {error}") from error
     return found

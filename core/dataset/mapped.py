@@ -52,23 +52,12 @@ class Window:
         self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
 
 
-def view_rows(path: Path, leaf: Field, start: int, stop: int) -> Array:
-    """View rows `[start, stop)` of a leaf that has a file of its own; the array cannot be written.
+def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -> Array:
+    """View rows `[start, stop)` of a leaf that has a file of its own, open at `path`; the array cannot be written.
 
-    CorruptDataError for a file that is missing or cut.
+    CorruptDataError for a file that is cut.
     """
-    if not leaf.row_bytes or start == stop:
-        return np.empty((stop - start, *leaf.shape), leaf.numpy)
-    begin, end = start * leaf.row_bytes, stop * leaf.row_bytes
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
-    try:
-        first, data = _mapped(descriptor, path, begin, end)
-    finally:
-        os.close(descriptor)
-    return data[begin - first : end - first].view(leaf.numpy).reshape(stop - start, *leaf.shape)
+    return Window().rows((descriptor, 0), path, leaf, start, stop)
 
 
 def digest_mapped(path: Path, start: int = 0) -> str:

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from ..ted import Key
+from .commits import COMMITS, COMMITS_COPY
 from .contracts import Array
 from .digest import digest_bytes
 from .episodes import EpisodeTable
 from .identity import ted_digest
+from .manifest import MANIFEST, has_manifest
 from .packed_schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from .record_numbers import RecordNumbers
 from .row_stores import pread_bytes, read_chunks
+from .staging import is_ours, mend
 from .ted_reader import FolderReader, changed, check_sizes
 
 __all__ = ["PackedReader"]
+
+
+def _no_dataset(path: Path) -> RbtoolError:
+    """Say what is at a path that has no manifest."""
+    if not path.exists():
+        return DatasetNotFoundError(f"there is nothing at {path}")
+    if is_ours(path):
+        said = f"{path} is a checkpoint in one file, the folder of a dataset in layout packed is expected here"
+        return FormatError(said, hint=_hint(path, "checkpoint load"))
+    if path.is_file():
+        return FormatError(f"{path} is a file, the folder of a dataset in layout packed is expected here")
+    if (path / COMMITS).is_file() or (path / COMMITS_COPY).is_file():
+        hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
+        return CorruptDataError(f"{path} is a recording that was not finished: {MANIFEST} is missing", hint=hint)
+    return FormatError(f"{path} is no dataset: it has no {MANIFEST}")
+
+
+def _hint(path: Path, verb: str = "convert") -> str:
+    return f"make one of it: rbtool {verb} {shlex.quote(str(path))} DEST --layout packed"
 
 
 class PackedReader(FolderReader):
@@ -27,13 +50,17 @@ class PackedReader(FolderReader):
 
     `episodes` is the table as layout `ted` has it; `numbers` tells where each step lies. Opening compares
     `schema.json` with its digest and all files with the sizes that schema and table ask for: CorruptDataError where
-    they differ, FormatError for another layout and for codecs that are not known.
+    they differ, FormatError for another layout, for what is no dataset and for codecs that are not known,
+    DatasetNotFoundError where nothing is.
     """
 
     def __init__(self, path: Path) -> None:
+        mend(path)
+        if not has_manifest(path):
+            raise _no_dataset(path)
         super().__init__(path)
         if self.manifest.layout != "packed":
-            raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here", hint=_hint(path))
         self.schema = self._read_schema()
         check_sizes(path, self.manifest.files)
         self.numbers = RecordNumbers(self._stored_episodes, self.manifest.steps, str(path))

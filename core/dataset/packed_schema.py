@@ -159,7 +159,7 @@ class PackedSchema:
         try:
             document = parse_json(data, origin)
             if not isinstance(document, dict):
-                raise FormatError(f"{origin} is no description of packed records: it is a {type(document).__name__}")
+                raise FormatError(f"{origin} holds a JSON {type(document).__name__}, an object is expected")
             if document.get("format") != _FORMAT or document.get("byte_order") != "little":
                 raise FormatError(f"{origin} describes no packed records: its format is {document.get('format')!r}")
             if document["version"] > _VERSION:
@@ -168,7 +168,7 @@ class PackedSchema:
                     hint="upgrade with: pip install --upgrade rbtool",
                 )
             entries = {tuple(entry["key"]): entry for entry in document["fields"]}
-            codecs = {key: Codec.parse(entry["codec"]) for key, entry in entries.items() if entry["codec"]}
+            codecs = {key: _codec(entry["codec"], origin) for key, entry in entries.items() if entry["codec"]}
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{origin} is no description of packed records: {error!r}") from error
         try:
@@ -178,6 +178,13 @@ class PackedSchema:
         if expected.to_bytes() != data:
             raise CorruptDataError(f"{origin} does not lay out the fields of the manifest: it was changed or swapped")
         return expected
+
+
+def _codec(text: str, origin: str) -> Codec:
+    try:
+        return Codec.parse(text)
+    except FormatError as error:
+        raise FormatError(f"{origin} cannot be read: {error}", hint="a newer rbtool may know it") from error
 
 
 def _refuse_codecs(codecs: Mapping[Key, Codec], stored: Sequence[Field], after: set[Key]) -> None:

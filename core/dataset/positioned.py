@@ -31,22 +31,22 @@ class RowFiles:
     """The leaf files of a `PositionedTree`, open in one process to be written at any row."""
 
     def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
-        self._folder = folder
-        self._open: list[tuple[Field, int]] = []
+        self._open: list[tuple[Field, int, Path]] = []
         try:
             for field in fields:
-                self._open.append((field, fs.open_to_fill(folder / leaf_path(field.key))))
+                path = folder / leaf_path(field.key)
+                self._open.append((field, fs.open_to_fill(path), path))
         except BaseException:
             self.close()
             raise
 
     def write(self, columns: Mapping[Key, Array], start: int) -> None:
         """Write rows from row `start` on: arrays of `[n, *shape]` of each field's own element type."""
-        for field, descriptor in self._open:
+        for field, descriptor, path in self._open:
             array = np.ascontiguousarray(columns[field.key])
             if array.size:
                 data = memoryview(array.reshape(-1).view(np.uint8).data)
-                fs.pwrite(descriptor, data, start * field.row_bytes, self._folder / leaf_path(field.key))
+                fs.pwrite(descriptor, data, start * field.row_bytes, path)
 
     def close(self) -> None:
         """Close the files; harmless when done twice."""
@@ -102,12 +102,10 @@ class PositionedTree:
     def settle(self, rows: int) -> None:
         """Take the digests on to row `rows`: everything before it is written for good."""
         for field in self.fields:
-            step = max(1, _CHUNK // max(1, field.row_bytes))
+            step, path = max(1, _CHUNK // max(1, field.row_bytes)), self.folder / leaf_path(field.key)
             for start in range(self.settled, rows, step):
-                place = self._open[field.key], 0
-                array = self._window.rows(
-                    place, self.folder / leaf_path(field.key), field, start, min(start + step, rows)
-                )
+                stop = min(start + step, rows)
+                array = self._window.rows((self._open[field.key], 0), path, field, start, stop)
                 if array.size:
                     self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
             self._window.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import FormatError, UsageError
+from ..errors import CorruptDataError, FormatError, UsageError
 from ..ted import Field, Key
 from . import fs
 from .commits import COMMITS, COMMITS_COPY, Commit, episode_digest, file_widths, log_bytes, read_commits
@@ -21,9 +21,10 @@ from .recorded_fields import RECORDING, fields_bytes, read_fields
 from .recorder import seal
 from .unlisted_episodes import unlisted_episodes
 
-__all__ = ["RecordingState", "examine_recording", "repair_recording"]
+__all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable"]
 
 _CHUNK = 1 << 20
+_FROM_A_COPY = "if there is a copy of the folder, take what is damaged from there"
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class RecordingState:
 
     `lost` counts finished episodes that come after: the first of them is damaged, or, where they are `unlisted`,
     neither log nor copy names it, though its rows, or the manifest, tell of it. `surplus` counts bytes that belong to
-    no sound episode; `damaged` names the files that have a whole twin to be made from; `sealed` says that the folder
-    is a sound dataset as it is.
+    no sound episode; `damaged` names the files that have a whole twin to be made from, `missing` the data files that
+    are not there, though there are rows for them; `sealed` says that the folder is a sound dataset as it is.
     """
 
     fields: tuple[Field, ...]
@@ -43,6 +44,7 @@ class RecordingState:
     unlisted: bool = False
     surplus: int = 0
     damaged: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     sealed: bool = False
 
     @property
@@ -75,14 +77,39 @@ def examine_recording(folder: Path, progress: Callable[[int], None] = lambda epi
     surplus = sum(_size(folder / name) - size for name, size in state.sizes.items() if (folder / name).is_file())
     damaged = tuple(sorted((*damaged, *log.damaged)))
     sealed = not state.lost and not damaged and _is_dataset(folder)
-    return replace(state, surplus=surplus, damaged=damaged, sealed=sealed)
+    missing = tuple(_missing(folder, widths, log.commits))
+    return replace(state, surplus=surplus, damaged=damaged, missing=missing, sealed=sealed)
+
+
+def require_restorable(folder: Path, state: RecordingState) -> None:
+    """Raise CorruptDataError where repairing would keep no episode of those that were finished."""
+    if state.commits or not (state.lost or state.missing):
+        return
+    many = f"{state.lost:,} finished episode{'s' * (state.lost > 1)}"
+    many = f"at least {many}" if state.unlisted else many
+    what = f"not one of {many} can be restored" if state.lost else "every episode needs it"
+    if state.missing:
+        hint = f"bring {' and '.join(state.missing)} back, from a copy for example"
+        raise CorruptDataError(f"{folder / state.missing[0]} is missing: {what}", hint=hint)
+    why = f"{COMMITS} and {COMMITS_COPY} do not name them" if state.unlisted else "the first one is damaged"
+    raise CorruptDataError(f"{folder}: {what}, because {why}; nothing was changed", hint=_FROM_A_COPY)
+
+
+def _missing(folder: Path, widths: Mapping[str, tuple[int, str]], commits: Sequence[Commit]) -> Iterator[str]:
+    """Name the data files that are not there; those of explicit next rows only where an episode has some."""
+    explicit = bool(commits) and commits[-1].explicit_stop > 0
+    for name, (_, kind) in widths.items():
+        if (kind != "explicit" or explicit) and not (folder / name).is_file():
+            yield name
 
 
 def repair_recording(folder: Path, state: RecordingState) -> Manifest:
     """Cut the files of a recording to the episodes that were found sound, and make a dataset of it.
 
-    Cut short itself, it can be run again. UsageError while another process is recording there.
+    Cut short itself, it can be run again. UsageError while another process is recording there, CorruptDataError, and
+    nothing changes, where no episode of those that were finished would be kept.
     """
+    require_restorable(folder, state)
     lock = lock_folder(folder)
     if lock < 0:
         raise UsageError(f"{folder} is being recorded to by another process", hint="wait until it is done")

@@ -117,7 +117,8 @@ class TedReader(FolderReader):
 
     def view(self, key: Key, start: int, stop: int) -> Array:
         """View rows of one leaf where they lie in the file."""
-        return view_rows(self.path / leaf_path(key), self._leaf(key, start, stop), start, stop)
+        path, leaf = self.path / leaf_path(key), self._leaf(key, start, stop)
+        return view_rows(self._descriptor(key, path) if leaf.row_bytes else -1, path, leaf, start, stop)
 
     def check_tree(self) -> None:
         """Compare the `meta.json` files and file sizes with the manifest; raise CorruptDataError if they differ."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..progress import Progress
 from ..ted import Field
 from .assembly import Assembled, Assembly
 from .crew import Crew, InProcess, Limits
-from .failures import FunctionFailed, ResultRefused, TaskFailed
+from .failures import FunctionFailed, ResultRefused, TaskFailed, counted
 from .job import Finished, Job, Task
 from .journal import Journal
 from .origin import result_origin
@@ -69,9 +70,9 @@ class Preprocessing:
 
     def preview(self) -> tuple[Field, ...]:
         """Run the first task in this process and say which fields come out; nothing is written."""
-        with self._telling.told(), InProcess(self._job(), Limits(retries=0)) as crew:
-            self._prepared(crew, None)
-            return self._fields(crew)
+        with self.telling.told(), InProcess(self._job(), Limits(retries=0)) as crew:
+            self.prepared(crew, None)
+            return self.fields(crew)
 
     def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
         """Run all tasks and publish the result at the destination of `staging`.
@@ -79,25 +80,24 @@ class Preprocessing:
         `asked` is the source as the user named it, `step` what the provenance says of this run. Whatever goes wrong,
         nothing half-done is published; finished tasks are kept beside the destination for a run that resumes.
         """
-        with self._telling.told(), self._crew() as crew, staging, contextlib.closing(crew):
+        with self.telling.told(), self._crew() as crew, staging, contextlib.closing(crew):
             run = _Run(self, crew, staging, progress)
             try:
-                with self._telling.told():
+                with self.telling.told():
                     assembled, fields, work = run.rows()
                 manifest = self._complete(staging.path, assembled, fields, work, asked, step)
-                self._refuse_changed_source()
                 fs.remove(work_folder(staging.path))
                 if not staging.publish():
                     return _same_result(staging, manifest)
             except BaseException as error:
                 staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
                 if staging.kept:
-                    run.add_hint(error)
+                    run.tell_of_kept(error)
                 raise
         return manifest
 
     @property
-    def _telling(self) -> Telling:
+    def telling(self) -> Telling:
         return Telling(self.taking, self.work.label)
 
     def _job(self) -> Job:
@@ -118,7 +118,7 @@ class Preprocessing:
 
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
-    def _prepared(self, crew: Crew, progress: Progress | None) -> Work:
+    def prepared(self, crew: Crew, progress: Progress | None) -> Work:
         """Let the work look at the rows beforehand, where it has to; return the one that knows."""
         work = self.work
         if work.needs_probing:
@@ -130,7 +130,7 @@ class Preprocessing:
             crew.tell("become", work)
         return work
 
-    def _fields(self, crew: Crew) -> tuple[Field, ...]:
+    def fields(self, crew: Crew) -> tuple[Field, ...]:
         """The fields that come out of the first task that returns any rows."""
         fields: tuple[Field, ...] = ()
         for task in self.plan.tasks():
@@ -184,7 +184,7 @@ class Preprocessing:
         origin = result_origin(reader, fields, asked, step, notes, dropped, work.rescaled)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
-    def _refuse_changed_source(self) -> None:
+    def refuse_changed_source(self) -> None:
         """Workers open the source by its path: an exchange in the meantime would have mixed two datasets."""
         reader: StepReader = self.taking.reader
         with open_steps(reader.path) as now:
@@ -209,29 +209,37 @@ class _Run:
         """Whether something is finished that a later run can take up."""
         return self._finished > 0 and journal_path(self._folder).exists()
 
-    def add_hint(self, error: BaseException) -> None:
-        """Say how to go on, where that is possible."""
+    def tell_of_kept(self, error: BaseException) -> None:
+        """Say how to go on, with the error or, where a signal ends the run, beside it."""
+        kept = f"{self._finished:,} of {len(self._tasks):,} chunks are kept: add --resume to go on from there"
         if isinstance(error, RbtoolError):
-            kept = f"{self._finished:,} of {len(self._tasks):,} chunks are kept: add --resume to go on from there"
             error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        else:
+            self._progress.note(kept)
 
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Work]:
         """Run what is not finished yet and put the rows together."""
         of, crew = self._of, self._crew
-        work = of._prepared(crew, self._progress)
+        work = of.prepared(crew, self._progress)
         kept: Mapping[int, Finished] = {}
         if self._unfinished is not None:
             fields = self._unfinished.fields
             kept = self._unfinished.sound(self._folder, self._tasks, of.taking.steps)
         else:
-            fields = of._fields(crew)
-        with Assembly(self._folder, fields, of.taking, len(self._tasks), anew=self._unfinished is None) as assembly:
+            fields = of.fields(crew)
+        with (
+            Assembly(self._folder, fields, of.taking, len(self._tasks), anew=self._unfinished is None) as assembly,
+            ThreadPoolExecutor(1) as beside,
+        ):
+            verified = beside.submit(of.taking.reader.verify_files)
             crew.tell("open", self._folder, fields)
             with self._journal(fields) as journal:
                 self._progress.start("preprocessing", of.taking.steps, "steps")
                 self._take_kept(assembly, kept)
                 self._run(assembly, journal, [task for task in in_turn(self._tasks) if task.index not in kept])
                 self._progress.done()
+            of.refuse_changed_source()
+            verified.result()  # what came of a damaged source must not bear a sound manifest
             return assembly.finish(), fields, work
 
     def _journal(self, fields: Sequence[Field]) -> Journal:
@@ -240,6 +248,8 @@ class _Run:
         return Journal.begin(journal_path(self._folder), self._of.identity(), fields)
 
     def _take_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
+        if kept:
+            self._progress.note(f"{len(kept):,} of {len(self._tasks):,} chunks are finished already")
         for index, finished in kept.items():
             task = self._tasks[index]
             assembly.take(task, finished)
@@ -253,14 +263,14 @@ class _Run:
                 failed.append(answer)
                 if not self._of.settings.keep_going or not TaskFailed.others_may_pass(answer.cause):
                     break
-                self._progress.note(self._of._telling.sentence(answer))
+                self._progress.note(self._of.telling.sentence(answer))
                 continue
             journal.add(task.index, answer)
             self._finished += 1
             assembly.take(task, answer)
             self._progress.advance(task.stop - task.start)
         if failed:
-            raise self._of._telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
+            raise self._of.telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
 
 
 def _asked(crew: Crew, method: str, task: Task) -> Any:
@@ -275,11 +285,13 @@ def _notes(label: str, found: Assembled) -> Iterator[str]:
     table: EpisodeTable = found.table
     bare = int((~table.terminated & ~table.truncated).sum())
     if bare:
-        yield f"after {label} {bare:,} episodes end with neither terminated nor truncated"
+        end = "ends" if bare == 1 else "end"
+        yield f"after {label} {counted(bare, 'episode')} {end} with neither terminated nor truncated"
     if found.emptied:
-        yield f"{label} leaves nothing of {found.emptied:,} episodes"
+        yield f"{label} leaves nothing of {counted(found.emptied, 'episode')}"
     if found.renumbered:
-        yield f"{found.renumbered:,} episodes have numbers of their own: another one had theirs already"
+        own = "has a number of its own" if found.renumbered == 1 else "have numbers of their own"
+        yield f"{counted(found.renumbered, 'episode')} {own}: another one had it already"
 
 
 def _same_result(staging: Staging, manifest: Manifest) -> Manifest:

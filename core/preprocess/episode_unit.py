@@ -65,7 +65,7 @@ class EpisodeUnit(Started):
                 return [0]
             ends = np.append(_inner_ends(columns, rows), rows - 1)
             if was_marked:
-                columns = marked(columns, ends[~flagged(columns, ends)])
+                columns |= marked(columns, ends[~flagged(columns, ends)])
             grown.add(columns, rows)
         lengths: list[int] = np.diff(ends, prepend=-1).tolist()
         return lengths

@@ -2,10 +2,12 @@
 
 condition   = both ("or" both)*
 both        = negation ("and" negation)*
-negation    = "not" negation | comparison
-comparison  = operand (("<" | "<=" | ">" | ">=" | "==" | "!=") operand)*
-operand     = number | "true" | "false" | name | "(" condition ")"
+negation    = "not" negation | "(" condition ")" | comparison | name
+comparison  = operand (("<" | "<=" | ">" | ">=" | "==" | "!=") operand)+
+operand     = number | "true" | "false" | name
 name        = word ("." word)* ["[" number ("," number)* "]"]
+
+A name that is compared with nothing is true or false by itself.
 """
 
 from __future__ import annotations
@@ -135,29 +137,47 @@ class Condition:
 
     def holds(self, columns: Mapping[Name, Values], rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Tell for each of `rows` rows whether the condition holds; each column is `[rows]`. NaN compares as unlike."""
-        found = np.asarray(self._root.value(columns)) != 0  # what is no comparison is true unless it is 0
+        found = np.asarray(self._root.value(columns)) != 0  # a flag may be kept as a number
         return np.broadcast_to(found, (rows,)).copy()
 
 
-def parse_condition(text: str, known: Iterable[str] | None = None) -> Condition:
-    """Understand a condition. UsageError says what is not understood and where, or which field is not `known`."""
+def parse_condition(text: str, known: Mapping[str, bool] | None = None) -> Condition:
+    """Understand a condition. `known` says of each field there is whether it is true or false.
+
+    UsageError says what is not understood and where, which field is not known, and which is compared with nothing
+    though it is a number.
+    """
     parser = _Parser(text)
     root = parser.whole()
     names = tuple(dict.fromkeys(root.names()))
-    fields = None if known is None else sorted(known)
+    if known is not None:
+        _require_known(text, names, known)
+        for name in parser.alone:
+            if not known[name.field]:
+                raise UsageError(
+                    f"the condition {text!r} compares {str(name)!r}, which is neither true nor false, with nothing",
+                    hint=f"write what it is compared with, like '{name} > 0'",
+                )
+    return Condition(text, names, root)
+
+
+def _require_known(text: str, names: Iterable[Name], known: Iterable[str]) -> None:
+    fields = sorted(known)
     for name in names:
-        if fields is not None and name.field not in fields:
+        if name.field not in fields:
             near = difflib.get_close_matches(name.field, fields, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(
                 f"the condition {text!r} names {name.field!r}, which is not there{meant}",
                 hint=f"there are {', '.join(fields)}",
             )
-    return Condition(text, names, root)
 
 
 class _Parser:
+    """Reads a condition; `alone` are the names that are compared with nothing."""
+
     def __init__(self, text: str) -> None:
+        self.alone: list[Name] = []
         self._text = text
         self._place = 0
         self._kind, self._token, self._start = "", "", 0
@@ -167,7 +187,7 @@ class _Parser:
     def whole(self) -> _Node:
         found = self._condition()
         if self._kind:
-            raise self._refused("an operator or the end")
+            raise self._refused("'and', 'or' or the end")
         return found
 
     def _advance(self) -> None:
@@ -213,8 +233,16 @@ class _Parser:
         while (self._kind, self._token) == ("word", "not"):
             self._advance()
             negated = not negated
-        found = self._comparison()
+        found = self._nested() if self._token == "(" else self._comparison()
         return _Not(found) if negated else found
+
+    def _nested(self) -> _Node:
+        self._advance()
+        found = self._condition()
+        if self._token != ")":
+            raise self._refused("')'")
+        self._advance()
+        return found
 
     def _comparison(self) -> _Node:
         operands, signs = [self._operand()], []
@@ -222,17 +250,16 @@ class _Parser:
             signs.append(self._token)
             self._advance()
             operands.append(self._operand())
-        return _Comparison(tuple(signs), tuple(operands)) if signs else operands[0]
+        if signs:
+            return _Comparison(tuple(signs), tuple(operands))
+        alone = operands[0]
+        if not isinstance(alone, _Field):
+            raise self._refused("a comparison")
+        self.alone.append(alone.name)
+        return alone
 
-    def _operand(self) -> _Node:
+    def _operand(self) -> _Constant | _Field:
         kind, token = self._kind, self._token
-        if token == "(":
-            self._advance()
-            found = self._condition()
-            if self._token != ")":
-                raise self._refused("')'")
-            self._advance()
-            return found
         if kind == "number":
             self._advance()
             return _Constant(float(token) if set(token) & set(".eE") else int(token))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,25 +12,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .job import Task
 
-__all__ = ["FunctionFailed", "ResultRefused", "TaskFailed", "TookTooLong", "WorkerTrace", "WorkerTrouble", "error_text"]
+__all__ = [
+    "FunctionFailed",
+    "ResultRefused",
+    "TaskFailed",
+    "TookTooLong",
+    "WorkerTrace",
+    "WorkerTrouble",
+    "counted",
+    "error_text",
+]
+
+_LONGEST = 300
 
 
 class FunctionFailed(Exception):
     """The user's function raised: what in one line, and its traceback.
 
     `steps` is the half-open range of the job's steps that it was called with, where that is less than the block.
+    `there` are the keys of the tensordict in which it missed one.
     """
 
-    def __init__(self, text: str, trace: str, steps: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, text: str, trace: str, steps: tuple[int, int] | None = None, there: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(text, trace)
         self.text = text
         self.trace = trace
         self.steps = steps
+        self.there = there
 
     @classmethod
     def of(cls, error: BaseException, steps: tuple[int, int] | None = None) -> FunctionFailed:
         """Describe what the function raised."""
-        return cls(error_text(error), "".join(traceback.format_exception(error)), steps)
+        trace = "".join(traceback.format_exception(error))
+        return cls(error_text(error), trace, steps, _keys_there(error))
 
 
 class WorkerTrouble(FunctionFailed):
@@ -86,13 +104,43 @@ class WorkerTrace(Exception):
         return f"in a worker process:\n{self.args[0]}"
 
 
+_MISSED = re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL)
+"""What tensordict says of a key that is not there; the list of all that are need not fit in a line."""
+
+
 def error_text(error: BaseException) -> str:
     """Name an error in one line: its type and the first line of its message."""
     kind = type(error).__name__
-    if isinstance(error, KeyError) and isinstance(error.__context__, KeyError):
-        error = error.__context__  # tensordict adds a list of its keys, which need not fit in a line
-    lines = str(error).strip().splitlines()
+    message = str(error)
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        said = error.args[0]
+        if missed := _missed(error):
+            key = missed[1]
+            return f"{kind} {key if key.startswith('(') else repr(key)}"
+        if not (isinstance(said, str) and " " in said):
+            return f"{kind} {said!r}"
+        message = said  # a sentence, of which KeyError would show the quotes and what is escaped in them
+    lines = message.strip().splitlines()
     if not lines:
         return kind
-    first = lines[0] if len(lines[0]) <= 300 else f"{lines[0][:300]}…"
-    return f"{kind} {first}" if isinstance(error, KeyError) else f"{kind}: {first}"
+    return f"{kind}: {lines[0] if len(lines[0]) <= _LONGEST else f'{lines[0][:_LONGEST]}…'}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things, as in `1 row` and `2,000 rows`."""
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
+
+
+def _missed(error: BaseException) -> re.Match[str] | None:
+    said = error.args[0] if isinstance(error, KeyError) and error.args else None
+    return _MISSED.fullmatch(said) if isinstance(said, str) else None
+
+
+def _keys_there(error: BaseException) -> tuple[str, ...]:
+    """The keys that tensordict lists where one is missing; none for other errors."""
+    missed = _missed(error)
+    if missed is None:
+        return ()
+    with contextlib.suppress(ValueError, SyntaxError, TypeError):
+        return tuple(key if isinstance(key, str) else ".".join(key) for key in ast.literal_eval(missed[2]))
+    return ()

@@ -63,6 +63,10 @@ class FunctionWork(Work):
         """Digests of the file of the function and of what it imports from its folder; empty for other functions."""
         return self.function.inputs()
 
+    def keeps_rows(self) -> bool:
+        """True for functions of a single row."""
+        return self.unit == "row"
+
     def fingerprint(self) -> str:
         """A digest of what a callable is made of, as far as it can be seen; empty for other functions."""
         return self.function.fingerprint()

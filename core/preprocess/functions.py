@@ -195,7 +195,9 @@ def _attribute(module: types.ModuleType, name: str, place: str) -> Loaded:
             raise UsageError(f"{place} has no function {name!r}{_near(part, known)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{name!r} in {place} is a {type(found).__name__}, a function is expected")
+        kind = type(found).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise UsageError(f"{name!r} in {place} is {article} {kind}, a function is expected")
     loaded: Loaded = found
     return loaded
 

@@ -17,6 +17,9 @@ __all__ = ["Plan", "in_turn"]
 
 _CHUNK_BYTES = 16 << 20
 _CHUNK_ROWS = 1 << 16
+_CHUNKS, _LEAST_ROWS = 32, 256
+"""So many chunks there are at least, unless they would be of fewer rows than this: enough for all cores to share, for
+a run to be resumed, and for the time left to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,14 @@ class Plan:
     ) -> Plan:
         """Fill in what was not said; UsageError for what cannot be. `apart` names what needs workers.
 
-        The default chunk size depends on the size of a row alone, never on the number of workers: a function may
-        see the chunk it is given. Tasks of whole episodes have as many as fit into a chunk, but one at least.
+        The default chunk size depends on the number of steps and the size of a row, never on the number of workers: a
+        function may see the chunk it is given. Tasks of whole episodes have as many as fit, but one at least.
         """
         if chunk_size is not None and chunk_size < 1:
             raise UsageError(f"chunks of {chunk_size} steps asked for (chunk_size), at least 1 is needed")
         if num_workers is not None and num_workers < 0:
             raise UsageError(f"{num_workers} workers asked for (num_workers), 0 or more are expected")
-        size = chunk_size or min(max(1, _CHUNK_BYTES // max(1, row_bytes(taking.reader.fields))), _CHUNK_ROWS)
+        size = chunk_size or _default_size(taking)
         starts = taking.task_starts(size) if whole_episodes else np.arange(0, taking.steps, size)
         if num_workers is None:
             usable = min(_usable_cores(), len(starts))
@@ -72,6 +75,11 @@ def in_turn(tasks: list[Task]) -> list[Task]:
         return tasks
     early = [0, len(tasks) - 1, len(tasks) // 2]
     return [*(tasks[index] for index in early), *(task for place, task in enumerate(tasks) if place not in early)]
+
+
+def _default_size(taking: Taking) -> int:
+    most = min(max(1, _CHUNK_BYTES // max(1, row_bytes(taking.reader.fields))), _CHUNK_ROWS)
+    return min(most, max(_LEAST_ROWS, -(-taking.steps // _CHUNKS)))
 
 
 def _usable_cores() -> int:

@@ -11,7 +11,7 @@ from ..ted import EPISODE, Key
 from .block import Block, Column, Pieces
 from .calls import UserFunction
 from .endings import flagged, marked_pieces, numbers_episodes
-from .failures import ResultRefused
+from .failures import ResultRefused, counted
 from .seeds import mixed, sow
 from .tensors import chunk_of, table_of
 from .work import Started
@@ -69,10 +69,14 @@ def _left(
     counts = np.zeros(len(pieces), np.int64)
     if not rows:
         return Pieces(pieces.episode, counts, pieces.begins, pieces.ends)
+    returned = f"it returned {counted(rows, 'row')} for {counted(given, 'step')}"
     if episodes is None or not numbers_episodes(columns):
+        if given > 1 and all(values.shape[1:2] == (given,) for _, values in columns.values()):
+            raise ResultRefused(
+                f"it returned the batch size {[rows, given]} for {counted(given, 'step')}; {[given]} is expected"
+            )
         raise ResultRefused(
-            f"it returned {rows:,} rows for {given:,} steps without a column 'episode' that says whose they are; "
-            "keep 'episode', or use --unit episode"
+            f"{returned} without a column 'episode' that says whose they are; keep 'episode', or use --unit episode"
         )
     numbers = columns[EPISODE].values.reshape(rows).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
@@ -84,12 +88,12 @@ def _left(
         if not len(found):
             known = "comes after a later one" if number in episodes else "is none of those given"
             raise ResultRefused(
-                f"it returned {rows:,} rows for {given:,} steps, and the episode of row {start:,}, {number}, {known}; "
+                f"{returned}, and the episode of row {start:,}, {number}, {known}; "
                 "rows stay in the order of their episodes"
             )
         if len(found) > 1:
             raise ResultRefused(
-                f"it returned {rows:,} rows for {given:,} steps of which several episodes are numbered {number}; "
+                f"{returned} of which several episodes are numbered {number}; "
                 "which rows belong to which cannot be told, so use --unit episode"
             )
         at += int(found[0])

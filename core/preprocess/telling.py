@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ..errors import RbtoolError, SchemaError
+from ..ted import Key, key_name
 from .failures import FunctionFailed, ResultRefused, TaskFailed, TookTooLong, WorkerTrace, WorkerTrouble
 from .job import Task
 from .taking import Taking
@@ -67,12 +68,24 @@ class Telling:
             where = f" while {label} worked on {place}" if place else f" in {label}"
             return RbtoolError(f"{cause.text}{where}", hint=hint)
         if isinstance(cause, FunctionFailed):
-            known = ", ".join(dict.fromkeys(field.key[0] for field in self._taking.reader.fields))
-            fields = f". Fields here: {known}" if cause.text.startswith("KeyError") else ""
+            fields = f". Fields here: {', '.join(self._fields(cause))}" if cause.text.startswith("KeyError") else ""
             return RbtoolError(f"{label} failed{_on(place)}: {cause.text}{fields}", hint=_TRACEBACK)
         if isinstance(cause, ResultRefused):
             return SchemaError(f"{label}{_on(place)}: {cause}")
         return cause
+
+    def _fields(self, cause: FunctionFailed) -> Iterable[str]:
+        """Name what there was where a key is missing; groups of the dataset, such as `next`, by their whole name."""
+        keys = [field.key for field in self._taking.reader.fields]
+        if not cause.there:
+            return dict.fromkeys(key[0] for key in keys)
+        groups: dict[Key, set[str]] = {}
+        for key in keys:
+            for depth, part in enumerate(key):
+                groups.setdefault(key[:depth], set()).add(part)
+        there = set(cause.there)  # the function may have edited what it was given, so it need not be all of a group
+        group = max(sorted(groups, key=len), key=lambda key: len(groups[key] & there) / len(groups[key] | there))
+        return [key_name((*group, name)) for name in cause.there]
 
     def _place(self, cause: BaseException, task: Task | None) -> str:
         """Name steps by their number in the dataset, and their episodes."""

@@ -13,7 +13,7 @@ from ..dataset import HIDDEN, Array
 from ..storages.arrays import tensordict_of
 from ..ted import DTYPES, Key, key_name, numpy_dtype
 from .block import Column
-from .failures import ResultRefused
+from .failures import ResultRefused, counted
 
 __all__ = ["Layout", "chunk_of", "columns_of", "require_layout", "row_of", "table_of", "tensor_of_column"]
 
@@ -42,11 +42,11 @@ def columns_of(result: Any, rows: int) -> dict[Key, Column]:
     Tensors may be views of the input, expanded, on another device, or part of a graph. ResultRefused for anything
     that is not a nest of tensors with `rows` rows each.
     """
-    columns = _columns(result, f"a tensordict of {rows:,} rows")
+    columns = _columns(result, f"a tensordict of {counted(rows, 'row')}")
     for key, (_, values) in columns.items():
         if not values.shape or len(values) != rows:
             raise ResultRefused(
-                f"it returned {_length(values)} of {key_name(key)!r} for {rows:,} steps; as many are expected"
+                f"it returned {_length(values)} of {key_name(key)!r} for {counted(rows, 'step')}; as many are expected"
             )
     if not columns:
         raise ResultRefused("it returned no tensors")
@@ -70,7 +70,7 @@ def table_of(result: Any) -> tuple[dict[Key, Column], int]:
             raise ResultRefused(f"it returned no rows of {key_name(key)!r}; all tensors have a row for each step")
         if len(values) != rows:
             raise ResultRefused(
-                f"it returned {rows:,} rows of {key_name(first)!r} and {len(values):,} of {key_name(key)!r}; "
+                f"it returned {counted(rows, 'row')} of {key_name(first)!r} and {len(values):,} of {key_name(key)!r}; "
                 "all must have the same number"
             )
     return columns, rows
@@ -113,7 +113,7 @@ def _columns(result: Any, expected: str) -> dict[Key, Column]:
 
 
 def _length(values: Array) -> str:
-    return f"{len(values):,} rows" if values.shape else "no rows"
+    return counted(len(values), "row") if values.shape else "no rows"
 
 
 def _is_nest(value: Any) -> bool:

@@ -83,6 +83,10 @@ class Work(ABC):
         """Whether `arguments` and `inputs` tell all there is to it, so that what is equal need not be done again."""
         return bool(self.inputs())
 
+    def keeps_rows(self) -> bool:
+        """Whether it is known beforehand that every step comes back as one."""
+        return False
+
     def fingerprint(self) -> str:
         """Tell it apart from others where `arguments` and `inputs` do not: for `--resume`."""
         return ""

@@ -203,7 +203,7 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
         return "the proxy made no connection"
     if isinstance(error, httpx2.ConnectError):
         if any(isinstance(cause, socket.gaierror) for cause in causes):
-            return "no machine of that name is known"
+            return "its address could not be looked up"
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return "the connection was refused"
         return "there is no way to it"

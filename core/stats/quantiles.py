@@ -59,7 +59,8 @@ class QuantileSketch:
     def quantiles(self, fractions: Sequence[float], low: Array, high: Array) -> NDArray[np.float64]:
         """Return, for each dimension, the values below which these fractions of all lie; `[len(fractions), width]`.
 
-        `low` and `high` are the exact extremes, `[width]`, beyond which no quantile is placed. NaN without values.
+        `low` and `high` are the exact extremes, `[width]`: the quantiles 0 and 1, beyond which none is placed. NaN
+        without values.
         """
         found = np.full((len(fractions), self._width), np.nan)
         for dimension, (buckets, counts) in enumerate(zip(self._buckets, self._counts, strict=True)):
@@ -68,7 +69,9 @@ class QuantileSketch:
             reached = np.cumsum(counts)
             ranks = np.asarray(fractions) * (reached[-1] - 1)
             place = np.searchsorted(reached, ranks, side="right")
-            found[:, dimension] = np.clip(_middle_of(buckets[place]), low[dimension], high[dimension])
+            inner = np.clip(_middle_of(buckets[place]), low[dimension], high[dimension])
+            last = ranks >= reached[-1] - 1
+            found[:, dimension] = np.where(ranks <= 0, low[dimension], np.where(last, high[dimension], inner))
         return found
 
 

@@ -15,7 +15,7 @@ from .collect import FieldStats
 
 __all__ = ["StatsStore"]
 
-_VERSION = 1
+_VERSION = 2
 _DIGEST = re.compile(r"[a-z0-9-]+:[0-9a-f]{16,}")
 
 

@@ -26,6 +26,7 @@ __all__ = ["PackedRecording"]
 
 _INDEX = ("index",)
 _UNLIMITED = (1 << 63) - 1
+_FEW = 4
 _FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
@@ -82,9 +83,16 @@ class PackedRecording(Storage):
         data = data.unsqueeze(0) if single and is_tensor_collection(data) else data
         columns = self._columns(data)
         count = len(columns[NEXT_DONE])
+        if len(self) + count > self.max_size:
+            raise SchemaError(
+                f"{count:,} rows do not fit: the recording {self.path} holds {len(self):,} of {self.max_size:,} (max_size)",
+                hint="give a larger max_size, or none",
+            )
         rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None
         if rows != slice(len(self), len(self) + count):
-            raise SchemaError(f"rows are added at the end, which is row {len(self)}; a write at {cursor} was asked for")
+            raise SchemaError(
+                f"rows are added at the end, which is row {len(self)}; a write at {_shown(cursor)} was asked for"
+            )
         if self._recorder is None:
             self._begin(columns, data)
         if self._numbered:
@@ -249,6 +257,13 @@ class PackedRecording(Storage):
 
     def __getstate__(self) -> dict[str, Any]:
         raise UsageError(f"the recording {self.path} cannot be sent to another process", hint="finish it first")
+
+
+def _shown(cursor: Any) -> str:
+    """Write where rows were to go; of many only the first and the last."""
+    if isinstance(cursor, torch.Tensor) and cursor.dim() == 1 and cursor.dtype == torch.int64 and len(cursor) > _FEW:
+        return f"rows {int(cursor[0])}, …, {int(cursor[-1])}"
+    return str(cursor.tolist() if isinstance(cursor, torch.Tensor) else cursor)
 
 
 def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:

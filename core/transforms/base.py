@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 
 __all__ = ["CallableTransform", "Compose", "InvertTransform", "Transform", "as_transform"]
 
@@ -91,13 +91,16 @@ class InvertTransform(Transform):
 class Compose(Transform):
     """Applies transforms in order on the way out, and in the reverse order on the way in.
 
-    Each is a `Transform`, anything like one (a module with `inv`, as TorchRL's are), or a callable. `inv` stops at
-    the first that returns None. Transforms are put into evaluation mode.
+    Each is a `Transform`, anything like one (a module with `inv`, as TorchRL's are), or a callable; a list of them is
+    taken as well. A `Compose` among them is replaced by what it is made of. `inv` stops at the first that returns
+    None. Transforms are put into evaluation mode.
     """
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
-        self.transforms = nn.ModuleList([as_transform(transform) for transform in transforms])
+        if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
+            transforms = tuple(transforms[0])
+        self.transforms = nn.ModuleList([part for transform in transforms for part in _parts(transform)])
 
     def forward(self, data: Any) -> Any:
         for transform in self.transforms:
@@ -137,15 +140,21 @@ class Compose(Transform):
                 module._rng = generator  # type: ignore[assignment]
 
     def append(self, transform: Any) -> Compose:
-        """Add a transform at the end; returns this object."""
-        self.transforms.append(as_transform(transform))
+        """Add a transform at the end, or all those of a `Compose`; returns this object."""
+        self.transforms.extend(_parts(transform))
         return self
 
     def insert(self, index: int, transform: Any) -> Compose:
-        """Add a transform in front of the one at `index`; IndexError if there is no such place."""
+        """Add a transform, or all those of a `Compose`, in front of the one at `index`; returns this object.
+
+        As with lists, places are counted from the end where `index` is negative, and `len` is the end. UsageError (a
+        ValueError) if there is no such place.
+        """
         if not -len(self) <= index <= len(self):
-            raise IndexError(f"place {index} was asked for, there are {len(self)} transforms")
-        self.transforms.insert(index, as_transform(transform))
+            raise UsageError(f"place {index} was asked for, there are {len(self)} transforms")
+        there = list(self.transforms)
+        there[index:index] = _parts(transform)
+        self.transforms = nn.ModuleList(there)
         return self
 
     def share_memory_(self) -> Compose:
@@ -194,8 +203,15 @@ class Compose(Transform):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.transforms)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.transforms[index]
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one transform, or a `Compose` of some, which it shares with this object."""
+        return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
+
+
+def _parts(transform: Any) -> list[Any]:
+    """What to put into a `Compose` for something to be applied; subclasses may do more than what they hold."""
+    made = as_transform(transform)
+    return list(made) if type(made) is Compose else [made]
 
 
 def as_transform(transform: Any, *, invert: bool = False) -> Any:

@@ -83,7 +83,8 @@ class FrameStack(KeyedTransform):
     Where a batch has two or more dimensions the last is time, as in padded trajectories and in slices asked for with
     `batched=True`. Frames before the start of a row, and before an end inside of it, are not known: `padding` repeats
     the first frame (`same`) or sets `padding_value` (`constant`). The stack of `("next", key)` is that of the root,
-    moved on by one: its newest frame is the next one. Ends are read from `done_key`.
+    moved on by one: its newest frame is the next one. Ends are read from `done_key`. SchemaError (a RuntimeError) for a
+    batch without time, and for frames without the dimension `dim`.
     """
 
     def __init__(
@@ -129,6 +130,12 @@ class FrameStack(KeyedTransform):
         return steps - torch.where(begins, steps, 0).cummax(-1).values
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
+        frame = list(value.shape[data.ndim :])
+        if len(frame) < -self.dim:
+            raise SchemaError(
+                f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
+                hint="say dim=-1 to join them along their last dimension" if frame else "",
+            )
         # What comes before the next frame is the frame of the step itself, and those before it.
         root = data.get(key[1:], None) if key[0] == NEXT else None
         frames, late = (value, 0) if root is None else (root, 1)

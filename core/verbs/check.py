@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from ..checkpoint import open_steps
+from ..checkpoint import STORAGE, open_steps
 from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, rows_of
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
-from ..ted.checks import DATA_RULES, Finding, Rule
+from ..ted import EndReason
+from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
+from .readable import has_steps
 from .results import Result, seconds_since
 
 __all__ = ["CheckResult", "check"]
@@ -25,7 +27,10 @@ _OPENS = "TED014", "opens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult(Result):
-    """What the rules found. `skipped` names the rules that could not be tried on damaged files."""
+    """What the rules found. `skipped` names the rules that could not be tried on damaged files.
+
+    `unfinished` counts the episodes that go on: the last ones of the checkpoint of a buffer may, which is no problem.
+    """
 
     kind: ClassVar[str] = "check"
     path: Path
@@ -36,6 +41,7 @@ class CheckResult(Result):
     skipped: tuple[str, ...]
     errors: int
     warnings: int
+    unfinished: int = 0
     seconds: float
 
     def failed(self, fail_on: Literal["error", "warn"] = "error") -> bool:
@@ -51,23 +57,38 @@ def check(
 ) -> CheckResult:
     """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
 
-    `dataset` is a path or `source:id`. Reads everything once for the digests and once for the rows; memory stays
+    `dataset` is a path or `source:id`. The checkpoint of a buffer may end with episodes that are not over. Reads everything once for the digests and once for the rows; memory stays
     bounded. Problems are findings, not exceptions, and so is a file behind a sound manifest that this rbtool cannot
-    read; DatasetNotFoundError and FormatError mean that there is nothing to check.
+    read; DatasetNotFoundError, FormatError and, for a raw dataset, UsageError mean that there is nothing to check.
     """
     begun, path = time.perf_counter(), find_dataset(dataset, root)
+    has_steps(path)
     try:
         reader = open_steps(path)
     except FormatError as error:
         if not isinstance(error, CorruptDataError) and not _is_described(path):
             raise
-        return _result(path, [Finding(*_OPENS, "error", str(error))], 0, 0, _all_rules(), begun)
+        said = f"{error}; {error.hint}" if error.hint else str(error)
+        return _result(path, [Finding(*_OPENS, "error", said)], 0, 0, _all_rules(), begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         spoilt = {"TED011", "TED012", *(["TED013"] if reader.manifest.layout == "packed" else [])}
         damaged = any(finding.rule in spoilt for finding in findings)  # what is compressed cannot be read then
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
-        return _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
+        result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
+        return replace(result, unfinished=0 if skipped else _unfinished(reader))
+
+
+def _is_of_buffer(reader: StepReader) -> bool:
+    return reader.manifest.request.source == STORAGE
+
+
+def _unfinished(reader: StepReader) -> int:
+    """Count the episodes of a buffer's checkpoint that were not over: in a dataset each has an end."""
+    if not _is_of_buffer(reader):
+        return 0
+    table = reader.episodes
+    return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
 
 
 def _is_described(path: Path) -> bool:
@@ -115,8 +136,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
         return [], reader.manifest.episodes, names
     steps = reader.manifest.steps
     try:
-        rules: list[Rule] = [rule(reader.fields, steps) for rule in DATA_RULES]
-        rules.append(EpisodeTableRule(reader.fields, steps, reader.episodes))
+        rules = [*_rules_of_rows(reader), EpisodeTableRule(reader.fields, steps, reader.episodes)]
     except (CorruptDataError, FormatError) as error:
         return (
             [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))],
@@ -134,6 +154,14 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
         progress.advance(stop - start)
     progress.done()
     return list(_findings(rules)), episodes, []
+
+
+def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:
+    for rule in DATA_RULES:
+        if rule is MidEpisodeFlagRule:
+            yield MidEpisodeFlagRule(reader.fields, reader.manifest.steps, unfinished=_is_of_buffer(reader))
+        else:
+            yield rule(reader.fields, reader.manifest.steps)
 
 
 def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..checkpoint import (
+    BufferSteps,
     CompactForm,
     CompactLayout,
     Compression,
@@ -29,6 +30,7 @@ from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_a
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from ..ted import row_bytes
+from .checkpoint_buffers import open_saved
 from .checkpoint_torchrl import (
     build_dataset,
     build_for_torchrl,
@@ -44,6 +46,8 @@ __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResu
 PathLike: TypeAlias = str | os.PathLike[str]
 Library: TypeAlias = Literal["torchrl"]
 _H5_NAME = "checkpoint.h5"
+_LOST = frozenset({"episodes.seed", "episodes.has_seed", "episodes.end_reason", "episodes_text"})
+"""What TorchRL's layout has no place for."""
 _ROWS_ONLY = "TorchRL's layout keeps the rows alone: no episode table, no text, no spaces, no digests"
 
 
@@ -70,7 +74,10 @@ class CheckpointLoadResult(Published):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointVerifyResult(Result):
-    """Whether a checkpoint holds, bit for bit, the steps, episodes and text of a dataset; if not, where they differ."""
+    """Whether a checkpoint holds, bit for bit, the steps, episodes and text of a dataset; if not, where they differ.
+
+    `notes` name what of the dataset the checkpoint's layout has no place for, which is no difference.
+    """
 
     kind: ClassVar[str] = "checkpoint verify"
     checkpoint: Path
@@ -80,6 +87,7 @@ class CheckpointVerifyResult(Result):
     episodes: int
     equal: bool
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
     seconds: float
 
 
@@ -108,10 +116,11 @@ def save(
     chosen = _require_form(form, compression, for_library)
     path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
     require_apart(path, target)
-    with open_steps(path) as source:
-        if isinstance(source, TorchrlSteps):
+    with open_saved(path) as source:
+        if isinstance(source, BufferSteps):
             hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
-            raise UsageError(f"{path} is a checkpoint in TorchRL's layout, with no manifest", hint=hint)
+            what = "in TorchRL's layout, with no manifest" if isinstance(source, TorchrlSteps) else "of a buffer"
+            raise UsageError(f"{path} is a checkpoint {what}, and a dataset is expected", hint=hint)
         digest = steps_digest(source)
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
@@ -182,8 +191,9 @@ def load(
 
     `layout` and `compress` are those of `convert`: a dataset in layout `packed` is the one that converting afterwards
     would make, and is compared with the digest of the dataset that was saved.
-    Of what TorchRL saved in its flat, nested and H5 layouts (the folder of a buffer or a storage, or the file) the
-    valid rows become a dataset, lane after lane and the oldest first; an unfinished episode ends truncated.
+    Of the checkpoint of a buffer or a storage of steps, ours or TorchRL's (the folder of either, or the file), the
+    valid rows become a dataset, lane after lane and the oldest first; an unfinished episode ends truncated, as a note
+    says.
     What is at `dest` stays unless `force` is set; an equal dataset there is left as it is. Raises CorruptDataError,
     with nothing at `dest`, for a checkpoint that is damaged; UsageError, DatasetNotFoundError, FormatError,
     OutOfSpaceError.
@@ -192,7 +202,7 @@ def load(
     path, target = find_dataset(checkpoint), Path(dest).expanduser().absolute()
     require_apart(path, target)
     wanted = require_layout(layout, compress)
-    with open_steps(path) as source:
+    with open_saved(path) as source:
         _require_checkpoint(source)
         form = source.manifest.layout
         if wanted != "ted":
@@ -201,10 +211,10 @@ def load(
                 force=force, dry_run=dry_run, progress=progress or Silent(), verb="checkpoint load",
             )  # fmt: skip
             return CheckpointLoadResult(**rewriting.run(), form=form)
-        digest = None if isinstance(source, TorchrlSteps) else dataset_digest(source.manifest)
+        digest = None if isinstance(source, BufferSteps) else dataset_digest(source.manifest)
 
         def before() -> Manifest | None:
-            if isinstance(source, TorchrlSteps):
+            if isinstance(source, BufferSteps):
                 return loaded_before(target, source)
             return _equal_dataset(target, dataset_digest(source.manifest))
 
@@ -217,10 +227,11 @@ def load(
         staging.refuse_if_taken()
         fs.require_space(target.parent, size)
         if dry_run:
-            return result(source.manifest, layout="ted", bytes=size, content_digest=digest, dry_run=True)
+            planned = source.planned if isinstance(source, BufferSteps) else source.manifest
+            return result(planned, layout="ted", bytes=size, content_digest=digest, dry_run=True)
         with staging:
             arguments = {"checkpoint": str(checkpoint)}
-            if isinstance(source, TorchrlSteps):
+            if isinstance(source, BufferSteps):
                 manifest = build_dataset(source, staging.path, arguments, progress)
             else:
                 manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
@@ -241,13 +252,16 @@ def verify(
     """Check a checkpoint against its own digests, then compare it value for value with a dataset.
 
     Bits are compared: NaN equals NaN, 0.0 does not equal -0.0. `dataset` is a path or `source:id`, of a dataset or
-    of another checkpoint. Differences are in the result; CorruptDataError means that the checkpoint is damaged.
+    of another checkpoint. What TorchRL's layout has no place for, it need not hold: a note says so. Differences are
+    in the result; CorruptDataError means that the checkpoint is damaged.
     """
     begun = time.perf_counter()
-    with open_steps(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
+    with open_saved(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
         _require_checkpoint(saved)
         saved.verify_files()
-        differences = tuple(compare_steps(steps, saved, progress))
+        found = compare_steps(steps, saved, progress)
+        lost = [one.key for one in found if one.key in _LOST and isinstance(saved, TorchrlSteps)]
+        differences = tuple(one for one in found if one.key not in lost)
         return CheckpointVerifyResult(
             checkpoint=saved.path,
             dataset=steps.path,
@@ -256,6 +270,7 @@ def verify(
             episodes=saved.manifest.episodes,
             equal=not differences,
             differences=differences,
+            notes=(f"TorchRL's layout has no place for {', '.join(lost)}",) if lost else (),
             seconds=seconds_since(begun),
         )
 

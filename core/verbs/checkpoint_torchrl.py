@@ -1,18 +1,19 @@
-"""Checkpoints in TorchRL's layouts: datasets go out to them, and come in from them."""
+"""Checkpoints in TorchRL's layouts, which datasets go out to, and those of buffers, which they come in from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import (
+    BufferSteps,
     CompactForm,
     Compression,
     FilledStorage,
     TorchrlKeys,
     TorchrlPlan,
-    TorchrlSteps,
     VerifyingReader,
     find_torchrl,
     standing,
@@ -90,19 +91,21 @@ def build_for_torchrl(
 
 
 def build_dataset(
-    source: TorchrlSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
+    source: BufferSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
 ) -> Manifest:
-    """Write the dataset of what TorchRL saved into a new folder."""
+    """Write the dataset of what a buffer saved, whose digests are checked, into a new folder."""
     told = progress or Silent()
+    source.verify_files()
     told.start("loading", source.manifest.steps, "steps")
     step = provenance_step(_LOAD, arguments, {"content_digest": source.manifest.content_digest})
-    origin = Origin(source.manifest.request, provenance=(step,))
+    planned = source.planned
+    origin = replace(Origin.of(planned, source.documents()), provenance=(*planned.provenance, step))
     manifest = write_dataset(source, folder, "ted", origin, progress=told.advance)
     told.done()
     return manifest
 
 
-def loaded_before(target: Path, source: TorchrlSteps) -> Manifest | None:
+def loaded_before(target: Path, source: BufferSteps) -> Manifest | None:
     """The manifest of a dataset at `target` that was made of these files as they are now."""
     there = standing(target)
     if there is None or there.kind != "dataset" or not there.provenance:

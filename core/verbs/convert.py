@@ -12,6 +12,7 @@ from ..checkpoint import is_steps
 from ..dataset import Request, find_dataset, normal_form, open_source, parse_episodes
 from ..errors import UsageError
 from ..progress import Progress, Silent
+from .checkpoint_buffers import is_of_buffer
 from .layouts import Rewriting, layout_arguments, require_layout
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
@@ -54,7 +55,7 @@ def convert(
     source, destination = find_dataset(path, root), Path(dest).expanduser()
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
-    if is_steps(source):
+    if is_steps(source) or is_of_buffer(source):
         if episodes is not None:
             raise UsageError(
                 "--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED"

@@ -14,6 +14,7 @@ from ..dataset import (
     Request,
     Source,
     dataset_folder,
+    named_codecs,
     normal_form,
     parse_episodes,
     reader_class,
@@ -78,6 +79,7 @@ def download(
     commit of the remote. A choice of `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch
     goes on where it ended when it is asked for again. `keep_source` keeps the original files. `force` and `dry_run`
     are those of `convert`, as are `layout` and `compress`: another layout is another dataset, `<id>@<8 hex digits>`.
+    Another `compress` is not: what is there stays without `force`, and the notes of the result say how it is stored.
 
     With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
     `~/.minari/datasets`), by its exact id and without any use of the network.
@@ -92,6 +94,7 @@ def download(
     chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
+    named_codecs(methods)  # what can be wrong with them whatever the fields are
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
         return DownloadResult(

@@ -14,6 +14,7 @@ from ..checkpoint import open_steps
 from ..dataset import (
     HIDDEN,
     Dropped,
+    EpisodeTable,
     FieldRange,
     Manifest,
     PackedSchema,
@@ -77,7 +78,8 @@ class InspectResult(Result):
     """What there is. `type` is dataset, checkpoint or source (a raw dataset, not converted).
 
     `layouts` says of a dataset how many bytes its rows take in each layout (without compression in the one it is not
-    in), and `bytes_saved` how many it saves beside layout `ted`.
+    in), and `bytes_saved` how many it saves beside layout `ted`. `first_episode` is the source's number of the first one
+    there is, None without any.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -103,6 +105,7 @@ class InspectResult(Result):
     created_by: str | None
     provenance: tuple[Provenance, ...]
     episode: EpisodeView | None
+    first_episode: int | None
 
 
 def inspect(
@@ -159,6 +162,7 @@ def _of_steps(
         created_by=manifest.created_by if manifest.files else None,
         provenance=manifest.provenance,
         episode=None if episode is None else steps_view(reader, episode, head),
+        first_episode=_first(table),
     )
 
 
@@ -201,7 +205,12 @@ def _of_source(reader: Reader, path: Path, episode: int | None, head: int | None
         created_by=None,
         provenance=(),
         episode=None if episode is None else source_view(reader, table, episode, head),
+        first_episode=_first(table),
     )
+
+
+def _first(table: EpisodeTable) -> int | None:
+    return int(table.episode[0]) if len(table) else None
 
 
 def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[Key, FieldRange]) -> tuple[FieldView, ...]:

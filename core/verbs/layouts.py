@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import TorchrlSteps, VerifyingReader, dataset_digest, open_steps
+from ..checkpoint import BufferSteps, VerifyingReader, dataset_digest
 from ..dataset import (
     Layout,
     Manifest,
@@ -29,6 +29,7 @@ from ..dataset import (
 from ..errors import CorruptDataError, UsageError
 from ..progress import Progress
 from ..ted import Field, row_bytes
+from .checkpoint_buffers import open_saved
 from .results import published_entries, seconds_since
 from .standing import standing, taken
 
@@ -86,14 +87,12 @@ class Rewriting:
         """Write it, unless an equal dataset is there already; return the entries of a `Published`.
 
         Every byte of the source is compared with its digest, and the rows of a checkpoint with the digest of the
-        dataset that it was saved from. UsageError for what may not be replaced, FormatError for the checkpoint of a
-        buffer, CorruptDataError for a damaged source, OutOfSpaceError.
+        dataset that it was saved from; those of a buffer's become a dataset. UsageError for what may not be replaced,
+        CorruptDataError for a damaged source, OutOfSpaceError.
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
-        with open_steps(self.source) as reader:
-            if _is_saved(reader):
-                dataset_digest(reader.manifest)  # says that the checkpoint of a buffer is none of a dataset
+        with open_saved(self.source) as reader:
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, begun)
         if isinstance(manifest, dict):
@@ -114,7 +113,7 @@ class Rewriting:
         if not self.compress:
             fs.require_space(self.destination.parent, size + _SMALL_FILES)
         if self.dry_run:
-            planned = replace(reader.manifest, layout=self.layout, request=self._request(reader.manifest))
+            planned = replace(_planned(reader), layout=self.layout, request=self._request(reader.manifest))
             changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(begun)}
             return published_entries(planned, self.destination, begun) | changes
         with staging:
@@ -148,7 +147,7 @@ class Rewriting:
         self.progress.start("converting", manifest.steps, "steps")
         codecs = parse_codecs(self.compress, reader.fields)
         origin = replace(
-            Origin.of(manifest, reader.documents()),
+            Origin.of(_planned(reader), reader.documents()),
             request=self._request(manifest),
             provenance=(*manifest.provenance, self._step(manifest)),
         )
@@ -167,9 +166,13 @@ class Rewriting:
         return provenance_step(self.verb, arguments, {"content_digest": manifest.content_digest})
 
 
+def _planned(reader: StepReader) -> Manifest:
+    return reader.planned if isinstance(reader, BufferSteps) else reader.manifest
+
+
 def _is_saved(reader: StepReader) -> bool:
     """Whether these are the rows of a checkpoint of ours, which knows the digest of its dataset."""
-    return reader.manifest.kind == "checkpoint" and not isinstance(reader, TorchrlSteps)
+    return reader.manifest.kind == "checkpoint" and not isinstance(reader, BufferSteps)
 
 
 def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:

@@ -83,11 +83,11 @@ def preprocess(
     their values (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` a dataset or a
     `manifest.json` whose last step is done again.
 
-    Chunks of `chunk_size` steps (about 16 MB by default) go to `num_workers` processes (one a core by default), which
-    read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the number. Random
-    numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than `timeout`
-    seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised. Finished
-    chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
+    Chunks of `chunk_size` steps (by default 32 or more, of 16 MB at most) go to `num_workers` processes, one a core by
+    default, which read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the
+    number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
+    `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
+    Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
     `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`.
 
     `num_frames` takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is
@@ -101,7 +101,7 @@ def preprocess(
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with open_steps(find_dataset(dataset, root)) as reader:
         require_apart(reader.path, destination)
-        work = _work(reader, fn, unit, vmap, operations, pipeline, replay)
+        work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay)
         taking = _taking(reader, work, num_frames)
         apart = settings.needs_workers
         plan = Plan.of(taking, chunk_size, num_workers, whole_episodes=work.whole_episodes, apart=apart)
@@ -135,27 +135,30 @@ def _work(
     fn: Callable[[Any], Any] | str | None,
     unit: Unit,
     vmap: bool | None,
+    seed: int,
     operations: Mapping[str, Any] | None,
     pipeline: str | os.PathLike[str] | None,
     replay: str | os.PathLike[str] | None,
 ) -> Work:
-    ways = {"a function": fn, "operations": operations or None, "a pipeline": pipeline, "a replay": replay}
+    from ..preprocess.operations import ProgramWork, different_past, given_operations, program_of
+
+    ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "nothing"
+    if (fn is None) != bool(given):
+        found = f"a function was given, and {' and '.join(given)} too" if given else "nothing was given to run"
         raise UsageError(
-            f"{found} to run: one of {', '.join(ways)} is expected",
+            f"{found}: a function or operations are expected",
             hint="say --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
         )
     if fn is not None:
         from ..preprocess.function_work import FunctionWork
 
         return FunctionWork(find_function(fn), unit, vmap)
-    if unit != "step" or vmap is not None:
-        raise UsageError(f"unit and vmap are for functions, {given[0]} is given")
-    from ..preprocess.operations import ProgramWork, program_of
-
-    return ProgramWork.of(program_of(operations or {}, pipeline, replay), reader.fields)
+    if unit != "step" or vmap is not None or seed:
+        raise UsageError(f"unit, vmap and seed are for functions, and {given[0]} was given")
+    program = program_of(operations, pipeline, replay)
+    remarks = different_past(replay, reader.manifest) if replay is not None else ()
+    return ProgramWork(program, reader.fields, remarks)
 
 
 def _limits(timeout: float | None, retries: int) -> Limits:
@@ -210,10 +213,13 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
 def _preview(whole: Preprocessing, destination: Path) -> PreprocessResult:
     fields = whole.preview()
     taking = whole.taking
+    notes = [f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields]
+    if not whole.work.keeps_rows():
+        notes.insert(0, f"counted before {whole.work.label}, which may return more or fewer steps")
     entries = {
         "path": destination, "layout": "ted", "steps": taking.steps, "episodes": len(taking.table),
         "bytes": taking.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
-        "dropped_keys": (), "notes": tuple(f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields),
+        "dropped_keys": (), "notes": tuple(notes),
         "request": {}, "dry_run": True,
     }  # fmt: skip
     return _result(entries, whole)

@@ -19,7 +19,7 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
     """Tell whether to open `path` as a dataset or a checkpoint of steps; False for a raw dataset.
 
     What is damaged, and a file in no format that is known, is opened as well: that tells best what is wrong with it.
-    UsageError for a raw dataset unless `raw` allows for one, and for the checkpoint of a buffer or a storage that has
+    UsageError for a raw dataset unless `raw` allows for one, for a file of one, and for the checkpoint of a buffer or a storage that has
     no steps in a form of their own; DatasetNotFoundError for an empty folder, FormatError for anything else.
     """
     found = is_steps(path)
@@ -27,8 +27,9 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
         _refuse_buffer(path)
     if found or (path / HIDDEN).is_dir():
         return True
-    form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+    form = _raw_form(path)
     if form is None and path.is_file():
+        _refuse_part_of_raw(path)
         return True
     if form is None:
         raise _unknown(path)
@@ -38,6 +39,18 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
             hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
         )
     return False
+
+
+def _raw_form(path: Path) -> str | None:
+    return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def _refuse_part_of_raw(path: Path) -> None:
+    """Refuse a file of a raw dataset, whose folder is the one or two above."""
+    for folder in reversed(path.parents[:2]):
+        if form := _raw_form(folder):
+            hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
+            raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
 
 
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:

@@ -20,6 +20,7 @@ from ..dataset import (
     dataset_folder,
     fs,
     mend,
+    parse_codecs,
     parse_episodes,
     reader_class,
     select_episodes,
@@ -151,8 +152,10 @@ class RemoteDownload:
     def _there(self, manifest: Manifest, found: Resolution, begun: float) -> dict[str, Any]:
         """Describe the dataset that is there already."""
         first = manifest.provenance[0].arguments if manifest.provenance else {}
+        entries = published_entries(manifest, self._destination(found), begun)
         return {
-            **published_entries(manifest, self._destination(found), begun),
+            **entries,
+            "notes": (*entries["notes"], *self._compressed_otherwise(manifest)),
             "already_there": True,
             "dry_run": self.dry_run,
             "id": found.id,
@@ -160,6 +163,15 @@ class RemoteDownload:
             "fetched_from": str(first.get("from", "")),
             "originals": self._originals(found).files if self._kept(found) else None,
         }
+
+    def _compressed_otherwise(self, manifest: Manifest) -> list[str]:
+        """Say so where what is there is compressed in another way than is asked for; UsageError for no field."""
+        parse_codecs(self.compress, manifest.fields)
+        stored = manifest.provenance[-1].arguments.get("compress", []) if manifest.provenance else []
+        if self.layout != "packed" or stored == sorted(self.compress):
+            return []
+        how = f"with --compress {' '.join(stored)}" if stored else "without compression"
+        return [f"it is stored {how} and stays so: --force changes that"]
 
     def _require_unchanged(self, manifest: Manifest | None, found: Resolution, revision: str | None) -> None:
         """Raise CheckFailed unless the remote has, at a revision, the very files that the dataset was made from."""
@@ -232,7 +244,11 @@ class RemoteDownload:
             if there is not None:
                 return self._there(there, found, begun)
             remote, fetch = self._fetch(found, originals, self.revision)
-            entries = self._convert(found, remote, originals)
+            try:
+                entries = self._convert(found, remote, originals)
+            except UsageError as error:
+                error.hint = error.hint or "what was fetched is kept: run it again"
+                raise
             kept = self._kept(found)
             if not kept:
                 originals.remove()

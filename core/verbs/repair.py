@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..dataset import COMMITS, Manifest, RecordingState, examine_recording, mend, repair_recording
+from ..dataset import (
+    COMMITS,
+    Manifest,
+    RecordingState,
+    examine_recording,
+    mend,
+    repair_recording,
+    require_restorable,
+)
 from ..errors import CorruptDataError, DatasetNotFoundError
 from ..progress import Progress, Silent
 from .results import Result, seconds_since
@@ -52,7 +60,8 @@ def repair(
     more, are given up only with `yes`. A recording that is a sound dataset is left as it is.
 
     DatasetNotFoundError where nothing is, FormatError for what was not recorded, CorruptDataError where episodes would
-    be given up and where it is not known any more what was recorded, UsageError while another process records there.
+    be given up, where none would be kept, and where it is not known any more what was recorded, UsageError while another
+    process records there.
     """
     begun, folder, heard = time.perf_counter(), Path(path).expanduser().absolute(), progress or Silent()
     mend(folder)
@@ -61,6 +70,7 @@ def repair(
     heard.start("looking over", None, "episodes")
     state = examine_recording(folder, heard.advance)
     heard.done()
+    require_restorable(folder, state)
     if state.lost and not yes and not dry_run:
         raise CorruptDataError(_loss(folder, state), hint="add --yes to keep what can be, and to give up the rest")
     digest = Manifest.load(folder).content_digest if state.sealed else None
@@ -86,6 +96,8 @@ def _loss(folder: Path, state: RecordingState) -> str:
     reason = (
         f"{COMMITS} was cut, and nothing is left to compare the others with"
         if state.unlisted
+        else f"{state.missing[0]} is missing"
+        if state.missing
         else f"number {len(state.commits) + 1:,} is damaged"
     )
     return (

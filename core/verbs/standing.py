@@ -21,8 +21,10 @@ def standing(destination: Path, request: Request) -> Manifest | None:
         manifest = Manifest.load(destination)
     except RbtoolError as error:
         raise taken(destination, f"is damaged ({error})") from error
-    if manifest.kind != "dataset" or manifest.request.identity() != request.identity():
-        raise taken(destination, f"is {manifest.kind} {_shown(manifest.request)}, not {_shown(request)}")
+    if manifest.kind != "dataset":
+        raise taken(destination, f"is a {manifest.kind} of {_shown(manifest.request)}, not a dataset")
+    if manifest.request.identity() != request.identity():
+        raise taken(destination, f"is dataset {_shown(manifest.request)}, not {_shown(request)}")
     try:
         check_sizes(destination, manifest.files)
     except CorruptDataError as error:

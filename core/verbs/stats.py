@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ from typing import ClassVar
 
 from ..checkpoint import open_steps
 from ..dataset import StepReader, find_dataset, storage_root
-from ..errors import UsageError
+from ..errors import MissingKeyError, UsageError
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
-from ..ted import key_name
+from ..ted import Field, key_name
+from .readable import has_steps
 from .results import Result, seconds_since
 
 __all__ = ["FRACTIONS", "StatsResult", "stats"]
@@ -54,17 +56,20 @@ def stats(
     """Take count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
 
     `dataset` is a path or `source:id`. Every row is read once, in bounded memory; text, ids and complex numbers are
-    left out, and states count at the root only. `fields` names leaves, or groups of them, as `inspect` does. The
-    statistics of whole datasets at the usual quantiles are remembered in the storage root by content digest.
+    left out, and states count at the root only. `fields` names leaves, or groups of them, as `inspect` does, or
+    without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
+    the storage root by content digest.
 
-    UsageError for a field that is not there or of which no numbers can be said, a quantile outside of [0, 1], and a
-    dataset without steps.
+    MissingKeyError for a field that is not there; UsageError for one of which no numbers can be said, a quantile outside
+    of [0, 1], a dataset without steps, and a raw dataset.
     """
     begun = time.perf_counter()
     fractions = tuple(quantiles)
     if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
         raise UsageError(f"the quantiles {list(fractions)} were asked for, numbers from 0 to 1 are expected")
-    with open_steps(find_dataset(dataset, root)) as reader:
+    path = find_dataset(dataset, root)
+    has_steps(path)
+    with open_steps(path) as reader:
         manifest = reader.manifest
         if not manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to take statistics of")
@@ -85,18 +90,34 @@ def stats(
 
 def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[str]:
     """Choose leaves by name; the name of a group chooses all of it."""
-    known = {key_name(field.key) for field in described_fields(reader.fields)}
+    known = {field.name for field in described_fields(reader.fields)}
     if names is None:
         return known
     chosen: set[str] = set()
     for name in names:
-        of_it = {leaf for leaf in known if leaf == name or leaf.startswith(f"{name}.")}
+        of_it = _named(name, known) or _named(f"next.{name}", known)
         if not of_it:
-            there = any(key_name(field.key) == name for field in reader.fields)
-            what = "is none that numbers can be said of" if there else "is not there"
-            raise UsageError(f"the field {name!r} {what}", hint=f"there are {', '.join(sorted(known))}")
+            raise _not_described(name, reader.fields, known)
         chosen |= of_it
     return chosen
+
+
+def _named(name: str, known: set[str]) -> set[str]:
+    return {leaf for leaf in known if leaf == name or leaf.startswith(f"{name}.")}
+
+
+def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> UsageError | MissingKeyError:
+    """Say of a field why it is not among the `known` ones."""
+    root = name.removeprefix("next.")
+    if root != name and _named(root, known) and _named(name, {field.name for field in fields}):
+        hint = f"ask for {root}, which holds the same rows but for the last one of each episode"
+        return UsageError(f"the field {name!r} is described by {root!r}", hint=hint)
+    if _named(name, {field.name for field in fields}):
+        said = f"the field {name!r} is none that numbers can be said of"
+        return UsageError(said, hint=f"there are {', '.join(sorted(known))}")
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+    return MissingKeyError(f"the field {name!r} is not there", hint=hint)
 
 
 def _taken(

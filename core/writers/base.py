@@ -63,6 +63,13 @@ class Writer(ABC):
     def tell_cursor(self) -> None:
         """Tell the storage where the ring goes on, where this is the writer of a ring."""
 
+    def go_on_behind(self) -> None:
+        """Begin anew behind the rows that the storage holds: a load brought rows and no state of a writer."""
+        storage = self._registered()
+        self._empty()
+        self._cursor = len(storage) % storage.max_size
+        self._write_count = len(storage)
+
     def generations_of(self, index: Any) -> torch.Tensor:
         """Say how often each row was written over; UsageError for a writer that does not count it."""
         raise UsageError(f"this {type(self).__name__} keeps no generations", hint="make it with track_generations=True")

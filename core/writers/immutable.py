@@ -34,6 +34,9 @@ class ImmutableDatasetWriter(Writer):
     def _empty(self, empty_write_count: bool = True) -> NoReturn:
         self._refuse()
 
+    def go_on_behind(self) -> None:
+        """Nothing is ever written."""
+
     def _refuse(self) -> NoReturn:
         raise SchemaError("This dataset doesn't allow writing.", hint="copy the rows into a buffer of your own")
 

@@ -83,6 +83,11 @@ class TensorDictMaxValueWriter(Writer):
         self._unranked = not len(self._ranking)
         self._storage, self._labels, self._process = storage, Labels(), os.getpid()
 
+    def go_on_behind(self) -> None:
+        """Rank what is in the storage at the first write."""
+        super().go_on_behind()
+        self._ranking, self._unranked = Ranking(), True
+
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> int | None:

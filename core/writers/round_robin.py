@@ -68,6 +68,13 @@ class RoundRobinWriter(Writer):
         if storage is not None and (rows := _rows_of(storage)):
             storage.log.go_on_at(self._cursor % rows)
 
+    def go_on_behind(self) -> None:
+        """Write next behind the rows of the storage, or at the first one if it is full; count from there."""
+        storage = self._registered()
+        self._empty()
+        self._cursor = storage.shape[0] % _rows_of(storage) if len(storage) else 0
+        self._write_count = storage.shape[0] if len(storage) else 0
+
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:

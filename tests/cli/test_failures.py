@@ -31,14 +31,16 @@ FAILING = [
     ("rbtool convert minari/tuple/trunc-v0 x --episodes 1:9", 2, "UsageError", "--episodes"),
     ("rbtool list --log-file /no/such/folder/x", 2, "UsageError", "log file"),
     ("rbtool lst", 2, "UsageError", "no such command 'lst'. Did you mean 'list'?"),
+    ("rbtool inspct x", 2, "UsageError", "no such command 'inspct'. Did you mean 'inspect'?"),
+    ("rbtool export cartpole x", 2, "UsageError", "--to is missing: minari, h5, npz or parquet"),
+    ("rbtool checkpoint save cartpole x", 2, "UsageError", "--as is missing: ted, flat, nested or h5"),
+    ("rbtool stats cartpole --field rewrd", 1, "MissingKeyError", "the field 'rewrd' is not there"),
+    ("rbtool stats minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
+    ("rbtool check minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
+    ("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5", 2, "UsageError", "is a file of a raw minari dataset"),
     ("rbtool checkpoint sav", 2, "UsageError", "no such command 'sav'. Did you mean 'save'?"),
     ("rbtool convert x", 2, "UsageError", "missing argument 'DEST'"),
-    (
-        "rbtool sample --rot x",
-        2,
-        "UsageError",
-        "no such option: --rot (Possible options: --drop-last, --priority, --root)",
-    ),
+    ("rbtool sample --rot x", 2, "UsageError", "no such option: --rot. Did you mean --root?"),
     ("rbtool inspect x --episode two", 2, "UsageError", "'--episode': 'two' is not a whole number"),
     ("rbtool sample minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
@@ -70,6 +72,16 @@ def test_options_before_the_verb_are_explained(option, shell):
     done = shell(f"rbtool {option} list")
     assert done.returncode == 2
     assert f"{option.split()[0]} comes after the verb" in done.stderr
+
+
+def test_an_option_that_is_near_to_none_gets_no_advice(shell):
+    assert shell("rbtool inspect cartpole --bogus").stderr.splitlines()[0] == "error: no such option: --bogus"
+    assert shell("rbtool zzz").stderr.splitlines()[0] == "error: no such command 'zzz'"
+
+
+def test_the_folder_of_a_file_is_named(shell, folder):
+    done = shell("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5")
+    assert done.stderr.splitlines()[1].endswith("minari/tuple/trunc-v0")
 
 
 def test_a_traceback_is_shown_only_when_asked_for(shell):

@@ -47,9 +47,12 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("--fn prep.py:normalise --select action --dest x", 2, "a function and operations"),
+        ("--fn prep.py:normalise --select action --dest x", 2, "a function was given, and operations too"),
         ("--fn prep.py:normalise --show-pipeline", 2, "only operations make a pipeline"),
         ("--dest x", 2, "--fn FILE.py:NAME, operations like --select"),
+        ("--return-to-go --gamma 0 --dest x", 2, "0.0"),
+        ("--n-step 0 --gamma .9 --dest x", 2, "0"),
+        ("--n-step 3 --gamma 0 --dest x", 2, "0.0"),
         ("--select acton --dest x", 1, "did you mean 'action'?"),
         ("--filter 'lenght > 3' --dest x", 2, "did you mean 'length'?"),
         ("--cast observation=uint8 --dest x", 1, "of 'observation' is no uint8"),

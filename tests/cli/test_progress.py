@@ -89,3 +89,20 @@ def test_nothing_to_do_is_no_division_by_zero(progress, lines, clock):
     progress.advance(0)
     progress.done()
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("label", "count", "line"),
+    [
+        ("looking over", 1, "looked over 1 episode"),
+        ("looking over", 4, "looked over 4 episodes"),
+        ("reading", 1, "reading done (1 episode)"),
+    ],
+)
+def test_a_stage_without_a_total_says_what_was_done(label, count, line):
+    lines = []
+    progress = LineProgress(lines.append, lines.append)
+    progress.start(label, None, "episodes")
+    progress.advance(count)
+    progress.done()
+    assert lines == [line]

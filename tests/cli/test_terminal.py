@@ -44,9 +44,9 @@ def test_no_bar_goes_into_a_log(terminal, folder):
     assert "converting 100 % (4,864 of 4,864 steps)\n" in log
 
 
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_neither_colour_nor_bar_where_it_is_forbidden(terminal, variables):
-    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there; rbtool inspect there", **variables)
+@pytest.mark.parametrize("forbidding", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_neither_colour_nor_bar_where_it_is_forbidden(terminal, forbidding):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there; rbtool inspect there", **forbidding)
     assert code == 0
     assert ESCAPE not in shown
     assert "converting 100 %" in shown
@@ -67,6 +67,24 @@ def test_lines_fit_a_narrow_terminal(terminal):
     assert max(len(line) for line in shown.replace("\r", "").splitlines() if "below" not in line) <= 80
 
 
+def test_results_fit_the_terminal_and_stay_whole_in_a_pipe(terminal, folder):
+    lines = (
+        "inspect cartpole",
+        "stats cartpole",
+        "sample cartpole --sampler slice --slice-len 32 --seed 0",
+        "check bad",
+    )
+    damage = "cp -r cartpole bad; printf x >> bad/observation.memmap; printf x >> bad/action.memmap"
+    code, shown = terminal(f"{damage}; " + "; ".join(f"rbtool {line} 2> log" for line in lines), 60, NO_COLOR="1")
+    assert code == 3
+    lines_shown = [line for line in shown.replace("\r", "").splitlines() if "path=" not in line]  # a word, however long
+    assert max(map(len, lines_shown)) <= 60
+    assert "…" not in shown.partition("field ")[2].partition("steps ·")[0]
+    terminal("rbtool stats cartpole > out; rbtool check bad > found", 60)
+    assert max(map(len, (folder / "found").read_text().splitlines())) > 80
+    assert "float64" in (folder / "out").read_text()
+
+
 def test_a_summary_is_broken_between_words_in_a_narrow_terminal(terminal):
     code, shown = terminal("rbtool inspect minari/tuple/trunc-v0", 50, NO_COLOR="1")
     summary = shown.replace("\r", "").partition("\nfields")[0] + shown.replace("\r", "").partition("\nspace")[2]
@@ -82,6 +100,14 @@ def test_steps_left_out_are_marked_where_each_has_a_block(terminal):
     starts = [line for line in shown.replace("\r", "").splitlines() if line.startswith(("t = ", "…"))]
     assert starts[:3] == ["t = 0", "t = 1", "…"]
     assert len(starts) == 4
+
+
+def test_the_first_episode_there_is_is_proposed(terminal):
+    code, shown = terminal(
+        "rbtool convert minari/cartpole/scripted-v0 'a part' --episodes 3:5 -q; rbtool inspect 'a part'"
+    )
+    assert code == 0
+    assert "next: rbtool inspect 'a part' --episode 3 --head 5" in shown
 
 
 def test_an_error_ends_the_bar(terminal):

@@ -84,6 +84,25 @@ def test_columns_begin_below_each_other_also_after_wide_characters():
     assert plain == ["日本    x", "ab      y", "abcdef  z"]
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (None, ["next.reward  float64  8 B  1 … 2", "x            bool     1 B"]),
+        (32, ["next.reward  float64  8 B  1 … 2", "x            bool     1 B"]),
+        (31, ["next.reward  float64  1 … 2", "x            bool"]),
+        (20, ["next.reward  1 … 2", "x"]),
+        (16, ["ne…reward  1 … 2", "x"]),
+        (1, ["ne…eward  1 … 2", "x"]),
+    ],
+)
+def test_columns_that_can_be_spared_go_first_then_names_are_shortened(width, shown):
+    rows = [["next.reward", "float64", "8 B", "1 … 2"], ["x", "bool", "1 B", ""]]
+    table = Table(rows, right=frozenset({2}), elastic=0, optional=(2, 1))
+    assert [
+        "".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in table.lines(width)
+    ] == shown
+
+
 def test_one_column_gives_way_in_a_narrow_terminal():
     (line,) = Table([["name", "a long text that has no room here", "end"]], elastic=1).lines(30)
     text = "".join(cell.text if isinstance(cell, Styled) else cell for cell in line)

@@ -86,7 +86,7 @@ def assert_same_episodes(one: Path, other: Path) -> None:
     assert said[0] == said[1]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     observations=SPACES,
     actions=SPACES,
@@ -144,6 +144,29 @@ def test_some_episodes_are_numbered_anew(tmp_path: Path) -> None:
             after = reader.read(("next", "observation"), start, start + length)
             found = minari_episodes(tmp_path / "few")[position]
             np.testing.assert_array_equal(found.observations[1:], after)
+
+
+@pytest.mark.parametrize("infos", [{}, None])
+def test_infos_without_any_are_empty(infos: dict[str, Any] | None, tmp_path: Path) -> None:
+    box, draw = spaces.Box(0, 1, (2,)), np.random.default_rng(0)
+    folder = write_minari(tmp_path, "made-v0", box, box, [make_episode(box, box, 2, draw, infos=infos)])
+    convert(folder, tmp_path / "ted")
+    assert export(tmp_path / "ted", tmp_path / "again", to="minari").notes == ()
+    assert [episode.infos for episode in minari_episodes(tmp_path / "again")] == [{}]
+
+
+@pytest.mark.parametrize(
+    ("data_format", "told"), [("hdf5", []), ("arrow", ["infos/nested"]), ("parquet", ["infos/nested"])]
+)
+def test_nested_infos_are_dicts_of_arrays(data_format: str, told: list[str], tmp_path: Path) -> None:
+    box, draw = spaces.Box(0, 1, (2,)), np.random.default_rng(0)
+    infos = {"plain": [1, 2, 3], "nested": {"deep": [1.0, 2.0, 3.0]}}
+    made = [make_episode(box, box, 2, draw, infos=infos)]
+    convert(write_minari(tmp_path, "made-v0", box, box, made, data_format=data_format), tmp_path / "ted")
+    notes = export(tmp_path / "ted", tmp_path / "again", to="minari").notes
+    assert [note.partition(" is a dict of arrays there")[0] for note in notes] == told
+    (episode,) = minari_episodes(tmp_path / "again")
+    assert episode.infos["nested"]["deep"].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_attributes_of_episodes_come_back(tmp_path: Path) -> None:

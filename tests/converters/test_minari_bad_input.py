@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from pyarrow import dataset
 
-from rbtool.core.errors import CorruptDataError, FormatError
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 
@@ -347,3 +347,16 @@ def test_null_where_a_number_belongs(originals: dict[str, Path], tmp_path: Path)
     with pa.ipc.new_file(part, table.schema) as writer:
         writer.write(table)
     assert refused(folder, tmp_path).message == "'terminations' of episode 0 has no value in 1 rows"
+
+
+@pytest.mark.parametrize("how", [{}, {"locking": False}])
+def test_a_file_that_is_open_here_is_read(folder: Path, tmp_path: Path, how: dict[str, Any]) -> None:
+    with h5py.File(folder / "data" / "main_data.hdf5", **how):
+        convert(folder, tmp_path / "ted")
+    assert_equals_minari(tmp_path / "ted", folder)
+
+
+def test_a_file_that_is_written_to_here_is_said_to_be_open(folder: Path, tmp_path: Path) -> None:
+    file = folder / "data" / "main_data.hdf5"
+    with h5py.File(file, "r+", locking=False), pytest.raises(UsageError, match="is open for writing in this process"):
+        convert(folder, tmp_path / "ted")

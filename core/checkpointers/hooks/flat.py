@@ -174,7 +174,7 @@ class Flat2TED:
             raise SchemaError(f"a tensordict in the flat layout is expected, found a {type(data).__name__}")
         said = [entry_value(data, name) for name in (STORAGE_SHAPE, self._keys.is_full, self._keys.shift)]
         steps = torch.Size(said[0]).numel() if _is_shape(said[0]) else None
-        header = TorchrlHeader.checked(said[0], said[1], said[2], steps, "the flat layout")
+        header = TorchrlHeader.checked(said[0], said[1], said[2], steps, "the flat layout", all_rows=True)
         leaves: dict[Key, torch.Tensor] = {}
         entries: Any = data.items(include_nested=True, leaves_only=True)
         for name, leaf in entries:

@@ -1,9 +1,10 @@
 """What can be done to rows without writing Python: operations by name, and programs of them."""
 
 from .base import Operation
-from .documents import pipeline_program, pipeline_text, replayed_program
-from .options import OPTIONS, program_of
+from .documents import pipeline_program, pipeline_text
+from .options import OPTIONS, given_operations, program_of
 from .program import OPERATIONS, Program
+from .replaying import different_past, replayed_program
 from .work import ProgramWork
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Operation",
     "Program",
     "ProgramWork",
+    "different_past",
+    "given_operations",
     "pipeline_program",
     "pipeline_text",
     "program_of",

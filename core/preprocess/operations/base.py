@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from ...dataset import EpisodeTable
@@ -92,10 +93,7 @@ class FieldStep(Step):
     ) -> FieldStep:
         """Change the values of some fields: `field` says what each becomes, `compute` does it."""
         chosen = [before[key] for key in keys]
-        derived = {
-            old.key: Derivation((old.key,), lambda inputs, old=old: compute(old, inputs[0]))  # type: ignore[misc]
-            for old in chosen
-        }
+        derived = {old.key: Derivation((old.key,), partial(_of_one, compute, old)) for old in chosen}
         return cls(before.replaced({old.key: field(old) for old in chosen}), derived)
 
     def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
@@ -108,3 +106,7 @@ class FieldStep(Step):
             how = self._derived.get(key)
             found[key] = sheet.columns[key] if how is None else how.compute([sheet.columns[i] for i in how.inputs])
         sheet.columns = found
+
+
+def _of_one(compute: Callable[[Field, Lazy], Lazy], field: Field, inputs: Sequence[Lazy]) -> Lazy:
+    return compute(field, inputs[0])

@@ -5,27 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ted import Key, as_numbers
+from ...ted import Key
 from .fields import KEPT, Fields
 from .lazy import Sheet
 
-__all__ = ["end_flags", "flags_there", "last_rows"]
+__all__ = ["flags_there", "last_rows"]
 
 
 def flags_there(fields: Fields) -> tuple[Key, ...]:
     """The flags under `next` that there are."""
     return tuple(key for key in KEPT if key in fields)
-
-
-def end_flags(sheet: Sheet, flags: tuple[Key, ...]) -> NDArray[np.bool_]:
-    """Tell of each row whether one of its flags is set, bool `[rows]`."""
-    rows = sheet.pieces.steps
-    found = np.zeros(rows, bool)
-    for key in flags:
-        lazy = sheet.columns[key]
-        values = as_numbers(lazy.values, lazy.dtype)
-        found |= (values != 0).any(tuple(range(1, values.ndim)))
-    return found
 
 
 def last_rows(sheet: Sheet, flags: NDArray[np.bool_]) -> NDArray[np.int64]:

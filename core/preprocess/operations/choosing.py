@@ -15,7 +15,10 @@ from .base import EpisodeChoice
 
 __all__ = ["TABLE_NAMES", "Episodes", "Filter"]
 
-TABLE_NAMES = tuple(sorted({*COLUMNS, "done"} - {"explicit_start", "start"}))
+_KNOWN = {name: dtype == "bool" for name, dtype in COLUMNS.items() if name not in {"explicit_start", "start"}}
+_KNOWN["done"] = True
+
+TABLE_NAMES = tuple(sorted(_KNOWN))
 """What conditions on episodes can speak of."""
 
 
@@ -38,7 +41,8 @@ class Episodes(EpisodeChoice):
 class Filter(EpisodeChoice):
     """Takes the episodes of which a condition holds, such as `length > 50 and return > 200`.
 
-    Names are the columns of the episode table, and `done`, which is terminated or truncated. The `seed` of an episode
+    Names are the columns of the episode table, and `done`, which is terminated or truncated. What is true or false
+    need not be compared. The `seed` of an episode
     without one compares like NaN: unlike everything.
     """
 
@@ -49,7 +53,7 @@ class Filter(EpisodeChoice):
         self._parsed()
 
     def _parsed(self) -> Condition:
-        condition = parse_condition(self.condition, TABLE_NAMES)
+        condition = parse_condition(self.condition, _KNOWN)
         for name in condition.names:
             if name.element:
                 raise UsageError(f"the condition {self.condition!r} names {name}, but episodes have one {name.field}")

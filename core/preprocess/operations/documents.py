@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ...dataset import MANIFEST, Manifest, load_json
 from ...errors import DatasetNotFoundError, UsageError
 from .base import Operation
 from .fields import nearest
-from .normalize import Constants, Normalize
+from .normalize import Constants
 from .program import OPERATIONS, Program
 
-__all__ = ["operation_of", "pipeline_program", "pipeline_text", "program_of_documents", "replayed_program"]
+__all__ = ["operation_of", "pipeline_program", "pipeline_text", "program_of_documents"]
 
 Made = TypeVar("Made")
 
@@ -104,10 +103,15 @@ def _told(make: Callable[[], Made], origin: str) -> Made:
 
 
 def pipeline_program(path: str | Path) -> Program:
-    """Read a pipeline file: `[[operation]]` tables in the order in which they are to be done."""
+    """Read a pipeline file: `[[operation]]` tables in the order in which they are to be done.
+
+    DatasetNotFoundError where there is no such file, UsageError for what is not understood in it.
+    """
     place = Path(path).expanduser()
     try:
         document = tomllib.loads(place.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DatasetNotFoundError(f"there is no {path}, a pipeline file is expected") from None
     except OSError as error:
         raise UsageError(f"the pipeline {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -144,39 +148,3 @@ def _toml(value: Any) -> str:
 
 def _commas(parts: Iterable[str]) -> str:
     return ", ".join(parts)
-
-
-def replayed_program(path: str | Path) -> Program:
-    """Take the program that made a dataset out of its manifest; `path` is that file or the folder of the dataset.
-
-    Constants that were measured come with it. UsageError where the dataset was not made by operations.
-    """
-    place = Path(path).expanduser()
-    if place.is_file():
-        manifest = Manifest.from_dict(load_json(place), str(place))
-    elif place.exists():
-        manifest = Manifest.load(place)
-    else:
-        raise DatasetNotFoundError(f"there is no {path}, a dataset or its {MANIFEST} is expected")
-    last = manifest.provenance[-1] if manifest.provenance else None
-    if last is None or last.verb != "preprocess":
-        made = "says nothing of how it was made" if last is None else f"was made by {last.verb}"
-        raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
-    documents = last.arguments.get("operations")
-    if not isinstance(documents, list):
-        made = last.arguments.get("function", "a function")
-        raise UsageError(f"{path} was made by {made}, only operations can be replayed", hint="name it with --fn")
-    constants = last.arguments.get("constants")
-    return program_of_documents(_with_constants(documents, constants if isinstance(constants, list) else []), str(path))
-
-
-def _with_constants(documents: list[Any], measured: list[Any]) -> list[Any]:
-    """Put what was measured into the normalizations that had to be measured, in order."""
-    rest = iter(measured)
-    return [
-        {**document, "constants": next(rest, [])} if _lacks_constants(document) else document for document in documents
-    ]
-
-
-def _lacks_constants(document: Any) -> bool:
-    return isinstance(document, dict) and document.get(_KIND) == Normalize.name and "constants" not in document

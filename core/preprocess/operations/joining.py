@@ -10,7 +10,7 @@ from ...errors import UsageError
 from ...ted import EPISODE, NEXT, SINGLETONS, Field, Key, key_name
 from .base import Derivation, FieldStep, RowOperation, Step
 from .casting import promoted
-from .fields import KEPT, Fields, in_next, new_key
+from .fields import KEPT, LENGTH, Fields, in_next, new_key
 from .lazy import Lazy
 
 __all__ = ["Cat", "Flatten"]
@@ -88,6 +88,7 @@ class Flatten(RowOperation):
             raise UsageError(
                 "flatten would write 'observation', which is there and stands at one side of the step only"
             )
+        _refuse_rest_of_group(fields, parts)
         wide = any(fields[key].dtype == "float64" for key in parts)
         dtype = "float64" if wide else "float32"
 
@@ -96,6 +97,34 @@ class Flatten(RowOperation):
             return Field(out, dtype, (sum(_width(fields[key]) for key in found),), "observation")
 
         return _joining(fields, OBSERVATION, parts, flat, flatten=True)
+
+
+def _refuse_rest_of_group(fields: Fields, parts: Sequence[Key]) -> None:
+    """Raise UsageError where the group `observation` keeps a field, text for one: the vector takes its place."""
+    sides = [(OBSERVATION, list(parts))]
+    if all(in_next(key) in fields for key in parts):
+        sides.append((in_next(OBSERVATION), [in_next(key) for key in parts]))
+    rest = [
+        key for group, found in sides for key in fields.by_key
+        if len(key) > len(group) and key[: len(group)] == group and key not in found
+    ]  # fmt: skip
+    following = {in_next(key) for key in rest}
+    lengths = {(*key[:-1], key[-1] + LENGTH) for key in rest if fields[key].role == "text"}
+    left = [key_name(key) for key in rest if key not in following | lengths]
+    if left:
+        renamed = " ".join(f"--rename {name}={_outside(fields, name)}" for name in left)
+        raise UsageError(
+            f"flatten would write 'observation', a group in which {', '.join(left)} would stay behind",
+            hint=f"say {renamed} as well",
+        )
+
+
+def _outside(fields: Fields, name: str) -> str:
+    """Find a free name outside of the group `observation`."""
+    group = f"{OBSERVATION[0]}."
+    short = name.replace(group, "", 1)
+    taken = {".".join(key[:depth]) for key in fields.by_key for depth in range(1, len(key) + 1)}
+    return short if short not in taken else name.replace(group, f"{OBSERVATION[0]}_", 1)
 
 
 def _width(field: Field) -> int:

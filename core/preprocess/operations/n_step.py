@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,14 +11,15 @@ from numpy.typing import NDArray
 
 from ...dataset import Array
 from ...errors import UsageError
-from ...ted import NEXT, Field, Key, as_numbers, is_floating, key_name
+from ...ted import NEXT, Field, Key, as_numbers
+from ..endings import flagged
 from .base import RowOperation, Step
-from .borders import end_flags, flags_there, last_rows
+from .borders import flags_there, last_rows
 from .fields import KEPT, Fields
 from .lazy import Lazy, Sheet
-from .values import numbers_of, reward_keys
+from .values import numbers_of, original_of, require_discount, reward_keys, reward_type
 
-__all__ = ["NStep", "original_of", "require_discount", "reward_type"]
+__all__ = ["NStep"]
 
 _STEPS: Key = ("steps_to_next_obs",)
 _GAMMA: Key = ("gamma",)
@@ -92,8 +92,8 @@ class _NStepStep(Step):
         return frozenset(source.get(key, key) for key in wanted if key not in self._new) | {*self._flags}
 
     def apply(self, sheet: Sheet, wanted: frozenset[Key]) -> None:
-        ended = end_flags(sheet, self._flags)
-        rows = np.arange(len(ended))
+        rows = np.arange(sheet.pieces.steps)
+        ended = flagged(sheet.columns, rows)
         last = np.minimum(rows + (self._asked.n - 1), last_rows(sheet, ended))
         steps = last - rows + 1
         gamma = self._asked.gamma
@@ -128,21 +128,3 @@ def _summed(field: Field, lazy: Lazy, steps: NDArray[np.int64], gamma: float) ->
             inside = np.flatnonzero(steps > ahead)
             total[inside] += gamma**ahead * rewards[inside + ahead]
     return numbers_of(field, reward_type(field, "n-step"), total)
-
-
-def original_of(key: Key) -> Key:
-    """Where the reward of the single step is kept beside that of several."""
-    return (*key[:-1], f"original_{key[-1]}")
-
-
-def reward_type(field: Field, operation: str) -> str:
-    """Name the type of sums of rewards: that of the rewards if they are floats, else float32."""
-    if field.role == "text":
-        raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
-    return field.dtype if is_floating(field.dtype) else "float32"
-
-
-def require_discount(gamma: float, operation: str) -> None:
-    """Raise UsageError unless a discount lies above 0 and up to 1."""
-    if not (math.isfinite(gamma) and 0 < gamma <= 1):
-        raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")

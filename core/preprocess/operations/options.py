@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import UsageError
 from .base import Operation
 from .choosing import Episodes, Filter
-from .documents import pipeline_program, replayed_program
+from .documents import pipeline_program
 from .fields import nearest
 from .images import Resize
 from .joining import Cat, Flatten
@@ -18,11 +18,12 @@ from .keys import Exclude, Rename, Select
 from .n_step import NStep
 from .normalize import METHODS, Normalize
 from .program import Program
+from .replaying import replayed_program
 from .returns import McReturn, ReturnToGo
 from .rows import Where
 from .values import Cast, ClipReward
 
-__all__ = ["OPTIONS", "program_of"]
+__all__ = ["OPTIONS", "given_operations", "program_of"]
 
 
 def program_of(
@@ -34,16 +35,22 @@ def program_of(
 
     `operations` maps names of options, with `-` or `_`, to what is typed behind them: a text, or a list of such where
     the option may come again; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair.
-    Options that are None, False or empty are not given. UsageError for more than one of the three, or none.
+    Options that are None, False or empty are not given. `episodes` alone may be said of a pipeline or a manifest as
+    well, and goes before what is said there. UsageError for more than one of the three, or none.
     """
-    given = {name.replace("_", "-"): value for name, value in (operations or {}).items() if _is_given(value)}
-    said = [*(["operations"] if given else []), *(["pipeline"] if pipeline else []), *(["replay"] if replay else [])]
+    given = given_operations(operations)
+    written = pipeline is not None or replay is not None
+    said = [
+        *(["operations"] if given.keys() - ({"episodes"} if written else set()) else []),
+        *(["pipeline"] if pipeline else []),
+        *(["replay"] if replay else []),
+    ]
     if len(said) > 1:
-        raise UsageError(f"{' and '.join(said)} were given, one of them says what is done")
-    if pipeline:
-        return pipeline_program(Path(pipeline))
-    if replay:
-        return replayed_program(Path(replay))
+        hint = "of the operations, --episodes alone can be said beside them"
+        raise UsageError(f"{' and '.join(said)} were given, one of them says what is done", hint=hint)
+    if written:
+        program = pipeline_program(Path(pipeline)) if pipeline else replayed_program(Path(replay or ""))
+        return program.of_episodes(_episodes(given["episodes"])) if given else program
     for name in given:
         if name not in OPTIONS and name != "gamma":
             raise UsageError(f"there is no operation {name!r}{nearest(name, OPTIONS)}", hint=f"there are {_known()}")
@@ -51,6 +58,11 @@ def program_of(
     program = Program(tuple(o for name, make in OPTIONS.items() if name in given for o in make(given[name], discount)))
     discount.require_use()
     return program
+
+
+def given_operations(operations: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that are given, with `-` in their names."""
+    return {name.replace("_", "-"): value for name, value in (operations or {}).items() if _is_given(value)}
 
 
 def _is_given(value: Any) -> bool:
@@ -123,6 +135,10 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     return names
 
 
+def _episodes(value: Any) -> Episodes:
+    return Episodes(",".join(_texts(value, "episodes")))
+
+
 def _cat(key: str, parts: Any) -> Operation:
     return Cat(key, _names(parts, "cat"))
 
@@ -169,7 +185,7 @@ def _steps(value: Any) -> int:
 
 
 OPTIONS: dict[str, Make] = {
-    "episodes": lambda value, _: [Episodes(",".join(_texts(value, "episodes")))],
+    "episodes": lambda value, _: [_episodes(value)],
     "filter": lambda value, _: [Filter(text) for text in _texts(value, "filter")],
     "where": lambda value, _: [Where(text) for text in _texts(value, "where")],
     "rename": _pairs("rename", Rename),

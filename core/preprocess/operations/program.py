@@ -77,6 +77,10 @@ class Program:
         """Those that need to know the rows that reach them."""
         return tuple(o for o in self.operations if isinstance(o, Normalize) and _is_unmeasured(o))
 
+    def of_episodes(self, episodes: Episodes) -> Program:
+        """The same for these episodes, instead of those that it may have named."""
+        return replace(self, operations=(episodes, *(o for o in self.operations if not isinstance(o, Episodes))))
+
     def describe(self) -> list[dict[str, Any]]:
         """Return it as JSON."""
         return [operation.describe() for operation in self.operations]

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from ...dataset import Array
 from ...errors import UsageError
 from ...ted import NEXT_REWARD, Field, Key, as_numbers, key_name
+from ..endings import flagged
 from .base import RowOperation, Step
-from .borders import end_flags, flags_there, last_rows
+from .borders import flags_there, last_rows
 from .fields import Fields
 from .lazy import Sheet
-from .n_step import original_of, require_discount, reward_type
-from .values import numbers_of
+from .values import numbers_of, original_of, require_discount, reward_type
 
 __all__ = ["McReturn", "ReturnToGo"]
 
@@ -96,7 +96,8 @@ class _ReturnStep(Step):
         if self._made.key in wanted:
             lazy = sheet.columns[self._reward]
             rewards = as_numbers(lazy.values, lazy.dtype)
-            sums = _to_go(rewards, last_rows(sheet, end_flags(sheet, self._flags)), self._gamma)
+            ended = flagged(sheet.columns, np.arange(len(rewards)))
+            sums = _to_go(rewards, last_rows(sheet, ended), self._gamma)
             found[self._made.key] = numbers_of(self._made, self._made.dtype, sums)
         sheet.columns = found
 

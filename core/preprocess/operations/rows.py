@@ -10,10 +10,11 @@ import numpy as np
 
 from ...dataset import Array
 from ...errors import UsageError
-from ...ted import NEXT, NEXT_DONE, NEXT_TRUNCATED, SINGLETONS, Field, Key, as_numbers, key_name
+from ...ted import FLAGS, NEXT, SINGLETONS, Field, Key, as_numbers, key_name
+from ..endings import marked
 from ..expressions import Condition, Name, parse_condition
 from .base import RowOperation, Step
-from .fields import Fields
+from .fields import KEPT, Fields
 from .lazy import Lazy, Sheet
 
 __all__ = ["Where"]
@@ -24,8 +25,9 @@ class Where(RowOperation):
     """Keeps the rows of which a condition holds, such as `not truncated` or `observation[3] > 0.5`.
 
     Names are fields with one number a row, or one element of a field; `reward`, `done`, `terminated` and `truncated`
-    mean those under `next`. An episode that loses rows in its middle falls into several, and the row before each gap
-    bears `truncated` and `done`: the episode went on, only not here. Its next observation stays the one that was seen.
+    mean those under `next`. What is true or false need not be compared. An episode that loses rows in its middle falls
+    into several, and the row before each gap bears `truncated` and `done`: the episode went on, only not here. Its next
+    observation stays the one that was seen.
     """
 
     name: ClassVar[str] = "where"
@@ -37,7 +39,7 @@ class Where(RowOperation):
 
     def bind(self, fields: Fields) -> Step:
         keys = _named(fields)
-        condition = parse_condition(self.condition, keys)
+        condition = parse_condition(self.condition, {name: _is_flag(fields[key]) for name, key in keys.items()})
         return _WhereStep(
             fields, condition, {name: _checked(fields[keys[name.field]], name) for name in condition.names}
         )
@@ -47,6 +49,10 @@ def _named(fields: Fields) -> dict[str, Key]:
     """What the names of a condition mean."""
     short = {key_name(key): (NEXT, *key) for key in SINGLETONS if (NEXT, *key) in fields}
     return {field.name: field.key for field in fields} | short
+
+
+def _is_flag(field: Field) -> bool:
+    return field.dtype == "bool" or field.key in (*FLAGS, *KEPT)
 
 
 def _checked(field: Field, name: Name) -> Field:
@@ -84,9 +90,8 @@ class _WhereStep(Step):
         rows = np.flatnonzero(keep)
         sheet.columns = {key: lazy.taken(rows) for key, lazy in sheet.columns.items()}
         sheet.pieces, cut = sheet.pieces.where(keep)
-        for key in (NEXT_TRUNCATED, NEXT_DONE):
-            if key in sheet.columns:
-                sheet.columns[key].values[cut] = True  # taking rows has made a copy
+        for key, column in marked(sheet.columns, cut).items():
+            sheet.columns[key] = Lazy.of(column, key_name(key))
 
 
 def _element(lazy: Lazy, name: Name) -> Array:

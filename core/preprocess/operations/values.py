@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...errors import UsageError
-from ...ted import DTYPES, EPISODE, NEXT, Field, Key, as_numbers, key_name
+from ...ted import DTYPES, EPISODE, NEXT, Field, Key, as_numbers, is_floating, key_name
 from ..block import Column
 from .base import FieldStep, RowOperation, Step
 from .fields import KEPT, Fields, nearest
 from .lazy import Lazy
 
-__all__ = ["Cast", "ClipReward", "numbers_of", "reward_keys"]
+__all__ = ["Cast", "ClipReward", "numbers_of", "original_of", "require_discount", "reward_keys", "reward_type"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,21 @@ def reward_keys(fields: Fields, operation: str) -> list[Key]:
     if not found:
         raise UsageError(f"{operation} needs next.reward, which is not there")
     return found
+
+
+def original_of(key: Key) -> Key:
+    """Where the reward of the single step is kept beside that of several."""
+    return (*key[:-1], f"original_{key[-1]}")
+
+
+def reward_type(field: Field, operation: str) -> str:
+    """Name the type of sums of rewards: that of the rewards if they are floats, else float32."""
+    if field.role == "text":
+        raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
+    return field.dtype if is_floating(field.dtype) else "float32"
+
+
+def require_discount(gamma: float, operation: str) -> None:
+    """Raise UsageError unless a discount lies above 0 and up to 1."""
+    if not (math.isfinite(gamma) and 0 < gamma <= 1):
+        raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")

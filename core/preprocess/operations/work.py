@@ -12,12 +12,16 @@ from ..work import Context, Started, Work
 from .images import Resize
 from .normalize import Normalize
 from .program import BoundProgram, Program
+from .rows import Where
 
 __all__ = ["ProgramWork"]
 
 
 class ProgramWork(Work):
     """Does what a program says. Its result is the same however the rows are cut into blocks.
+
+    Making it checks the program against the fields of a dataset: MissingKeyError or UsageError for what makes no sense.
+    `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured.
 
     While it `needs_measuring`, `reads` names what `measure` looks at; the work that `informed` returns reads what
     `apply` needs.
@@ -26,24 +30,20 @@ class ProgramWork(Work):
     unit = "step"
     edits_rows = False
 
-    def __init__(self, program: Program, fields: Iterable[Field], asked: Program | None = None) -> None:
+    def __init__(
+        self, program: Program, fields: Iterable[Field], remarks: tuple[str, ...] = (), asked: Program | None = None
+    ) -> None:
         self.program = program
+        self._remarks = remarks
         self._asked = program if asked is None else asked
         self._fields = tuple(fields)
         self._bound = BoundProgram(program, self._fields)
         self.whole_episodes = any(operation.whole_episodes for operation in program.on_rows)
         self.needs_measuring = bool(program.unmeasured)
 
-    @classmethod
-    def of(cls, program: Program, fields: Iterable[Field]) -> ProgramWork:
-        """Check a program against the fields of a dataset; MissingKeyError or UsageError for what makes no sense."""
-        return cls(program, fields)
-
-    def __getstate__(self) -> tuple[Program, tuple[Field, ...], Program]:
-        return self.program, self._fields, self._asked  # what is bound holds functions that cannot be pickled
-
-    def __setstate__(self, state: tuple[Program, tuple[Field, ...], Program]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what is bound holds functions that cannot be pickled
+        return ProgramWork, (self.program, self._fields, self._remarks, self._asked)
 
     @property
     def label(self) -> str:
@@ -63,7 +63,8 @@ class ProgramWork(Work):
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result should know beside what was left out."""
         known = (operation for operation in self.program.operations if isinstance(operation, Normalize))
-        return tuple(note for operation in known for constants in operation.constants for note in constants.notes)
+        constants = (part for operation in known for part in operation.constants)
+        return (*self._remarks, *(note for part in constants for note in part.notes))
 
     def start(self, context: Context) -> Started:
         return _StartedProgram(BoundProgram(self.program, context.fields))
@@ -80,6 +81,9 @@ class ProgramWork(Work):
     def is_described(self) -> bool:
         return True
 
+    def keeps_rows(self) -> bool:
+        return not any(isinstance(operation, Where) for operation in self.program.operations)
+
     def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
         return BoundProgram(self.program, fields).reads
 
@@ -87,7 +91,8 @@ class ProgramWork(Work):
         return self.program.chooses(episodes)
 
     def informed(self, measured: Iterable[Any]) -> Work:
-        return ProgramWork(self.program.informed(self._bound.merged(measured)), self._fields, self._asked)
+        known = self.program.informed(self._bound.merged(measured))
+        return ProgramWork(known, self._fields, self._remarks, self._asked)
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
         """Name the fields whose values are gone; those that were renamed or joined are not."""

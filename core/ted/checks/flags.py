@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..keys import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
 from ..schema import Field
-from .rules import Finding, Rows, Rule, Tally, steps_text
+from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
 
 __all__ = ["DoneRule", "MidEpisodeFlagRule"]
 
@@ -38,13 +38,17 @@ class DoneRule(Rule):
 
 
 class MidEpisodeFlagRule(Rule):
-    """No flag is set before the last step of an episode, and one is set there."""
+    """No flag is set before the last step of an episode, and one is set there.
+
+    `unfinished` allows for episodes without an end, as a buffer holds them while they go on.
+    """
 
     rule_id = "TED006"
     name = "flags at the ends of episodes"
 
-    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+    def __init__(self, fields: Sequence[Field], steps: int, *, unfinished: bool = False) -> None:
         super().__init__(fields, steps)
+        self._unfinished = unfinished
         self._early, self._missing = Tally(), Tally()
 
     def see(self, rows: Rows) -> None:
@@ -58,10 +62,10 @@ class MidEpisodeFlagRule(Rule):
     def findings(self) -> list[Finding]:
         """Report both kinds."""
         found = []
-        if self._missing.count:
-            text = f"{self._missing.count:,} episodes end without done (first: {self._missing.first})"
+        if self._missing.count and not self._unfinished:
+            text = f"{ends_text(self._missing.count)} without done (first: {self._missing.first})"
             found.append(self.report("error", text))
         if self._early.count:
-            count = steps_text(self._early.count, self.steps)
-            found.append(self.report("warning", f"{count} are done inside an episode (first: {self._early.first})"))
+            count, are = steps_text(self._early.count, self.steps), "is" if self._early.count == 1 else "are"
+            found.append(self.report("warning", f"{count} {are} done inside an episode (first: {self._early.first})"))
         return found

@@ -10,9 +10,12 @@ import numpy as np
 
 from ..keys import NEXT, Key, key_name
 from ..schema import Field, state_keys
-from .rules import Finding, Rows, Rule, Tally, steps_text
+from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
 
 __all__ = ["AcrossRule", "ContinuityRule", "rows_equal"]
+
+_STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
+"""The leaf that n-step data have: how many steps ahead `next` lies."""
 
 
 def rows_equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -60,7 +63,10 @@ def _without_columns(rows: Rows) -> Rows:
 
 
 class ContinuityRule(_FollowingRule):
-    """Inside an episode `next` of one row is the next row. Where the episode table says otherwise, only a warning."""
+    """Inside an episode `next` of one row is the next row. Where the episode table says otherwise, only a warning.
+
+    Not even that in n-step data, which have `steps_to_next_obs`: there `next` lies as many steps ahead.
+    """
 
     rule_id = "TED004"
     name = "continuity"
@@ -90,7 +96,7 @@ class ContinuityRule(_FollowingRule):
         if self._broken.count:
             text = f"{steps_text(self._broken.count, self.steps)}: {keys} is not the following row, inside an episode"
             found.append(self.report("error", f"{text} (first: {self._broken.first})"))
-        if self._declared.count:
+        if self._declared.count and not any(field.key == _STEPS_TO_NEXT for field in self.fields):
             text = f"{steps_text(self._declared.count, self.steps)}: {keys} does not follow, as the episode table says"
             found.append(self.report("warning", f"{text} (first: {self._declared.first})"))
         return found
@@ -123,5 +129,5 @@ class AcrossRule(_FollowingRule):
         """Report how many ends, and the first."""
         if not self._joined.count or self._constant:
             return []
-        text = f"{self._joined.count:,} episodes end where the next one begins with the same observation"
+        text = f"{ends_text(self._joined.count)} where the next one begins with the same observation"
         return [self.report("warning", f"{text}: one episode may be cut in two (first: {self._joined.first})")]

@@ -12,7 +12,7 @@ import numpy as np
 from ..keys import Key
 from ..schema import Field
 
-__all__ = ["Finding", "Rows", "Rule", "Severity", "Tally", "steps_text"]
+__all__ = ["Finding", "Rows", "Rule", "Severity", "Tally", "ends_text", "steps_text"]
 
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -86,6 +86,11 @@ class Rule(ABC):
     def report(self, severity: Severity, message: str) -> Finding:
         """Make a finding of this rule."""
         return Finding(self.rule_id, self.name, severity, message)
+
+
+def ends_text(count: int) -> str:
+    """Say that so many episodes end."""
+    return f"{count:,} episode{'s end' if count > 1 else ' ends'}"
 
 
 def steps_text(count: int, steps: int) -> str:

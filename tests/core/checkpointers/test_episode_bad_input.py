@@ -364,3 +364,11 @@ def test_h5_kwargs_reach_the_datasets(tmp_path: Path, kwargs: dict[str, Any], ex
     target = PLAN.storage()
     H5StorageCheckpointer().loads(target, tmp_path / "saved.h5")
     assert bits(target[:]) == bits(PLAN.buffer()._storage[:])
+
+
+@any_form
+@pytest.mark.parametrize("argument", ["done_keys", "reward_keys"])
+@pytest.mark.parametrize("keys", [5, 0, 1.5, [5], [()], False])
+def test_keys_that_are_none_are_named(form: str, argument: str, keys: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{argument} .*texts or tuples of texts"):
+        MAKERS[form](**{argument: keys})

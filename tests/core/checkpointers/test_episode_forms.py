@@ -23,7 +23,6 @@ from rbtool.core.checkpointers import (
     NestedStorageCheckpointer,
     StorageCheckpointerBase,
 )
-from rbtool.core.errors import FormatError
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage, dataset_tensors
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits, buffer_plans
 from rbtool.core.testing.walks import write_walks
@@ -278,14 +277,6 @@ def test_lanes_that_do_not_lie_together_are_read_and_written(tmp_path: Path, for
     MAKERS[form]().dumps(source, tmp_path / "saved")
     MAKERS[form]().loads(target, tmp_path / "saved")
     assert bits(target[:]) == bits(source[:])
-
-
-@any_form
-def test_the_verbs_say_that_it_is_no_dataset(tmp_path: Path, form: str) -> None:
-    path = tmp_path / ("saved.h5" if form in {"h5", "gzip"} else "saved")
-    MAKERS[form]().dumps(BufferPlan().buffer()._storage, path)
-    with pytest.raises(FormatError, match="of a buffer, not of a dataset"):
-        rbtool.checkpoint.load(path, tmp_path / "dataset")
 
 
 @any_form

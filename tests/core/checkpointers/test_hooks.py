@@ -9,11 +9,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.checkpointers import FlatStorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-from rbtool.core.errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
 
+DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 PAIRS = {"flat": ([TED2Flat], [Flat2TED]), "nested": ([TED2Nested], [Nested2TED])}
 CHAINS = {**PAIRS, "h5": ([TED2Nested, H5Split], [H5Combine, Nested2TED])}
 
@@ -173,6 +175,34 @@ def test_registered_hooks_save_and_load_a_storage(
         other.loads(tmp_path / "saved")
         assert len(other) == len(storage)
         assert same(other[:], storage[:])
+
+
+@pytest.mark.parametrize(("case", "lanes"), [("wrapped", 1), ("ndim2_partly", 2), ("partly_7of16", 1)])
+@pytest.mark.parametrize("form", PAIRS)
+def test_hooks_undo_what_torchrl_laid_out(form: str, case: str, lanes: int) -> None:
+    saved = DATA / f"{form}_{case}" / "checkpoint"
+    expected = LazyTensorStorage(24, ndim=lanes)
+    (FlatStorageCheckpointer if form == "flat" else NestedStorageCheckpointer)().loads(expected, saved / "storage")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(24 if lanes == 2 else 16, ndim=lanes))
+    buffer.register_load_hook(PAIRS[form][1][0]())
+    buffer.loads(saved)
+    assert len(buffer) == len(expected)
+    assert same(buffer._storage[:], expected[:])
+
+
+def test_whole_episodes_are_no_rows_without_a_hook() -> None:
+    with pytest.raises(FormatError, match="whole episodes in the layout flat"):
+        LazyTensorStorage(16).loads(DATA / "flat_wrapped" / "checkpoint" / "storage")
+
+
+def test_the_documented_example_of_a_buffer(tmp_path: Path) -> None:
+    buffer, other = ReplayBuffer(storage=LazyMemmapStorage(200)), ReplayBuffer(storage=LazyMemmapStorage(200))
+    buffer.register_save_hook(TED2Flat())
+    buffer.extend(steps())
+    buffer.dumps(tmp_path / "doc")
+    other.register_load_hook(Flat2TED())
+    other.loads(tmp_path / "doc")
+    assert same(other[:], buffer[:])
 
 
 def test_a_load_that_fails_behind_a_hook_changes_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rbtool.core.checkpoint import compare_steps, open_steps
 from rbtool.core.dataset import PackedRecorder, TedReader
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
+from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.verbs.repair import repair
 
@@ -162,12 +163,71 @@ def test_finished_episodes_that_no_log_names_are_not_cut_unasked(
             records = 0
         message = (
             f"has at least {total} finished episodes, of which the first {int(records)} can be restored: \\S+ was cut"
+            if int(records)
+            else f"not one of at least {total} finished episodes can be restored, because .* do not name them"
         )
-        with pytest.raises(CorruptDataError, match=message):
-            repair(recording)
+        with pytest.raises(CorruptDataError, match=message) as caught:
+            repair(recording, yes=not int(records))
+        assert ("--yes" in caught.value.hint) == bool(int(records))
         assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+
+
+def test_finished_episodes_that_no_log_names_are_given_up_when_asked(recording: Path) -> None:
+    cut_logs(recording, 1)
     result = repair(recording, yes=True)
-    assert (result.episodes, result.lost_episodes) == (0, total)
+    assert (result.episodes, result.lost_episodes, result.repaired) == (1, 2, True)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("ask", [{}, {"yes": True}, {"dry_run": True}])
+def test_a_missing_data_file_is_named_and_nothing_is_cut(recording: Path, ask: dict[str, bool], sealed: bool) -> None:
+    if sealed:
+        repair(recording)
+    (recording / "records.bin").unlink()
+    before = {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+    message = f"records.bin is missing: not one of {EPISODES} finished episodes can be restored"
+    with pytest.raises(CorruptDataError, match=message) as caught:
+        repair(recording, **ask)
+    assert "--yes" not in caught.value.hint
+    assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+
+
+def test_a_missing_folder_of_data_files_is_named(tmp_path: Path) -> None:
+    leaves = (
+        *(Field((name,), "uint8", (5000,), "state") for name in ("left", "right")),
+        Field(("next", "done"), "bool", (1,), "done"),
+    )
+    with PackedRecorder(tmp_path / "recording", leaves) as recorder:
+        recorder.add_episode({leaf.key: np.ones((3, *leaf.shape), leaf.numpy) for leaf in leaves}, episode=0)
+    shutil.rmtree(tmp_path / "recording" / "fields")
+    with pytest.raises(
+        CorruptDataError, match=r"fields/left\.\S+ is missing: not one of 1 finished episode can"
+    ) as caught:
+        repair(tmp_path / "recording", yes=True)
+    assert "fields/right." in caught.value.hint
+
+
+def test_without_its_log_and_a_data_file_it_is_not_emptied(recording: Path) -> None:
+    for name in (LOG, COPY, "records.bin"):
+        (recording / name).unlink()
+    with pytest.raises(CorruptDataError, match="records.bin is missing: every episode needs it"):
+        repair(recording, yes=True)
+
+
+def test_a_missing_file_of_explicit_rows_costs_only_what_is_in_it(recording: Path) -> None:
+    (recording / "explicit_next.bin").unlink()
+    with pytest.raises(CorruptDataError, match="of which the first 2 can be restored: explicit_next.bin is missing"):
+        repair(recording)
+    result = repair(recording, yes=True)
+    assert (result.episodes, result.lost_episodes, result.repaired) == (2, 2, True)
+
+
+def test_a_first_episode_that_is_damaged_leaves_nothing_to_cut_to(recording: Path) -> None:
+    damage(recording / "records.bin", "0")
+    with pytest.raises(
+        CorruptDataError, match="can be restored, because the first one is damaged; nothing was changed"
+    ):
+        repair(recording, yes=True)
 
 
 def test_an_episode_that_could_not_be_written_is_not_built_upon(original: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import rbtool
 from rbtool.core.checkpoint import compare_steps, open_steps
 from rbtool.core.dataset import (
     Codec,
@@ -20,13 +21,21 @@ from rbtool.core.dataset import (
     Origin,
     PackedBuilder,
     PackedReader,
+    PackedRecorder,
     PackedSchema,
     TedReader,
     packed_builder,
     packed_writer,
     write_dataset,
 )
-from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+    SchemaError,
+    UsageError,
+)
 from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.strategies import dataset_plans
@@ -194,7 +203,11 @@ def edit_schema(folder: Path, edit: Callable[[dict[str, object]], None]) -> None
     [
         (lambda document: document["fields"].reverse(), CorruptDataError, "changed or swapped"),
         (lambda document: document.update(record_bytes=8), CorruptDataError, "changed or swapped"),
-        (lambda document: document["fields"][0].update(codec="brotli:9"), FormatError, "codec 'brotli:9' is unknown"),
+        (
+            lambda document: document["fields"][0].update(codec="brotli:9"),
+            FormatError,
+            "json cannot be read: the codec 'brotli:9' is",
+        ),
         (lambda document: document["fields"][0].update(codec="zstd:99"), FormatError, "levels 1 to 22"),
         (lambda document: document.update(version=2), FormatError, "reads up to 1"),
         (lambda document: document.update(format="parquet"), FormatError, "its format is 'parquet'"),
@@ -225,8 +238,27 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
         PackedReader(tmp_path / "ted")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "records.bin").write_bytes(b"abc")
-    with pytest.raises(FileNotFoundError, match="is no rbtool dataset"):
+    with pytest.raises(FormatError, match="plain is no dataset: it has no .rbtool/manifest.json"):
         PackedReader(tmp_path / "plain")
+    with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
+        PackedReader(tmp_path / "nothing")
+
+
+def test_what_is_something_else_says_what_it_is(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "ted")
+    rbtool.checkpoint.save(tmp_path / "ted", tmp_path / "c.h5", form="h5")
+    (tmp_path / "words.txt").write_text("words")
+    with TedReader(tmp_path / "ted") as reader:
+        PackedRecorder(tmp_path / "recording", reader.fields).close()
+    for name, kind, words, hint in (
+        ("c.h5", FormatError, "is a checkpoint in one file", f"load {tmp_path / 'c.h5'} DEST --layout packed"),
+        ("words.txt", FormatError, "is a file, the folder of a dataset", ""),
+        ("recording", CorruptDataError, "is a recording that was not finished", "rbtool repair"),
+        ("ted", FormatError, "has layout ted", f"rbtool convert {tmp_path / 'ted'} DEST --layout packed"),
+    ):
+        with pytest.raises(kind, match=words) as caught:
+            PackedReader(tmp_path / name)
+        assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,12 @@ def test_a_changed_byte_costs_its_episode_and_those_after_it(
     file.write_bytes(data)
     before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
     damage = f"has 4 finished episodes, of which the first {kept} can be restored: number {kept + 1} is damaged"
+    damage = damage if kept else "not one of 4 finished episodes can be restored, because the first one is damaged"
     with pytest.raises(CorruptDataError, match=damage):
-        repair(unfinished)
+        repair(unfinished, yes=not kept)
     assert before == {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
+    if not kept:
+        return
     result = repair(unfinished, yes=True)
     assert (result.episodes, result.lost_episodes) == (kept, 4 - kept)
     with open_steps(unfinished) as found, TedReader(unfinished.parent / "ted") as expected:
@@ -240,7 +243,8 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
         (range(2), rows(0, 2, done=True), "added at the end, which is row 2"),
         (range(2, 4), rows(0, 2, done=True).exclude("action"), "differ from the first ones in the keys action"),
         (range(2, 4), rows(0, 2, done=True).set("action", torch.zeros(2).double()), "action is float64"),
-        (range(2, 9), rows(0, 7, done=True), "the capacity is 6"),
+        (range(2, 9), rows(0, 7, done=True), r"7 rows do not fit: .* holds 2 of 6 \(max_size\)"),
+        (torch.arange(5) % 3, rows(0, 2, done=True), "which is row 2; a write at rows 0, …, 1 was asked for"),
     ):
         with pytest.raises(SchemaError, match=match):
             storage.set(cursor, data)

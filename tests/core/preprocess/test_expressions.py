@@ -17,6 +17,7 @@ COLUMNS = {
     Name("observation", (0,)): np.array([-1.0, 0.0, 0.5, 2.0]),
     Name("image", (1, 2)): np.array([0, 255, 7, 7], np.uint8),
 }
+KNOWN = {name.field: values.dtype == bool for name, values in COLUMNS.items()}
 
 
 @pytest.mark.parametrize(
@@ -38,13 +39,13 @@ COLUMNS = {
         ("length == 10 or length == 50 and return > 200", [1, 0, 0, 0]),
         ("(length == 10 or length == 50) and return > 200", [1, 0, 0, 0]),
         ("not (length > 50 and return > 200)", [1, 1, 0, 1]),
-        ("true", [1, 1, 1, 1]),
         ("1 > 2", [0, 0, 0, 0]),
-        ("observation[0]", [1, 0, 1, 1]),
+        ("true != next.truncated", [0, 1, 1, 0]),
+        ("((not (next.truncated)))", [0, 1, 1, 0]),
     ],
 )
 def test_conditions_hold_where_they_should(text: str, expected: list[int]) -> None:
-    condition = parse_condition(text, {name.field for name in COLUMNS})
+    condition = parse_condition(text, KNOWN)
     assert condition.holds(COLUMNS, 4).astype(int).tolist() == expected
     assert set(condition.names) <= set(COLUMNS)
 
@@ -67,19 +68,29 @@ def test_conditions_hold_where_they_should(text: str, expected: list[int]) -> No
         ("lenght > 1", "names 'lenght', which is not there; did you mean 'length'"),
         ("observation[-1] > 1", r"found '\['"),
         ("1.2.3 > 1", "found '1'"),
+        ("1", "a comparison is expected, found the end"),
+        ("true", "a comparison is expected, found the end"),
+        ("length and 5", "a comparison is expected, found the end"),
+        ("length and next.truncated", "compares 'length', which is neither true nor false, with nothing"),
+        ("not length", "compares 'length', which is"),
+        ("next.truncated or (length)", "compares 'length', which is"),
+        ("observation[0]", r"compares 'observation\[0\]', which is"),
+        ("1 < (length > 3)", r"a field or a number is expected, found '\(' at character 5"),
+        ("(length > 3) == true", r"'and', 'or' or the end is expected, found '==' at character 14"),
+        ("length > not next.truncated", "found 'not' at character 10"),
         ("(" * 5000 + "length" + ")" * 5000, "nested less than 100 deep"),
     ],
 )
 def test_anything_else_is_told_with_its_place(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parse_condition(text, {name.field for name in COLUMNS})
+        parse_condition(text, KNOWN)
 
 
 NAMES = sorted(COLUMNS)
 SIGNS = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
 LEAVES = st.one_of(
     st.builds("{} {} {}".format, st.sampled_from([str(name) for name in NAMES]), SIGNS, st.integers(-5, 300)),
-    st.sampled_from(["True", "False"]),
+    st.sampled_from(["next.truncated", "next.truncated == False", "True == True"]),
 )
 TREES = st.recursive(
     LEAVES,

@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess import find_function
-from rbtool.core.preprocess.failures import error_text
+from rbtool.core.preprocess.failures import FunctionFailed, counted, error_text
 from rbtool.core.preprocess.functions import PickledFunction
 
 
@@ -24,12 +26,13 @@ def prep(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_function_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("OFFSET = 40")
-    path = prep(tmp_path, "from beside import OFFSET\ndef add(x):\n    return x + OFFSET\n")
+def test_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "function_offset.py").write_text("OFFSET = 40")
+    path = prep(tmp_path, "from function_offset import OFFSET\ndef add(x):\n    return x + OFFSET\n")
     function = find_function(f"{path}:add")
-    assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py", "beside.py"])
+    assert (function.label, list(function.inputs())) == ("prep.py:add", ["prep.py", "function_offset.py"])
     assert pickle.loads(pickle.dumps(function.portable())).load()(2) == 42
+    monkeypatch.delitem(sys.modules, "function_offset")
 
 
 def test_a_file_is_run_anew_each_time_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_names_that_say_nothing(name: str, message: str) -> None:
         ("def normalise(x): ...", "normalize", "has no function 'normalize'; did you mean 'normalise'?"),
         ("def normalise(x): ...", "zzz", "has no function 'zzz'; it has normalise"),
         ("import os", "zzz", "has no function 'zzz'$"),
-        ("f = 3", "f", "'f' in .* is a int, a function is expected"),
+        ("f = 3", "f", "'f' in .* is an int, a function is expected"),
         ("def f(x:", "f", "cannot be imported: SyntaxError: "),
         ("import nowhere_51", "f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_51'"),
         ("1 / 0", "f", "cannot be imported: ZeroDivisionError: division by zero"),
@@ -130,6 +133,9 @@ def test_what_does_not_load_elsewhere() -> None:
     ("error", "text"),
     [
         (KeyError("x"), "KeyError 'x'"),
+        (KeyError(("a", "b")), "KeyError ('a', 'b')"),
+        (KeyError("it's no 'key' of this"), "KeyError: it's no 'key' of this"),
+        (KeyError(), "KeyError"),
         (ValueError("one\ntwo"), "ValueError: one"),
         (ValueError("y" * 400), f"ValueError: {'y' * 300}…"),
         (StopIteration(), "StopIteration"),
@@ -137,3 +143,25 @@ def test_what_does_not_load_elsewhere() -> None:
 )
 def test_errors_in_one_line(error: Exception, text: str) -> None:
     assert error_text(error) == text
+
+
+def test_things_are_counted() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+
+
+@pytest.mark.parametrize(
+    ("act", "text", "there"),
+    [
+        (lambda td: td["no"], "KeyError 'no'", ("a", "next")),
+        (lambda td: td.pop("no"), "KeyError 'no'", ("a", "next")),
+        (lambda td: td["next", "no"], "KeyError 'no'", ("b",)),
+        (lambda td: td.pop(("next", "no")), "KeyError ('next', 'no')", ("next.b", "a", "next")),
+        (lambda td: {"a": 1}["no"], "KeyError 'no'", ()),
+        (lambda td: [][0], "IndexError: list index out of range", ()),
+    ],
+)
+def test_missing_keys_are_told_with_those_there(act, text: str, there: tuple[str, ...]) -> None:
+    with pytest.raises(LookupError) as caught:
+        act(TensorDict({"a": torch.ones(1), "next": {"b": torch.ones(1)}}))
+    failed = pickle.loads(pickle.dumps(FunctionFailed.of(caught.value)))
+    assert (failed.text, failed.there) == (text, there)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,12 +24,28 @@ def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, ste
     return Taking(open_steps(folder), rows, steps)
 
 
+class Counted:
+    """As many steps of so many bytes, without a dataset."""
+
+    def __init__(self, steps: int, row_bytes: int) -> None:
+        self.steps, self.reader = steps, self
+        self.fields = (Field(("x",), "uint8", (row_bytes,), "observation"),)
+
+
 @pytest.mark.parametrize(
-    ("row_bytes", "size"), [(64, 65536), (1 << 10, 16384), (1 << 20, 16), (1 << 25, 1), (0, 65536)]
+    ("steps", "row_bytes", "size"),
+    [
+        (2, 64, 256),
+        (9_000, 64, 282),
+        (9_000, 1 << 20, 16),
+        (40, 1 << 25, 1),
+        (40_000_000, 0, 65536),
+        (100_000, 1024, 3125),
+    ],
 )
-def test_the_chunk_size_depends_on_the_row_alone(tmp_path: Path, row_bytes: int, size: int) -> None:
-    few = taking(tmp_path / "few", [2], row_bytes)
-    assert {Plan.of(few, None, workers, whole_episodes=False).chunk_size for workers in (None, 0, 1, 7)} == {size}
+def test_the_chunk_size_depends_on_steps_and_rows_alone(steps: int, row_bytes: int, size: int) -> None:
+    found = cast(Taking, Counted(steps, row_bytes))
+    assert {Plan.of(found, None, workers, whole_episodes=False).chunk_size for workers in (None, 0, 1, 7)} == {size}
 
 
 @pytest.mark.parametrize(("cores", "chunks", "workers"), [(1, 100, 0), (4, 100, 4), (4, 3, 3), (4, 1, 0)])

@@ -59,7 +59,7 @@ def test_chunks_give_what_the_whole_gives(walks: Path, tmp_path: Path, function,
     open_steps(tmp_path / "made").verify_files()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=dataset_plans().filter(lambda plan: plan.lengths), chunk_size=st.integers(1, 9))
 def test_a_function_that_does_nothing_gives_the_same_content(
     plan, chunk_size: int, tmp_path_factory: pytest.TempPathFactory
@@ -85,7 +85,7 @@ def shaken(td):
     return td
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=dataset_plans(max_length=12).filter(lambda plan: plan.lengths), data=st.data())
 def test_the_episode_table_says_what_the_rows_say(plan, data, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("plans")

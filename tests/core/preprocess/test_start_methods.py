@@ -127,26 +127,26 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
     assert process.returncode == -number
 
 
-@pytest.mark.parametrize("neighbours", [frozenset(), frozenset(("beside",))])
+@pytest.mark.parametrize("neighbours", [frozenset(), frozenset(("forked_value",))])
 def test_forked_workers_import_the_users_modules_anew(
     walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbours: frozenset[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "beside.py").write_text("VALUE = 'old'\n")
-    import beside
+    (tmp_path / "forked_value.py").write_text("VALUE = 'old'\n")
+    import forked_value
 
-    (tmp_path / "beside.py").write_text("VALUE = 'new one'\n")
+    (tmp_path / "forked_value.py").write_text("VALUE = 'new one'\n")
 
     def act(first: int) -> str:
-        from beside import VALUE
+        from forked_value import VALUE
 
         return VALUE
 
     with WorkerPool(job_of(walks, Acting(act, modules=neighbours)), 1, Limits(), "fork") as pool:
         assert pool.call("measure", TASKS[0]) == ("new one" if neighbours else "old")
-    assert beside.VALUE == "old"
-    monkeypatch.delitem(sys.modules, "beside")
+    assert forked_value.VALUE == "old"
+    monkeypatch.delitem(sys.modules, "forked_value")
 
 
 def test_a_fork_computes_after_its_parent_has_on_all_cores(walks: Path) -> None:

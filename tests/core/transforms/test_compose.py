@@ -89,8 +89,60 @@ def test_callables_are_appended_and_inserted() -> None:
     buffer = ReplayBuffer(storage=TensorStorage(torch.tensor([1.0, 2.0])))
     buffer.append_transform(lambda rows: rows + 1).insert_transform(0, lambda rows: rows * 10)
     assert buffer[:].tolist() == [11.0, 21.0]
-    with pytest.raises(IndexError, match="place 5"):
+    with pytest.raises(ValueError, match="place 5"):
         buffer.insert_transform(5, len)
+
+
+def test_a_list_is_taken_as_well() -> None:
+    assert [type(part) for part in Compose([Add(1.0), len])] == [Add, CallableTransform]
+    assert (len(Compose([])), len(Compose())) == (0, 0)
+    with pytest.raises(SchemaError, match="found a list"):
+        Compose([Add(1.0)], Add(2.0))
+
+
+@pytest.mark.parametrize("place", ["construction", "append", "insert"])
+def test_what_is_composed_already_is_flattened(place: str) -> None:
+    inner, outer = Compose(Add(1.0), Compose(Double(2.0), abs)), Add(5.0)
+    if place == "construction":
+        both = Compose([outer, inner])
+    else:
+        both = Compose(outer).append(inner) if place == "append" else Compose(outer).insert(1, inner)
+    assert [type(part) for part in both] == [Add, Add, Double, CallableTransform]
+    assert both[1] is inner[0]
+    assert both(torch.tensor([-8.0])).tolist() == [4.0]
+
+
+def test_a_subclass_does_what_it_does() -> None:
+    class Once(Compose):
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            return data
+
+    assert Compose(Once(Add(1.0)))(torch.ones(1)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("index", "order"), [(0, [9, 1, 2]), (1, [1, 9, 2]), (2, [1, 2, 9]), (-1, [1, 9, 2]), (-2, [9, 1, 2])]
+)
+def test_transforms_are_inserted_as_into_a_list(index: int, order: list[int]) -> None:
+    both = Compose(Add(1.0), Add(2.0))
+    assert both.insert(index, Add(9.0)) is both
+    assert [int(part.number) for part in both] == order
+    assert set(both.state_dict()) == {f"transforms.{place}.number" for place in range(3)}
+
+
+@pytest.mark.parametrize("index", [3, -3, 9, -9])
+def test_there_is_no_place_outside(index: int) -> None:
+    with pytest.raises(ValueError, match=f"place {index} was asked for, there are 2 transforms"):
+        Compose(Add(1.0), Add(2.0)).insert(index, Add(9.0))
+
+
+def test_a_slice_is_composed_too() -> None:
+    three = Compose(Add(1.0), Double(2.0), Add(3.0))
+    assert type(three[0:1]) is Compose
+    assert list(three[1:]) == [three[1], three[2]]
+    assert (three[1:](torch.ones(1)).tolist(), len(three[3:]), three[-1]) == ([5.0], 0, three[2])
+    with pytest.raises(IndexError):
+        three[3]
 
 
 @pytest.mark.parametrize("ndim", [1, 2])

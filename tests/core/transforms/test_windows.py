@@ -16,6 +16,10 @@ def rows(count: int, length: int) -> TensorDict:
     return TensorDict({"step": torch.arange(length).expand(count, length).contiguous()}, [count, length])
 
 
+def vectors(count: int, length: int) -> TensorDict:
+    return TensorDict({"o": torch.zeros(count, length, 4)}, [count, length])
+
+
 def seeded(transform: Any, seed: int = 0) -> Any:
     transform._rng = torch.Generator().manual_seed(seed)
     return transform
@@ -74,6 +78,8 @@ def test_the_buffers_generator_decides() -> None:
         (lambda: FrameStack(0), ValueError, "n is 0"),
         (lambda: FrameStack(2, dim=1), ValueError, "below 0"),
         (lambda: FrameStack(2, padding="mirror"), ValueError, "'mirror', expected one of same, constant"),  # type: ignore[arg-type]
+        (lambda: FrameStack(2, "step", dim=-1)(rows(2, 3)), RuntimeError, r"shape \[\], .* no dimension dim=-1"),
+        (lambda: FrameStack(3, ["o"])(vectors(2, 3)), RuntimeError, r"o has frames of the shape \[4\], .* dim=-3"),
         (lambda: FrameStack(2, "step")(rows(2, 3)[0]), RuntimeError, "along the time of a batch"),
     ],
 )

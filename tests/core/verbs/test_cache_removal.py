@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,28 +164,32 @@ def test_an_older_dataset_that_was_set_aside_does_not_come_back(store):
     assert _names(store.root / "minari") == ["D4RL"]
 
 
-KILLED = """
-import os, sys, rbtool
-from pathlib import Path
-count, at = 0, int(sys.argv[2])
-def strike(event, arguments):
-    global count
-    if event in ("rbtool.fs", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"):
-        count += 1
-        if count == at:
-            os._exit(9)
-sys.addaudithook(strike)
-rbtool.cache.rm("minari:cart-v0", root=sys.argv[1])
-os._exit(0)
-"""
+def removed_up_to(root: Path, at: int) -> int:
+    """Remove the dataset in a child that dies at its n-th change of the file system; its exit status."""
+    child = os.fork()
+    if not child:
+        numbers = itertools.count(1)
+
+        def strike(event: str, arguments: object) -> None:
+            changes = event in ("rbtool.fs", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+            if changes and next(numbers) == at:
+                os._exit(9)
+
+        try:
+            sys.addaudithook(strike)
+            rbtool.cache.rm("minari:cart-v0", root=root)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_cut_at_any_point_it_leaves_the_dataset_or_a_leftover(store):
     store.original("cart-v0", kept=True)
     ended, at = 9, 0
     while ended == 9:
-        at += 2
-        ended = subprocess.run([sys.executable, "-c", KILLED, str(store.root), str(at)], check=False).returncode
+        at += 1
+        ended = removed_up_to(store.root, at)
         if store.cart.exists():
             assert not rbtool.cache.verify(root=store.root).problems
         else:

@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.dataset import EPISODES, Manifest, TedReader, leaf_path
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.dataset import EPISODES, Manifest, PackedRecorder, TedReader, leaf_path, rows_of
+from rbtool.core.storages import LazyTensorStorage
+from rbtool.core.ted import Field
+from rbtool.core.ted.checks import ContinuityRule
 from rbtool.core.testing.walks import write_walks
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
@@ -62,8 +69,8 @@ def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
         ("next.done", _put(4, True), "TED003 error", r"1 of 31 steps: .* \(first: step 4, episode 0\)"),
         ("next.observation", _put(14, 0.5), "TED004 error", r"1 of 31 .* next.observation .*step 14, episode 1"),
         ("observation", _put((25, 2), np.nan), "TED004 error", r"next.observation is not .*step 24, episode 2"),
-        ("next.done", _put(19, False), "TED006 error", r"1 episodes end without done .*step 19, episode 1"),
-        ("next.done", _put(3, True), "TED006 warning", r"1 of 31 steps are done inside .*step 3, episode 0"),
+        ("next.done", _put(19, False), "TED006 error", r"1 episode ends without done .*step 19, episode 1"),
+        ("next.done", _put(3, True), "TED006 warning", r"1 of 31 steps is done inside .*step 3, episode 0"),
         ("next.reward", _put(7, np.nan), "TED007 error", r"next.reward is NaN .* 1 of 31 steps .*step 7, episode 0"),
         ("next.reward", _put(7, -np.inf), "TED007 error", "next.reward is NaN or infinite"),
         ("action", _put(slice(None), 0), "TED008 warning", "action is zero everywhere"),
@@ -97,6 +104,43 @@ def test_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
     found = _found(walks)
     assert "TED004 error" not in found
     assert "as the episode table says" in found["TED004 warning"]
+
+
+def test_in_n_step_data_next_does_not_follow(walks: Path) -> None:
+    _edit(walks, "next.observation", _put(14, 0.5))
+    _edit_table(walks, "explicit_next", 1, True)
+    with TedReader(walks) as reader:
+        ahead = Field(("steps_to_next_obs",), "int64", (), "info")
+        plain, n_step = (ContinuityRule(fields, 31) for fields in (reader.fields, (*reader.fields, ahead)))
+        for rule in (plain, n_step):
+            rule.see(rows_of(reader, 0, 31))
+    assert [finding.severity for finding in plain.findings()] == ["warning"]
+    assert n_step.findings() == []
+
+
+@pytest.mark.parametrize("done", [(9,), ()])
+@pytest.mark.parametrize("kind", [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer])
+def test_the_episode_that_a_buffer_goes_on_with_is_no_error(
+    kind: type[FlatStorageCheckpointer], done: tuple[int, ...], tmp_path: Path
+) -> None:
+    flag = torch.zeros(10, 1, dtype=torch.bool)
+    flag[list(done)] = True
+    seen, draw = torch.randn(11, 2), torch.randn(10, 1)
+    after = {"observation": seen[1:], "reward": draw, "done": flag, "terminated": flag, "truncated": flag & False}
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10, checkpointer=kind()))
+    buffer.extend(TensorDict({"observation": seen[:-1], "action": -draw, "next": after}, [10]))
+    buffer.dumps(tmp_path / "buffer")
+    (place,) = (*(tmp_path / "buffer" / "storage").glob("*.h5"),) or (tmp_path / "buffer" / "storage",)
+    result = rbtool.check(place)
+    assert (result.errors, result.unfinished) == (0, 9 not in done)
+    assert result.findings == ()
+
+
+def test_an_unfinished_recording_is_told_how_to_be_restored(tmp_path: Path, walks: Path) -> None:
+    with TedReader(walks) as reader:
+        PackedRecorder(tmp_path / "recording", reader.fields).close()
+    (finding,) = rbtool.check(tmp_path / "recording").findings
+    assert (finding.rule, f"rbtool repair {tmp_path / 'recording'}" in finding.message) == ("TED014", True)
 
 
 def test_one_episode_cut_in_two_is_noticed(tmp_path: Path, walks: Path) -> None:

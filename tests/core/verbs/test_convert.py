@@ -15,7 +15,7 @@ from rbtool.core.dataset import Manifest, TedReader, fs
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
 from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.testing.walks import write_walks
-from rbtool.core.verbs import source_conversion
+from rbtool.core.verbs import checkpoint, source_conversion
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.results import to_document
 
@@ -310,3 +310,10 @@ def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatc
         with pytest.raises(UsageError, match="is there already and is dataset minari:pendulum"):
             convert(CARTPOLE, dest)
     assert assert_equals_minari(dest, source) > 0
+
+
+def test_a_checkpoint_at_the_destination_is_called_one(tmp_path: Path) -> None:
+    made = convert(CARTPOLE, tmp_path / "dataset")
+    checkpoint.save(made.path, tmp_path / "saved", form="flat")
+    with pytest.raises(UsageError, match=r"saved is there already and is a checkpoint of minari:\S+, not a dataset"):
+        convert(CARTPOLE, tmp_path / "saved")

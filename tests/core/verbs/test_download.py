@@ -126,3 +126,31 @@ def test_a_dataset_that_calls_itself_otherwise_is_noted(cache: Path) -> None:
     result = download("minari", "tuple/trunc-v0", local=True)
     assert result.notes == ("the dataset calls itself other/name-v3",)
     assert result.request["id"] == "tuple/trunc-v0"
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "note"),
+    [
+        (["observation=zstd:3"], ["observation=lz4"], "it is stored with --compress observation=zstd:3 and stays so"),
+        ([], ["observation=lz4"], "it is stored without compression and stays so: --force changes that"),
+        (["observation=lz4"], ["observation=lz4"], None),
+    ],
+)
+def test_what_is_there_says_how_it_is_compressed(
+    stored: list[str], asked: list[str], note: str | None, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download("minari:cartpole/scripted-v0", local=True, layout="packed", compress=stored)
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    again = download("minari:cartpole/scripted-v0", layout="packed", compress=asked)
+    assert again.already_there
+    told = [text for text in again.notes if "it is stored" in text]
+    assert [note in text for text in told] == ([] if note is None else [True])
+    with pytest.raises(UsageError, match="--compress names the field 'nope'; fields are action, episode, "):
+        download("minari:cartpole/scripted-v0", layout="packed", compress=["nope=lz4"])
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("asked", ["observation", "observation=snap", "observation=zstd:99"])
+def test_a_method_that_is_none_is_refused_before_anything_is_looked_for(asked: str, local: bool) -> None:
+    with pytest.raises(UsageError, match=f"--compress '{asked}'"):
+        download("minari:not/there-v0", local=local, layout="packed", compress=[asked])

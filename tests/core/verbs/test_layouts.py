@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from rbtool.core.checkpoint import compare_steps, open_steps
-from rbtool.core.checkpointers import FlatStorageCheckpointer
 from rbtool.core.dataset import MANIFEST, FileRecord, Manifest, digest_file
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
-from rbtool.core.testing.buffers_of_episodes import BufferPlan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
@@ -251,14 +249,6 @@ def test_rows_of_another_dataset_than_was_saved_are_refused(walks: Path, tmp_pat
     with pytest.raises(CorruptDataError, match="does not give the data it was saved from"):
         convert(tmp_path / "saved", tmp_path / "dest", layout=layout)
     assert not (tmp_path / "dest").exists()
-
-
-def test_the_checkpoint_of_a_buffer_is_of_no_dataset(tmp_path: Path) -> None:
-    FlatStorageCheckpointer().dumps(BufferPlan(6, (6,)).buffer()._storage, tmp_path / "saved")
-    for call in (checkpoint.load, convert):
-        with pytest.raises(FormatError, match="are the checkpoint of a buffer") as raised:
-            call(tmp_path / "saved", tmp_path / "dest", layout="packed")
-        assert "load it into a buffer" in raised.value.hint
 
 
 def test_a_tensordict_folder_becomes_a_dataset(walks: Path, tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def raise_value_error(td):
             rbtool.RbtoolError,
             "failed on {}: KeyError 'observatoin'. Fields here: action, ",
         ),
+        (
+            lambda td: td["next", "rewrad"],
+            rbtool.RbtoolError,
+            "failed on {}: KeyError 'rewrad'. Fields here: next.done, ",
+        ),
         (lambda td: sys.exit(3), rbtool.RbtoolError, "failed on {}: SystemExit: 3"),
         (lambda td: None, rbtool.SchemaError, "on {}: it returned None"),
         (lambda td: td[:3].exclude("episode"), rbtool.SchemaError, "on {}: it returned 3 rows for 7 steps without"),
@@ -234,7 +239,8 @@ def test_a_dry_run_shows_the_fields_and_writes_nothing(walks: Path, tmp_path: Pa
     function = lambda td: {"a": td["action"].double(), "b": {"c": td["episode"]}}  # noqa: E731
     result = run(walks, function, tmp_path / "deep" / "made", dry_run=True, num_frames=8)
     assert (result.dry_run, result.steps, result.episodes, result.bytes) == (True, 8, 3, 8 * 24)
-    assert result.notes == ("a: float64 [2]", "b.c: int64 []")
+    assert result.notes[0].startswith("counted before ")
+    assert result.notes[1:] == ("a: float64 [2]", "b.c: int64 []")
     assert beside(walks) == ["walks"]
     run(walks, same, tmp_path / "made")
     with pytest.raises(rbtool.UsageError, match="is there already"):

@@ -8,6 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.core.dataset import TedReader
+from rbtool.core.errors import MissingKeyError, UsageError
 from rbtool.core.stats import FieldStats
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
@@ -101,7 +102,7 @@ def test_dimensions_that_never_vary_are_listed(walks: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"fields": ["nope"]}, "'nope' is not there"),
+        ({"fields": ["next.observation"]}, "'next.observation' is described by 'observation'"),
         ({"fields": ["episode"]}, "'episode' is none that numbers can be said of"),
         ({"quantiles": [1.5]}, r"\[1.5\] were asked for"),
         ({"quantiles": []}, "numbers from 0 to 1"),
@@ -110,3 +111,20 @@ def test_dimensions_that_never_vary_are_listed(walks: Path) -> None:
 def test_what_makes_no_sense_is_refused(walks: Path, arguments: dict[str, list[str]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         stats(walks, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("nope", "there are action, "), ("rewrd", "did you mean next.reward?")])
+def test_a_field_that_is_not_there_is_named_with_what_is_near(walks: Path, name: str, hint: str) -> None:
+    with pytest.raises(MissingKeyError, match=f"the field '{name}' is not there") as caught:
+        stats(walks, fields=[name])
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(("name", "leaf"), [("reward", "next.reward"), ("done", "next.done"), ("action", "action")])
+def test_names_without_next_will_do(walks: Path, name: str, leaf: str) -> None:
+    assert [".".join(field.key) for field in stats(walks, fields=[name]).fields] == [leaf]
+
+
+def test_a_raw_dataset_is_to_be_converted_first() -> None:
+    with pytest.raises(UsageError, match="is a raw minari dataset"):
+        stats(Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0")

@@ -42,7 +42,7 @@ def made_rows(lengths: Sequence[int], ends: Sequence[str] = (), seed: int = 0, *
 
 def work_of(fields: Sequence[Field], block: Block, **operations: Any) -> ProgramWork:
     """The work of some options, with what it has to measure measured on the block."""
-    return informed(ProgramWork.of(program_of(operations), fields), fields, block)
+    return informed(ProgramWork(program_of(operations), fields), fields, block)
 
 
 def informed(work: ProgramWork, fields: Sequence[Field], block: Block) -> ProgramWork:
@@ -114,7 +114,7 @@ def do() -> Callable[..., dict[str, np.ndarray]]:
 def work() -> Callable[..., ProgramWork]:
     def make(made: Made, program: Program | None = None, **operations: Any) -> ProgramWork:
         if program is not None:
-            return informed(ProgramWork.of(program, made[0]), *made)
+            return informed(ProgramWork(program, made[0]), *made)
         return work_of(*made, **operations)
 
     return make

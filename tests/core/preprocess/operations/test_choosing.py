@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from rbtool.core.dataset import EpisodeRow, EpisodeTable
 from rbtool.core.errors import UsageError
+from rbtool.core.preprocess.block import Column
 from rbtool.core.preprocess.operations import program_of
-from rbtool.core.ted import EndReason
+from rbtool.core.ted import EndReason, as_numbers
 
 TABLE = EpisodeTable.from_rows(
     [
@@ -50,6 +53,9 @@ def test_without_such_an_operation_nobody_chooses():
     ("operations", "words"),
     [
         ({"filter": "lenght > 3"}, "names 'lenght', which is not there; did you mean 'length'"),
+        ({"filter": "length"}, "compares 'length', which is neither true nor false, with nothing"),
+        ({"filter": "has_seed and not seed"}, "compares 'seed'"),
+        ({"filter": "1"}, "a comparison is expected"),
         ({"filter": "length[0] > 3"}, "episodes have one length"),
         ({"filter": "__import__('os')"}, "not understood"),
         ({"filter": "length > 1000"}, "none of 4 episodes is left by length > 1000"),
@@ -95,7 +101,7 @@ def test_where_splits_episodes_at_gaps(rows, work, apply, lengths, seed):
         ("half > 1", [3, 4]),
         ("half < 1e9 and half > -1e9 and flag", [0, 2, 4]),
         ("episode == 1", [3, 4]),
-        ("true", [0, 1, 2, 3, 4]),
+        ("1 < 2", [0, 1, 2, 3, 4]),
     ],
 )
 def test_names_of_rows(rows, do, condition, rows_left):
@@ -117,12 +123,25 @@ def test_names_of_rows(rows, do, condition, rows_left):
         ("observation.count[0] > 1", "has one number a row"),
         ("length > 1", "names 'length'"),
         ("action[0] = 1", "found '='"),
+        ("reward", "compares 'reward', which is neither true nor false, with nothing"),
+        ("done and action[0]", r"compares 'action\[0\]', which is"),
         ("wave > 1", "complex and have no order"),
     ],
 )
 def test_conditions_that_make_no_sense(rows, do, condition, words):
     with pytest.raises(UsageError, match=words):
         do(rows([2], wave=np.array([1j, 2])), where=condition)
+
+
+def test_a_flag_of_any_type_is_set_where_rows_are_left_out(rows, work, apply):
+    fields, block = rows([4], row=np.arange(4))
+    key = ("next", "truncated")
+    bare = Column("bfloat16", np.zeros((4, 1), np.uint16))
+    made = tuple(replace(field, dtype="bfloat16") if field.key == key else field for field in fields)
+    block = replace(block, columns={**block.columns, key: bare})
+    found = apply(work((made, block), where="row != 2"), made, block).columns[key]
+    assert as_numbers(found.values, found.dtype).ravel().tolist() == [0, 1, 0]
+    assert not bare.values.any()
 
 
 def test_root_flags_are_reached_where_next_has_none(rows, do):

@@ -15,7 +15,12 @@ PROGRAMS = [
     {"flatten": True, "clip_reward": "-1:0.5", "normalize": ["observation", "reward:min-max"]},
     {"n_step": 3, "gamma": 0.9, "normalize": "observation:quantile", "exclude": "episode"},
     {"where": "reward > -0.5", "return_to_go": True, "rename": "observation=state"},
-    {"where": ["observation.position[1] < 1 and not terminated", "true"], "n_step": 2, "mc_return": True, "gamma": 0.5},
+    {
+        "where": ["observation.position[1] < 1 and not terminated", "1 < 2"],
+        "n_step": 2,
+        "mc_return": True,
+        "gamma": 0.5,
+    },
 ]
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 ENDS = st.lists(st.sampled_from(["terminated", "truncated", "open"]), min_size=1, max_size=3)

@@ -110,8 +110,10 @@ def test_files_that_are_not_understood(tmp_path, text, words):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(DatasetNotFoundError, match="a pipeline file is expected"):
         program_of(pipeline=tmp_path / "no.toml")
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        program_of(pipeline=tmp_path)
     with pytest.raises(DatasetNotFoundError, match="there is no"):
         program_of(replay=tmp_path / "no")
 

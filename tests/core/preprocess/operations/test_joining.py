@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,28 @@ def test_flatten_leaves_alone_what_stands_at_the_root_only(rows, do):
     found = do(made, flatten=True)
     assert found["goal"].shape == (3, 2)
     assert found["observation"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "renamed"),
+    [
+        ((), "mission"),
+        (("mission",), "observation_mission"),
+        (("mission.of",), "observation_mission"),
+    ],
+)
+def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
+    text, length = np.zeros((3, 8), np.uint8), np.zeros((3, 1), np.int64)
+    parts = {"observation.mission": text, "observation.mission_length": length}
+    parts |= {f"next.{name}": values for name, values in parts.items()} | {name: np.arange(3) for name in more}
+    fields, block = rows([3], **parts)
+    roles = {"mission": "text", "mission_length": "info"}
+    made = tuple(replace(f, role=roles.get(f.key[-1], f.role) if len(f.key) > 1 else f.role) for f in fields), block
+    with pytest.raises(UsageError, match=r"a group in which observation.mission would stay behind") as caught:
+        do(made, flatten=True)
+    assert caught.value.hint == f"say --rename observation.mission={renamed} as well"
+    found = do(made, rename=f"observation.mission={renamed}", flatten=True)
+    assert (found["observation"].shape, found[f"next.{renamed}"].shape) == ((3, 4), (3, 8))
 
 
 @pytest.mark.parametrize(

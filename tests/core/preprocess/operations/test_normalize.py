@@ -104,7 +104,7 @@ def test_the_rows_that_reach_it_count(rows, work, do):
 
 def test_only_what_is_measured_is_read_to_measure(rows):
     fields, _ = rows([2])
-    names = {".".join(key) for key in ProgramWork.of(program_of({"normalize": "action"}), fields).reads(fields)}
+    names = {".".join(key) for key in ProgramWork(program_of({"normalize": "action"}), fields).reads(fields)}
     assert names == {"action"}
 
 
@@ -112,7 +112,7 @@ def test_only_what_is_measured_is_read_to_measure(rows):
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=5))
 def test_parts_measure_what_the_whole_does(rows, work, cut, lengths):
     fields, block = rows(lengths)
-    asked = ProgramWork.of(program_of({"normalize": ["observation", "action:quantile"]}), fields)
+    asked = ProgramWork(program_of({"normalize": ["observation", "action:quantile"]}), fields)
     started = asked.start(Context(fields, None, 0))
     whole = asked.informed([started.measure(block)])
     parts = asked.informed([started.measure(part) for part in cut(block, range(1, sum(lengths)))])
@@ -136,7 +136,7 @@ def test_the_constants_undo_it_in_the_transform(rows, work, do):
 def test_known_constants_are_used_as_they_are(rows, work, apply):
     first, second = rows([20], seed=1), rows([7], seed=2)
     known = work(first, normalize="observation.position")
-    other = ProgramWork.of(known.program, second[0])
+    other = ProgramWork(known.program, second[0])
     assert not other.needs_measuring
     part = constants_of(known)["observation.position"]
     values = second[1].columns["observation", "position"].values
@@ -146,7 +146,7 @@ def test_known_constants_are_used_as_they_are(rows, work, apply):
 
 def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
     made = rows([5])
-    asked = ProgramWork.of(program_of({"normalize": "action"}), made[0])
+    asked = ProgramWork(program_of({"normalize": "action"}), made[0])
     said, found = asked.arguments(), work(made, normalize="action").arguments()
     assert said == {"operations": [{"name": "normalize", "key": "action", "method": "mean-std"}]}
     assert found["operations"] == said["operations"]

@@ -1,0 +1,156 @@
+"""The rows of a buffer, as a dataset has them: every episode ends with a flag, and every step names its episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from ..dataset import Array, EpisodeTable, Manifest, Request, StepReader
+from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key
+from .rows import leaf_parts
+
+__all__ = ["BufferSteps"]
+
+SOURCE = "buffer"
+"""What a dataset that was made of a buffer's checkpoint names as its source."""
+
+
+class BufferSteps(StepReader):
+    """The rows of the checkpoint of a buffer, with what TED asks for and a buffer need not have.
+
+    The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
+    reason says that the recording stops there. Where `terminated` or `truncated` is missing it follows from `done`,
+    and where `done` is missing from the ends of the episodes; where `episode` is missing it is that of the table.
+    """
+
+    def __init__(self, rows: StepReader) -> None:
+        self._raw = rows
+        self.path = rows.path
+        self._known = {field.key for field in rows.fields}
+        shape = next((field.shape for field in rows.fields if field.key == NEXT_DONE), (1,))
+        made = [Field(EPISODE, "int64", (), "id")] if EPISODE not in self._known else []
+        lacking = [key for key in (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED) if key not in self._known]
+        made += [Field(key, "bool", shape, "done") for key in lacking]
+        request = Request(SOURCE, str(self.path), self.path.name)
+        self.manifest = replace(rows.manifest, fields=(*rows.fields, *made), request=request)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._raw,)
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episodes of the buffer, with the numbers that the rows name where each has one of its own."""
+        columns = self._raw.episodes.columns() | {"episode": self._numbers}
+        for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
+            if key not in self._known:
+                columns[key[1]] = self._at_ends(key)
+        columns["truncated"] = columns["truncated"] | np.isin(self._ends, self._unfinished)
+        return EpisodeTable.from_columns(columns)
+
+    @property
+    def planned(self) -> Manifest:
+        """The manifest with a note on the episodes that were not finished, for which all flags are looked at."""
+        count = len(self._unfinished)
+        if not count:
+            return self.manifest
+        what = (
+            "an episode that the buffer had not finished ends"
+            if count == 1
+            else (f"{count:,} episodes that the buffer had not finished end")
+        )
+        return replace(self.manifest, notes=(*self.manifest.notes, f"{what} truncated: the flags were set"))
+
+    @property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to episodes."""
+        return self._raw.episode_text
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        leaf = self._leaf(key, start, stop)
+        if key in self._known:
+            rows = self._raw.read(key, start, stop)
+        elif key == EPISODE:
+            return self._numbers[np.searchsorted(self._ends, np.arange(start, stop))]
+        else:
+            rows = self._made_flags(key, start, stop).reshape(stop - start, *leaf.shape)
+        low, high = np.searchsorted(self._unfinished, (start, stop))
+        if key in {NEXT_DONE, NEXT_TRUNCATED} and low < high:
+            rows = rows.copy()  # what was read may be the memory of the storage itself
+            rows[self._unfinished[low:high] - start] = True
+        return rows
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf."""
+        yield self.read(key, start, stop)
+
+    def documents(self) -> dict[str, bytes]:
+        """Metadata files that were saved with the steps."""
+        return self._raw.documents()
+
+    def verify_files(self) -> None:
+        """Compare the files with their digests, where there are any."""
+        self._raw.verify_files()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._raw.close()
+
+    def _at_ends(self, key: Key) -> Array:
+        """Whether a flag is set at the last step of each episode."""
+        found = np.zeros(len(self._ends), bool)
+        for start, stop in leaf_parts(self.manifest.steps, 1):
+            low, high = np.searchsorted(self._ends, (start, stop))
+            rows = self.read(key, start, stop)[self._ends[low:high] - start]
+            found[low:high] = rows.reshape(high - low, -1).any(1) if low < high else False
+        return found
+
+    def _made_flags(self, key: Key, start: int, stop: int) -> Array:
+        """Make a flag that is missing: what ends an episode terminates it, unless another flag says otherwise."""
+        if NEXT_DONE in self._known:
+            done: Array = self._raw.read(NEXT_DONE, start, stop) != 0
+        else:
+            done = np.zeros((stop - start, 1), bool)
+            finished = np.setdiff1d(self._ends, self._unfinished)
+            low, high = np.searchsorted(finished, (start, stop))
+            done[finished[low:high] - start] = True
+        if key == NEXT_DONE:
+            return done
+        other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
+        if other in self._known:
+            told: Array = self._raw.read(other, start, stop) != 0
+            if told.size != done.size:  # flags of several agents beside one flag of them all
+                told = told.reshape(len(told), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
+            else:
+                told = told.reshape(done.shape)
+            done &= ~told
+            return done
+        return done if key == NEXT_TERMINATED else np.zeros_like(done)
+
+    @cached_property
+    def _ends(self) -> Array:
+        table = self._raw.episodes
+        ends: Array = table.start + table.length - 1
+        return ends
+
+    @cached_property
+    def _unfinished(self) -> Array:
+        """The last steps of episodes that no flag ends."""
+        table = self._raw.episodes
+        flagged = table.terminated | table.truncated | (table.end_reason != EndReason.END_OF_FILE)
+        unfinished: Array = self._ends[~flagged]
+        return unfinished
+
+    @cached_property
+    def _numbers(self) -> Array:
+        """What the rows call the episodes; what the table calls them if that is not one number for each."""
+        table = self._raw.episodes
+        field = next((field for field in self._raw.fields if field.key == EPISODE), None)
+        if field is None or field.shape not in {(), (1,)} or "int" not in field.dtype:
+            return table.episode
+        rows = [self._raw.read(EPISODE, int(start), int(start) + 1).reshape(1) for start in table.start]
+        numbers = np.concatenate(rows).astype(np.int64) if rows else table.episode
+        return numbers if len(np.unique(numbers)) == len(numbers) else table.episode
