@@ -97,11 +97,12 @@ def _usage(error: Any) -> Failure:
 
 def _missing(error: Any) -> str:
     """Name a missing option, and the words that it may have, in one line; "" for any other error."""
-    option = getattr(error, "param", None)
-    if type(error).__name__ != "MissingParameter" or getattr(option, "param_type_name", "") != "option":
+    option: Any = getattr(error, "param", None)
+    if type(error).__name__ != "MissingParameter" or option is None or option.param_type_name != "option":
         return ""
     wanted = option.type_descriptor.annotation
-    words = [str(word.value) for word in wanted] if isinstance(wanted, enum.EnumMeta) else []
+    is_choice = isinstance(wanted, type) and issubclass(wanted, enum.Enum)
+    words = [str(word.value) for word in wanted] if is_choice else []
     choice = f": {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else ""
     return f"{option.opts[0]} is missing{choice}"
 

@@ -216,7 +216,7 @@ NumWorkers: TypeAlias = Annotated[
 ChunkSize: TypeAlias = Annotated[
     int | None,
     _option(
-        "--chunk-size", "K", "Rows a call. Default: 32 chunks or more, of 256 rows at least and 16 MB at most.", _RUN
+        "--chunk-size", "K", "Rows a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.", _RUN
     ),
 ]
 NumFrames: TypeAlias = Annotated[int | None, _option("--num-frames", "N", "Only the first N steps.", _RUN)]

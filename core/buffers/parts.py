@@ -346,7 +346,10 @@ def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | N
 def _composed(transform: Any) -> Compose:
     if isinstance(transform, Compose):
         return transform.eval()
-    return Compose() if transform is None else Compose(transform)
+    found = Compose()
+    if transform is not None:
+        found.append(transform)
+    return found
 
 
 def _checked_dim(dim: int | None, storage: Storage) -> int:

@@ -17,7 +17,7 @@ __all__ = ["Plan", "in_turn"]
 
 _CHUNK_BYTES = 16 << 20
 _CHUNK_ROWS = 1 << 16
-_CHUNKS, _LEAST_ROWS = 32, 256
+_CHUNKS, _LEAST_ROWS = 16, 256
 """So many chunks there are at least, unless they would be of fewer rows than this: enough for all cores to share, for
 a run to be resumed, and for the time left to be told."""
 

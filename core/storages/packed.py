@@ -37,8 +37,8 @@ class PackedStorage(Storage):
     not, the system is told that access is random, and of the rows of each batch before they are read.
 
     A pickle holds the path alone and opens the dataset anew. DatasetNotFoundError where nothing is, UsageError (a
-    ValueError) for a dataset without steps, FormatError for another layout and what is no dataset, CorruptDataError for files that are missing or cut, and where what is reopened is
-    another dataset.
+    ValueError) for a dataset without steps, FormatError for another layout and what is no dataset,
+    CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class PackedRecording(Storage):
         count = len(columns[NEXT_DONE])
         if len(self) + count > self.max_size:
             raise SchemaError(
-                f"{count:,} rows do not fit: the recording {self.path} holds {len(self):,} of {self.max_size:,} (max_size)",
+                f"{count:,} rows do not fit: {self.path} holds {len(self):,} of {self.max_size:,} (max_size) already",
                 hint="give a larger max_size, or none",
             )
         rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None

@@ -57,9 +57,10 @@ def check(
 ) -> CheckResult:
     """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
 
-    `dataset` is a path or `source:id`. The checkpoint of a buffer may end with episodes that are not over. Reads everything once for the digests and once for the rows; memory stays
-    bounded. Problems are findings, not exceptions, and so is a file behind a sound manifest that this rbtool cannot
-    read; DatasetNotFoundError, FormatError and, for a raw dataset, UsageError mean that there is nothing to check.
+    `dataset` is a path or `source:id`. The checkpoint of a buffer may end with episodes that are not over. Reads
+    everything once for the digests and once for the rows; memory stays bounded. Problems are findings, not
+    exceptions, and so is a file behind a sound manifest that this rbtool cannot read; DatasetNotFoundError,
+    FormatError and, for a raw dataset, UsageError mean that there is nothing to check.
     """
     begun, path = time.perf_counter(), find_dataset(dataset, root)
     has_steps(path)

@@ -78,8 +78,8 @@ class InspectResult(Result):
     """What there is. `type` is dataset, checkpoint or source (a raw dataset, not converted).
 
     `layouts` says of a dataset how many bytes its rows take in each layout (without compression in the one it is not
-    in), and `bytes_saved` how many it saves beside layout `ted`. `first_episode` is the source's number of the first one
-    there is, None without any.
+    in), and `bytes_saved` how many it saves beside layout `ted`. `first_episode` is the source's number of the first,
+    None without any.
     """
 
     kind: ClassVar[str] = "inspect"

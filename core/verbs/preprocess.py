@@ -83,7 +83,7 @@ def preprocess(
     their values (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` a dataset or a
     `manifest.json` whose last step is done again.
 
-    Chunks of `chunk_size` steps (by default 32 or more, of 16 MB at most) go to `num_workers` processes, one a core by
+    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) go to `num_workers` processes, one a core by
     default, which read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the
     number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
     `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.

@@ -19,8 +19,9 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
     """Tell whether to open `path` as a dataset or a checkpoint of steps; False for a raw dataset.
 
     What is damaged, and a file in no format that is known, is opened as well: that tells best what is wrong with it.
-    UsageError for a raw dataset unless `raw` allows for one, for a file of one, and for the checkpoint of a buffer or a storage that has
-    no steps in a form of their own; DatasetNotFoundError for an empty folder, FormatError for anything else.
+    UsageError for a raw dataset unless `raw` allows for one, for a file of one, and for the checkpoint of a buffer
+    or a storage that has no steps in a form of their own; DatasetNotFoundError for an empty folder, FormatError for
+    anything else.
     """
     found = is_steps(path)
     if not found or (path / _STORAGE).is_file():

@@ -60,8 +60,8 @@ def repair(
     more, are given up only with `yes`. A recording that is a sound dataset is left as it is.
 
     DatasetNotFoundError where nothing is, FormatError for what was not recorded, CorruptDataError where episodes would
-    be given up, where none would be kept, and where it is not known any more what was recorded, UsageError while another
-    process records there.
+    be given up, where none would be kept, and where it is not known any more what was recorded, UsageError while
+    another process records there.
     """
     begun, folder, heard = time.perf_counter(), Path(path).expanduser().absolute(), progress or Silent()
     mend(folder)

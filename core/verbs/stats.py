@@ -60,8 +60,8 @@ def stats(
     without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
     the storage root by content digest.
 
-    MissingKeyError for a field that is not there; UsageError for one of which no numbers can be said, a quantile outside
-    of [0, 1], a dataset without steps, and a raw dataset.
+    MissingKeyError for a field that is not there; UsageError for one of which no numbers can be said, a quantile
+    outside of [0, 1], a dataset without steps, and a raw dataset.
     """
     begun = time.perf_counter()
     fractions = tuple(quantiles)

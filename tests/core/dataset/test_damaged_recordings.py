@@ -210,13 +210,13 @@ def test_a_missing_folder_of_data_files_is_named(tmp_path: Path) -> None:
 def test_without_its_log_and_a_data_file_it_is_not_emptied(recording: Path) -> None:
     for name in (LOG, COPY, "records.bin"):
         (recording / name).unlink()
-    with pytest.raises(CorruptDataError, match="records.bin is missing: every episode needs it"):
+    with pytest.raises(CorruptDataError, match=r"records.bin is missing: every episode needs it"):
         repair(recording, yes=True)
 
 
 def test_a_missing_file_of_explicit_rows_costs_only_what_is_in_it(recording: Path) -> None:
     (recording / "explicit_next.bin").unlink()
-    with pytest.raises(CorruptDataError, match="of which the first 2 can be restored: explicit_next.bin is missing"):
+    with pytest.raises(CorruptDataError, match=r"of which the first 2 can be restored: explicit_next.bin is missing"):
         repair(recording)
     result = repair(recording, yes=True)
     assert (result.episodes, result.lost_episodes, result.repaired) == (2, 2, True)

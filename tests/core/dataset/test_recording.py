@@ -243,7 +243,7 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
         (range(2), rows(0, 2, done=True), "added at the end, which is row 2"),
         (range(2, 4), rows(0, 2, done=True).exclude("action"), "differ from the first ones in the keys action"),
         (range(2, 4), rows(0, 2, done=True).set("action", torch.zeros(2).double()), "action is float64"),
-        (range(2, 9), rows(0, 7, done=True), r"7 rows do not fit: .* holds 2 of 6 \(max_size\)"),
+        (range(2, 9), rows(0, 7, done=True), r"7 rows do not fit: .* holds 2 of 6 \(max_size\) already"),
         (torch.arange(5) % 3, rows(0, 2, done=True), "which is row 2; a write at rows 0, …, 1 was asked for"),
     ):
         with pytest.raises(SchemaError, match=match):

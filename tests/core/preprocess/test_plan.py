@@ -36,11 +36,11 @@ class Counted:
     ("steps", "row_bytes", "size"),
     [
         (2, 64, 256),
-        (9_000, 64, 282),
+        (9_000, 64, 563),
         (9_000, 1 << 20, 16),
         (40, 1 << 25, 1),
         (40_000_000, 0, 65536),
-        (100_000, 1024, 3125),
+        (100_000, 1024, 6250),
     ],
 )
 def test_the_chunk_size_depends_on_steps_and_rows_alone(steps: int, row_bytes: int, size: int) -> None:

@@ -12,15 +12,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.checkpoint import open_steps
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
+from rbtool.core.writers import TensorDictMaxValueWriter
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -168,3 +169,24 @@ def test_rows_without_episodes_are_refused(tmp_path: Path) -> None:
     buffer.dumps(tmp_path / "buffer")
     with pytest.raises(SchemaError, match="the steps of episodes are tensordicts"):
         checkpoint.load(tmp_path / "buffer", tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("verb", [checkpoint.load, convert])
+def test_a_buffer_without_steps_is_called_one(verb: Any, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=ListStorage(4))
+    buffer.extend([1, 2])
+    buffer.dumps(tmp_path / "buffer")
+    with pytest.raises(UsageError, match="is the checkpoint of a replay buffer") as caught:
+        verb(tmp_path / "buffer", tmp_path / "dataset")
+    assert "rb.loads" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("form", ["flat", "tensors"])
+def test_rows_that_are_ranked_make_up_no_episodes(form: str, tmp_path: Path) -> None:
+    storage, writer = LazyTensorStorage(10, checkpointer=MAKERS[form]()), TensorDictMaxValueWriter(("next", "reward"))
+    buffer = TensorDictReplayBuffer(storage=storage, writer=writer)
+    buffer.extend(steps())
+    buffer.dumps(tmp_path / "buffer")
+    for place in ("buffer", "buffer/storage"):
+        with pytest.raises(UsageError, match="no order of time"):
+            checkpoint.load(tmp_path / place, tmp_path / "dataset")
