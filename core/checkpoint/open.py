@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from ..dataset import (
@@ -19,6 +18,7 @@ from ..dataset import (
     has_manifest,
     is_ours,
     mend,
+    unfinished_recording,
 )
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from .flat import FlatReader
@@ -55,11 +55,8 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
     if not has_manifest(path) and (path / HIDDEN).is_dir():
-        recorded = (path / COMMITS).is_file()
-        if recorded:
-            hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
-            raise CorruptDataError(f"{path} is a recording that was not finished: {MANIFEST} is missing", hint=hint)
-        raise CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
+        lost = CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
+        raise unfinished_recording(path) or lost
     if not has_manifest(path) and (path / _TREE).is_file():
         return PlainReader(path)
     if not has_manifest(path):

@@ -56,6 +56,7 @@ from .packed_writer import row_builder, write_dataset
 from .plain import PlainReader
 from .positioned import PositionedTree, RowFiles
 from .record_numbers import RecordNumbers
+from .recorded_fields import unfinished_recording
 from .recorder import PackedRecorder
 from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
 from .repair import RecordingState, examine_recording, repair_recording, require_restorable
@@ -218,6 +219,7 @@ __all__ = [
     "storage_root",
     "stored_datasets",
     "sweep",
+    "unfinished_recording",
     "verify_records",
     "write_dataset",
     "write_documents",

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from ..ted import Key
-from .commits import COMMITS, COMMITS_COPY
 from .contracts import Array
 from .digest import digest_bytes
 from .episodes import EpisodeTable
@@ -19,6 +18,7 @@ from .identity import ted_digest
 from .manifest import MANIFEST, has_manifest
 from .packed_schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from .record_numbers import RecordNumbers
+from .recorded_fields import unfinished_recording
 from .row_stores import pread_bytes, read_chunks
 from .staging import is_ours, mend
 from .ted_reader import FolderReader, changed, check_sizes
@@ -35,10 +35,7 @@ def _no_dataset(path: Path) -> RbtoolError:
         return FormatError(said, hint=_hint(path, "checkpoint load"))
     if path.is_file():
         return FormatError(f"{path} is a file, the folder of a dataset in layout packed is expected here")
-    if (path / COMMITS).is_file() or (path / COMMITS_COPY).is_file():
-        hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
-        return CorruptDataError(f"{path} is a recording that was not finished: {MANIFEST} is missing", hint=hint)
-    return FormatError(f"{path} is no dataset: it has no {MANIFEST}")
+    return unfinished_recording(path) or FormatError(f"{path} is no dataset: it has no {MANIFEST}")
 
 
 def _hint(path: Path, verb: str = "convert") -> str:

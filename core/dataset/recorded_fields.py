@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,11 @@ from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..ted import NEXT, Field
 from .commits import COMMITS, COMMITS_COPY, schema_mark
 from .digest import digest_bytes
-from .manifest import HIDDEN
+from .manifest import HIDDEN, MANIFEST
 from .packed_schema import SCHEMA, PackedSchema
 from .strict_json import dump_json, parse_json
 
-__all__ = ["RECORDING", "RecordedFields", "fields_bytes", "read_fields"]
+__all__ = ["RECORDING", "RecordedFields", "fields_bytes", "read_fields", "unfinished_recording"]
 
 RECORDING = f"{HIDDEN}/recording.json"
 _VERSION = 1
@@ -35,6 +36,14 @@ def fields_bytes(fields: Sequence[Field]) -> bytes:
     entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
     document = {"format": "rbtool recording", "version": _VERSION, "fields": entries}
     return (dump_json({**document, "digest": _digest(json.loads(dump_json(document)))}, indent=1) + "\n").encode()
+
+
+def unfinished_recording(path: Path) -> CorruptDataError | None:
+    """The error for a folder without a manifest in which something was recorded, however little of it is left."""
+    if not any((path / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
+        return None
+    hint = f"restore it with: rbtool repair {shlex.quote(str(path))}"
+    return CorruptDataError(f"{path} is a recording that was not finished: {MANIFEST} is missing", hint=hint)
 
 
 def read_fields(folder: Path, mark: int | None) -> RecordedFields:

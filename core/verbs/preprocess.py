@@ -23,6 +23,7 @@ from ..errors import UsageError
 from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
+from .readable import has_steps
 from .results import Published, published_entries
 
 __all__ = ["PreprocessResult", "preprocess"]
@@ -99,7 +100,7 @@ def preprocess(
     begun = time.perf_counter()
     destination = _place(dest)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
-    with open_steps(find_dataset(dataset, root)) as reader:
+    with _opened(dataset, root) as reader:
         require_apart(reader.path, destination)
         work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay)
         taking = _taking(reader, work, num_frames)
@@ -114,6 +115,12 @@ def preprocess(
         if dry_run:
             return _preview(whole, destination)
         return _publish(whole, staging, os.fspath(dataset), step, progress, begun)
+
+
+def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> StepReader:
+    path = find_dataset(dataset, root)
+    has_steps(path)  # says best what something else is
+    return open_steps(path)
 
 
 def _place(dest: str | os.PathLike[str] | None) -> Path:
