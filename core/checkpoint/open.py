@@ -54,6 +54,8 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
         return H5Reader(path)
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
+    if not any(path.iterdir()):
+        raise DatasetNotFoundError(f"{path} is an empty folder, and no rbtool dataset")
     if not has_manifest(path) and (path / HIDDEN).is_dir():
         lost = CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
         raise unfinished_recording(path) or lost

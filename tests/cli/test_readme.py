@@ -87,4 +87,4 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment, sou
 
 
 def test_there_are_python_examples():
-    assert len(PYTHON) == 4
+    assert len(PYTHON) == 5
