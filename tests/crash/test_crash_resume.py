@@ -31,6 +31,7 @@ COMMAND = [sys.executable, "-c", "import sys; from rbtool.cli.app import main; s
 def start(folder: Path) -> subprocess.Popen[bytes]:
     """Go on with the job in two workers."""
     options = ["--fn", f"{folder}/prep.py:noisy", "--unit", "episode", "--chunk-size", "1", "--num-workers", "2"]
+    options += ["--retries", "50"]  # a worker may be killed at the same task again and again
     with open(folder / "said", "ab") as said:
         return subprocess.Popen(
             [*COMMAND, folder / "walks", *options, "--dest", folder / "made", "--resume", "-q"],

@@ -337,7 +337,7 @@ def test_an_empty_storage_cannot_be_passed_on(kind: Any) -> None:
         kind(20).share()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
 def test_with_shared_init_children_write_first(method: str, kind: Any) -> None:
     storage = kind(20, shared_init=True)

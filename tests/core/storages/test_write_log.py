@@ -173,7 +173,7 @@ def extend_once(buffer: ReplayBuffer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, partial(LazyTensorStorage, shared_init=True)])
 def test_what_another_process_writes_is_counted(method: str, make: Callable[[int], Storage]) -> None:
     buffer = ReplayBuffer(storage=make(8), shared=True)
