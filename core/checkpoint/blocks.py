@@ -8,9 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
-from ..dataset import Array
+from ..dataset import Array, bytes_of
 
 __all__ = ["Blocks", "Stream"]
 
@@ -61,7 +59,7 @@ class Blocks:
         """Append the bytes of rows."""
         if not rows.size:
             return
-        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        data = bytes_of(rows)
         while data:
             part = data[: _BLOCK - self._used]
             self._parts.append(part)

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
-from ..dataset import Array, fs
+from ..dataset import Array, bytes_of, fs
 from ..ted import Field
 from .compression import Compression
 from .h5_file import LatchedFile
@@ -48,7 +48,7 @@ class GroupSink(TorchrlSink):
         self._dataset: h5py.Dataset | None = None
 
     def append(self, rows: Array) -> None:
-        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        data = bytes_of(rows)
         width, done = self._leaf.row_bytes, 0
         while done < len(rows):
             self._next(written=True)

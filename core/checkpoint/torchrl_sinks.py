@@ -10,9 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-import numpy as np
-
-from ..dataset import Array, Leaf, fs, leaf_path, write_tree_meta
+from ..dataset import Array, Leaf, bytes_of, fs, leaf_path, write_tree_meta
 from ..ted import Field, Key, file_stem
 from .nested import nested_leaves, write_tables
 from .torchrl_folder import LENGTH
@@ -77,7 +75,7 @@ class FolderSink(TorchrlSink):
         self._descriptor = fs.create(self._path)
 
     def append(self, rows: Array) -> None:
-        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        data = bytes_of(rows)
         fs.pwrite(self._descriptor, data, self._offset, self._path)
         self._offset += len(data)
 

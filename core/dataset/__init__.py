@@ -15,7 +15,7 @@ from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
-from .digest import FileRecord, Hasher, digest_bytes, digest_file, digest_files
+from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files
 from .episodes import (
     COLUMNS,
     EPISODES,
@@ -155,6 +155,7 @@ __all__ = [
     "StepReader",
     "TedReader",
     "TreeWriter",
+    "bytes_of",
     "changed",
     "check_sizes",
     "content_digest",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 
-__all__ = ["FileRecord", "Hasher", "digest_bytes", "digest_file", "digest_files"]
+__all__ = ["FileRecord", "Hasher", "bytes_of", "digest_bytes", "digest_file", "digest_files"]
 
 PREFIX = "xxh3-128:"
 _CHUNK = 1 << 20
@@ -36,6 +37,11 @@ class Hasher:
     def digest(self) -> str:
         """The digest of the bytes so far, as `xxh3-128:<32 hex digits>`."""
         return PREFIX + self._state.hexdigest()
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """View the bytes of an array in row-major order; one that does not lie so is copied."""
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def digest_bytes(data: bytes) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from .contracts import Array, StepReader
-from .digest import FileRecord, Hasher, digest_bytes
+from .contracts import StepReader
+from .digest import FileRecord, Hasher, bytes_of, digest_bytes
 from .episodes import EPISODES, EPISODES_TEXT, column_fields, episode_text_bytes
 from .manifest import content_digest
 from .tree import Leaf, leaf_path, tree_documents
@@ -24,7 +22,7 @@ def ted_digest(reader: StepReader) -> str:
         for field in reader.fields:
             rows = reader.read(field.key, start, stop)
             if rows.size:
-                hashers[field.key].update(_bytes(rows))
+                hashers[field.key].update(bytes_of(rows))
     records = [
         FileRecord(leaf_path(field.key), steps * field.row_bytes, hashers[field.key].digest)
         for field in reader.fields
@@ -34,16 +32,12 @@ def ted_digest(reader: StepReader) -> str:
     records += [_document(path, data) for path, data in tree_documents(leaves, (steps,)).items()]
     for name, column in table.columns().items():
         if column.size:
-            records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(_bytes(column))))
+            records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(bytes_of(column))))
     columns = {field.key: Leaf(field.dtype, (len(table),)) for field in column_fields()}
     records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(columns, (len(table),)).items()]
     text = episode_text_bytes(reader.episode_text or ())
     records += [_document(EPISODES_TEXT, text)] if text else []
     return content_digest(tuple(records))
-
-
-def _bytes(array: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _document(path: str, data: bytes) -> FileRecord:

@@ -15,7 +15,7 @@ import numpy as np
 from ..ted import Field, Key, field_named
 from . import fs
 from .contracts import Array
-from .digest import FileRecord, Hasher
+from .digest import FileRecord, Hasher, bytes_of
 from .leaf_writer import merge_ranges, record_file
 from .manifest import FieldRange
 from .mapped import Window
@@ -96,7 +96,7 @@ class PositionedTree:
 
     def write(self, key: Key, start: int, array: Array) -> None:
         """Write rows of one leaf over what is there, before they are settled."""
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        data = bytes_of(array)
         fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
 
     def settle(self, rows: int) -> None:

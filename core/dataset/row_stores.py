@@ -13,7 +13,7 @@ from ..errors import CorruptDataError
 from . import fs
 from .codecs import Codec
 from .contracts import Array
-from .digest import FileRecord, Hasher
+from .digest import FileRecord, Hasher, bytes_of
 
 __all__ = ["AppendedFile", "ChunkedRows", "RowStore", "WholeRows", "pread_bytes", "read_chunks"]
 
@@ -141,7 +141,7 @@ class WholeRows(RowStore):
     def append(self, rows: Array) -> None:
         self.rows += len(rows)
         if rows.size:
-            self._file.append(memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data))
+            self._file.append(bytes_of(rows))
 
     def read(self, start: int, stop: int) -> Array:
         found = pread_bytes(self._file.descriptor, self._file.path, start * self.width, (stop - start) * self.width)

@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoint import open_steps
 from ..dataset import Dropped, EpisodeTable, Manifest, Provenance, Staging, StepReader, digest_bytes, fs, write_manifest
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
-from ..progress import Progress
+from ..progress import Progress, Silent
 from ..ted import Field
 from .assembly import Assembled, Assembly
 from .crew import Crew, InProcess, Limits
@@ -71,7 +71,7 @@ class Preprocessing:
     def preview(self) -> tuple[Field, ...]:
         """Run the first task in this process and say which fields come out; nothing is written."""
         with self.telling.told(), InProcess(self._job(), Limits(retries=0)) as crew:
-            self.prepared(crew, None)
+            self.prepared(crew, Silent())
             return self.fields(crew)
 
     def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
@@ -118,7 +118,7 @@ class Preprocessing:
 
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
-    def prepared(self, crew: Crew, progress: Progress | None) -> Work:
+    def prepared(self, crew: Crew, progress: Progress) -> Work:
         """Let the work look at the rows beforehand, where it has to; return the one that knows."""
         work = self.work
         if work.needs_probing:
@@ -139,20 +139,17 @@ class Preprocessing:
                 break
         return fields
 
-    def _measured(self, crew: Crew, progress: Progress | None) -> list[Any]:
+    def _measured(self, crew: Crew, progress: Progress) -> list[Any]:
         # The tasks do not depend on the chunk size asked for: sums would, in the last bits.
         tasks = Plan.of(self.taking, None, 0, whole_episodes=True).tasks()
         found: dict[int, Any] = {}
-        if progress is not None:
-            progress.start("measuring", self.taking.steps, "steps")
+        progress.start("measuring", self.taking.steps, "steps")
         for task, answer in crew.run("measure", tasks):
             if isinstance(answer, TaskFailed):
                 raise answer
             found[task.index] = answer
-            if progress is not None:
-                progress.advance(task.stop - task.start)
-        if progress is not None:
-            progress.done()
+            progress.advance(task.stop - task.start)
+        progress.done()
         return [found[index] for index in sorted(found)]
 
     def identity(self) -> dict[str, Any]:

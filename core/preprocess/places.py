@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..dataset import HIDDEN, Array, fs
+from ..dataset import HIDDEN, Array, Hasher, bytes_of, fs
 from ..ted import Field, Key
 
-__all__ = ["PartFile", "journal_path", "part_path", "placed_folder", "take_back", "work_folder", "write_part"]
+__all__ = [
+    "PartFile",
+    "journal_path",
+    "part_path",
+    "placed_folder",
+    "rows_digest",
+    "take_back",
+    "work_folder",
+    "write_part",
+]
 
 
 def work_folder(folder: Path) -> Path:
@@ -56,15 +65,20 @@ def write_part(path: Path, arrays: Sequence[Array]) -> None:
     fs.remove(path)
     descriptor = fs.create(path)
     try:
-        parts = [_bytes_of(array) for array in arrays if array.size]
+        parts = [bytes_of(array) for array in arrays if array.size]
         for first in range(0, len(parts), 1000):
             fs.write_parts(descriptor, parts[first : first + 1000], path)
     finally:
         os.close(descriptor)
 
 
-def _bytes_of(array: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+def rows_digest(arrays: Iterable[Array]) -> str:
+    """One digest over the bytes of all leaves, in the order given: what a journal holds of a task's rows."""
+    hasher = Hasher()
+    for array in arrays:
+        if array.size:
+            hasher.update(bytes_of(array))
+    return hasher.digest
 
 
 class PartFile:
@@ -91,6 +105,6 @@ class PartFile:
         descriptor = fs.open_to_change(self._path)
         try:
             offset = self._start[key] + start * self._fields[key].row_bytes
-            fs.pwrite(descriptor, _bytes_of(array), offset, self._path)
+            fs.pwrite(descriptor, bytes_of(array), offset, self._path)
         finally:
             os.close(descriptor)

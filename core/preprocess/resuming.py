@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from ..dataset import PositionedTree
-from ..dataset.digest import Hasher
 from ..errors import RbtoolError, UsageError
 from ..ted import Field
 from .job import Finished, Task
 from .journal import read_journal
-from .places import PartFile, journal_path, part_path, placed_folder, take_back
+from .places import PartFile, journal_path, part_path, placed_folder, rows_digest, take_back
 
 __all__ = ["Unfinished", "same_run"]
 
@@ -48,19 +45,12 @@ class Unfinished(NamedTuple):
                     part = PartFile(part_path(folder, index), self.fields, finished.rows)
                     rows: Any = tree if finished.placed else part
                     start = task.start if finished.placed else 0
-                    if self._digest(rows, start, finished.rows) == finished.digest:
+                    stop = start + finished.rows
+                    if rows_digest(rows.read(field.key, start, stop) for field in self.fields) == finished.digest:
                         found[index] = finished
                 except (OSError, ValueError, RbtoolError):
                     continue
         return found
-
-    def _digest(self, rows: Any, start: int, count: int) -> str:
-        hasher = Hasher()
-        for field in self.fields:
-            array = rows.read(field.key, start, start + count)
-            if array.size:
-                hasher.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
-        return hasher.digest
 
 
 def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:

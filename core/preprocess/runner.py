@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 
 from ..checkpoint import open_steps
 from ..dataset import Array, RowFiles, range_of, running_return
-from ..dataset.digest import Hasher
 from ..errors import CorruptDataError
 from ..ted import (
     EPISODE,
@@ -30,7 +28,7 @@ from ..ted.checks.following import rows_equal
 from .block import Block
 from .failures import ResultRefused
 from .job import Finished, Job, Task
-from .places import part_path, placed_folder, write_part
+from .places import part_path, placed_folder, rows_digest, write_part
 from .taking import Taking, reward_field
 from .work import Context, Work
 
@@ -51,7 +49,6 @@ class TaskRunner:
         self._held: tuple[int, Block] | None = None
         self._folder = Path()
         self._files: RowFiles | None = None
-        self._pid = os.getpid()
         self.become(job.work)
 
     def become(self, work: Work) -> None:
@@ -109,8 +106,6 @@ class TaskRunner:
 
     def _compute(self, task: Task) -> Block:
         found = self._started.apply(self._read(task))
-        if os.getpid() != self._pid:
-            os._exit(0)  # the user's function forked, and this is the child: it has no business here
         if not found.columns and found.rows:
             raise ResultRefused("it returned no tensors")
         return found
@@ -138,15 +133,11 @@ class TaskRunner:
                 )
 
     def _finished(self, block: Block, arrays: Sequence[Array], placed: bool) -> Finished:
-        hasher = Hasher()
-        for array in arrays:
-            if array.size:
-                hasher.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
         ranges = {field.key: range_of(array, field) for field, array in zip(self._fields, arrays, strict=True)}
         pieces = block.pieces
         terminated, truncated = (self._flags(block, key) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
         return Finished(
-            block.rows, placed, hasher.digest, ranges, pieces, self._ids(block), self._returns(block),
+            block.rows, placed, rows_digest(arrays), ranges, pieces, self._ids(block), self._returns(block),
             terminated, truncated, self._broken(block),
         )  # fmt: skip
 
