@@ -3,9 +3,9 @@
     python benchmarks/preprocess.py [--steps 200000] [--peer-rows 2000] [--rounds 5] [--only PART] [--folder DIR]
 
 TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
-758 bytes, in episodes of 1,000 steps. Start-up and the publishing of the result are part of every time. A function of
-a single row is run over `--peer-rows` rows by TorchRL, whose rows a second are compared. All take turns in one
-process; the figures are medians, and TorchRL's time over ours.
+758 bytes, in episodes of 1,000 steps. Start-up and the publishing of the result are part of every time; what was made
+before is removed between the times. A function of a single row is run over `--peer-rows` rows by TorchRL, whose rows a
+second are compared. All take turns in one process; the figures are medians, and TorchRL's time over ours.
 """
 
 from __future__ import annotations
@@ -92,19 +92,8 @@ def make(folder: Path, rows: int) -> None:
         builder.finish(episodes, Origin(Request("benchmark", "benchmark", "benchmark")))
 
 
-def take_turns(rounds: int, jobs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each job; every round runs all of them, the first of which does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds + 1):
-        for name, job in jobs.items():
-            begun = time.perf_counter()
-            job()
-            seconds[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
-
-
 class Bench:
-    """The dataset, and a folder whose content goes after each job."""
+    """The dataset, and the place of what is made of it, which is cleared before each job."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.source, self.made, self.steps = folder / "source", folder / "made", steps
@@ -115,34 +104,48 @@ class Bench:
         """Run rbtool's preprocess."""
 
         def job() -> None:
-            rbtool.preprocess(self.source, fn, self.made, force=True, **options)
+            rbtool.preprocess(self.source, fn, self.made, **options)
 
         return job
+
+    def clear(self) -> None:
+        """Remove what a job made."""
+        shutil.rmtree(self.made, ignore_errors=True)
+
+    def take_turns(self, rounds: int, jobs: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """Median seconds of each job; every round runs all of them, the first of which does not count."""
+        seconds: dict[str, list[float]] = {name: [] for name in jobs}
+        for _ in range(rounds + 1):
+            for name, job in jobs.items():
+                self.clear()
+                begun = time.perf_counter()
+                job()
+                seconds[name].append(time.perf_counter() - begun)
+        return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
     def theirs(self, fn: Any, rows: int | None = None, **options: Any) -> Callable[[], object]:
         """Run TorchRL's preprocess, on the first rows."""
 
         def job() -> None:
-            target = self.made.with_name("theirs")
-            self._peer.preprocess(fn, dest=target, num_frames=rows, **options)
-            shutil.rmtree(target)
+            self._peer.preprocess(fn, dest=self.made, num_frames=rows, **options)
 
         return job
 
     def copied(self) -> Callable[[], object]:
         """Read the bytes of the last result and write them to other files, synced as ours are."""
-        with TedReader(self.made) as reader:
-            paths = [self.made / file.path for file in reader.manifest.files if file.path.endswith(".memmap")]
+        kept = self.made.with_name("kept")
+        shutil.rmtree(kept, ignore_errors=True)
+        self.made.rename(kept)
+        with TedReader(kept) as reader:
+            paths = [kept / file.path for file in reader.manifest.files if file.path.endswith(".memmap")]
 
         def job() -> None:
-            target = self.made.with_name("copy")
-            target.mkdir()
+            self.made.mkdir()
             for number, path in enumerate(paths):
-                with open(path, "rb", buffering=0) as source, open(target / str(number), "wb", buffering=0) as file:
+                with open(path, "rb", buffering=0) as source, open(self.made / str(number), "wb", buffering=0) as file:
                     while data := source.read(1 << 22):
                         file.write(data)
                     os.fsync(file.fileno())
-            shutil.rmtree(target)
 
         return job
 
@@ -168,12 +171,12 @@ def _peer_dataset(source: Path) -> Any:
 def chunk(bench: Bench, options: argparse.Namespace) -> None:
     """A function of many rows at once."""
     size = 10_000
-    jobs = {"ours": bench.ours(normalise, num_workers=2, chunk_size=size)}
+    jobs = {"ours, fork": bench.ours(normalise, num_workers=2, chunk_size=size, start_method="fork")}
     jobs["ours, in process"] = bench.ours(normalise, num_workers=0, chunk_size=size)
     if bench.has_peer:
         jobs["TorchRL, fork"] = bench.theirs(normalise, num_workers=2, chunksize=size, mp_start_method="fork")
         jobs["TorchRL, spawn"] = bench.theirs(normalise, num_workers=2, chunksize=size)
-    show("chunk function", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
+    show(bench, "chunk function", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
 
 
 def row(bench: Bench, options: argparse.Namespace) -> None:
@@ -186,7 +189,7 @@ def row(bench: Bench, options: argparse.Namespace) -> None:
             normalise, options.peer_rows, num_workers=2, chunksize=0, mp_start_method="fork"
         )
         rows["TorchRL, fork"] = options.peer_rows
-    show("function of a row", jobs, min(options.rounds, 3), rows)
+    show(bench, "function of a row", jobs, min(options.rounds, 3), rows)
 
 
 def operations(bench: Bench, options: argparse.Namespace) -> None:
@@ -197,22 +200,30 @@ def operations(bench: Bench, options: argparse.Namespace) -> None:
     }  # fmt: skip
     for name, workers in (("in process", 0), ("two workers", 2)):
         job = bench.ours(operations=program, num_workers=workers)
+        bench.clear()
         job()
         jobs = {f"ours, {name}": job, "copy": bench.copied()}
-        show(f"select, cat, cast, {name}", jobs, options.rounds, dict.fromkeys(jobs, bench.steps), against="copy")
+        show(
+            bench, f"select, cat, cast, {name}", jobs, options.rounds, dict.fromkeys(jobs, bench.steps), against="copy"
+        )
 
 
 def workers(bench: Bench, options: argparse.Namespace) -> None:
     """What a second worker is worth where the function computes."""
     jobs = {f"{count} workers": bench.ours(compute, num_workers=count, chunk_size=5000) for count in (2, 1)}
-    show("a function that computes", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
+    show(bench, "a function that computes", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
 
 
 def show(
-    title: str, jobs: dict[str, Callable[[], object]], rounds: int, rows: dict[str, int], against: str = ""
+    bench: Bench,
+    title: str,
+    jobs: dict[str, Callable[[], object]],
+    rounds: int,
+    rows: dict[str, int],
+    against: str = "",
 ) -> None:
     """Run the jobs in turns and print rows a second, and how many times as fast the first one is as each."""
-    seconds = take_turns(rounds, jobs)
+    seconds = bench.take_turns(rounds, jobs)
     rates = {name: rows[name] / found for name, found in seconds.items()}
     first = rates[next(iter(rates))]
     print(f"\n{title}")

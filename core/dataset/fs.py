@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import shutil
 import sys
@@ -38,6 +39,7 @@ __all__ = [
     "rename_new",
     "replace_file",
     "require_space",
+    "start_syncing",
     "sync_folder",
     "touch",
     "truncate",
@@ -49,6 +51,8 @@ __all__ = [
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
 _NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
+_PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
+_SYNC_WRITE = 2  # the flag of sync_file_range that does not wait
 _MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
 
 
@@ -129,7 +133,7 @@ def write(descriptor: int, data: memoryview, path: Path) -> None:
     """Write all of `data` (bytes) at the descriptor's position."""
     with announced("write", path):
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[os.write(descriptor, data[:_PIECE]) :]
 
 
 def write_parts(descriptor: int, parts: list[memoryview], path: Path, offset: int | None = None) -> None:
@@ -149,7 +153,7 @@ def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:
     """Write all of `data` (bytes) at `offset`, leaving the descriptor's position alone."""
     with announced("write", path):
         while data:
-            written = os.pwrite(descriptor, data, offset)
+            written = os.pwrite(descriptor, data[:_PIECE], offset)
             data, offset = data[written:], offset + written
 
 
@@ -163,6 +167,13 @@ def fsync(descriptor: int, path: Path) -> None:
     """Wait until the file's bytes are on the disk."""
     with announced("fsync", path):
         os.fsync(descriptor)
+
+
+def start_syncing(descriptor: int, start: int, size: int) -> None:
+    """Let the system begin to bring these bytes of a file to the disk, where it can: `fsync` then waits for less."""
+    libc = _libc()
+    if sys.platform == "linux" and hasattr(libc, "sync_file_range"):  # an error shows when the file is synced
+        libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _SYNC_WRITE)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -254,9 +265,14 @@ def exchange(one: Path, other: Path) -> bool:
         return _rename_by_system(one, other, _EXCHANGE)
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _rename_by_system(one: Path, other: Path, flag: int) -> bool:
     """Call renameat2 (Linux) or renamex_np (macOS); False, with nothing changed, where that cannot be had."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     names, here = (os.fsencode(one), os.fsencode(other)), -100
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
         failed = libc.renameat2(here, names[0], here, names[1], flag)

@@ -68,6 +68,7 @@ class PositionedTree:
         self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
         self._window = Window()
+        self._syncing: dict[Key, int] = {}  # up to which byte the system was asked to begin
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
         if anew:
@@ -109,7 +110,15 @@ class PositionedTree:
                 if array.size:
                     self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
             self._window.close()
+            self._start_syncing(field, rows)
         self.settled = rows
+
+    def _start_syncing(self, field: Field, rows: int) -> None:
+        begun = self._syncing.get(field.key, 0)
+        size = rows * field.row_bytes - begun
+        if size >= _CHUNK:
+            fs.start_syncing(self._open[field.key], begun, size)
+            self._syncing[field.key] = begun + size
 
     def finish(self) -> list[FileRecord]:
         """Sync and close all leaves, write the `meta.json` files, return what was written."""

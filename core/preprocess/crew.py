@@ -43,6 +43,9 @@ class Crew(ABC):
         Raises what one of them raised.
         """
 
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Let members but the first each compute one of these tasks, in order: theirs in the next `run`."""
+
     @abstractmethod
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
         """Call `method(task)` for all tasks, begun in the order given; yield each answer as it comes, in any order.
@@ -50,6 +53,9 @@ class Crew(ABC):
         A task that failed, however often it was tried, is answered by a TaskFailed (which is not raised), and the
         others go on. Closing the iterator stops.
         """
+
+    def dismiss(self) -> None:
+        """Let all members go: only `close` comes after this. Does not wait for them."""
 
     @abstractmethod
     def close(self) -> None:

@@ -103,6 +103,7 @@ class Dealer(Crew):
         self._limits = limits
         self._told: list[bytes | None] = [greeting]
         self._workers: list[DealtWorker | None] = [None] * workers
+        self._begun: dict[Task, DealtWorker] = {}
         self._lost_starts = 0
 
     @abstractmethod
@@ -133,9 +134,30 @@ class Dealer(Crew):
                 list(self._hear(worker, deque()))
             self._fill(len(self._workers))
 
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Let workers but the first each compute a task; not where it could hang, for nobody looks at the time."""
+        if self._limits.timeout is not None:
+            return
+        self._fill(len(self._workers))
+        for worker, task in zip(self._present()[1:], tasks, strict=False):
+            worker.set_up(pickle.dumps(("begin", (task,))))
+            self._begun[task] = worker
+
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Keep all workers busy until every task is done."""
+        """Keep all workers busy until every task is done.
+
+        The first task goes to the first worker, ready or not, which may have done it to answer a `call`; those that
+        others have begun go to these.
+        """
         left = deque(_Request(method, (task,)) for task in tasks)
+        if left:
+            self._fill(len(self._workers))
+            self._begun[tasks[0]] = self._present()[0]
+            for request in list(left):
+                worker = self._begun.pop(request.arguments[0], None)
+                if worker is not None and worker in self._workers:
+                    left.remove(request)
+                    worker.deal(request)
         for request, (good, value) in self._answers(left, len(self._workers)):
             task: Task = request.arguments[0]
             yield task, value if good else TaskFailed(task, value)
@@ -214,9 +236,10 @@ class Dealer(Crew):
         """Deal what a lost worker had before it to others."""
         self._drop(worker)
         if worker.setups:
-            self._lost_starts += 1
+            self._lost_starts += worker not in self._begun.values()  # those may have ended in the user's function
             if self._lost_starts >= _START_TRIES:
                 raise trouble
+            left.extendleft(reversed(worker.requests))
             return
         first, *others = worker.requests
         left.extendleft(reversed(others))

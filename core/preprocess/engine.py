@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import Field
 from .assembly import Assembled, Assembly
+from .beside import Beside, InTurn
 from .crew import Crew, InProcess, Limits
 from .failures import FunctionFailed, ResultRefused, TaskFailed, counted
 from .job import Finished, Job, Task
@@ -133,7 +133,9 @@ class Preprocessing:
     def fields(self, crew: Crew) -> tuple[Field, ...]:
         """The fields that come out of the first task that returns any rows."""
         fields: tuple[Field, ...] = ()
-        for task in self.plan.tasks():
+        tasks = self.plan.tasks()
+        crew.begin(in_turn(tasks)[1:])
+        for task in tasks:
             fields, rows = _asked(crew, "schema", task)
             if rows:
                 break
@@ -217,6 +219,7 @@ class _Run:
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Work]:
         """Run what is not finished yet and put the rows together."""
         of, crew = self._of, self._crew
+        verified = Beside(of.taking.reader.verify_files)
         work = of.prepared(crew, self._progress)
         kept: Mapping[int, Finished] = {}
         if self._unfinished is not None:
@@ -224,16 +227,19 @@ class _Run:
             kept = self._unfinished.sound(self._folder, self._tasks, of.taking.steps)
         else:
             fields = of.fields(crew)
+        anew = self._unfinished is None
         with (
-            Assembly(self._folder, fields, of.taking, len(self._tasks), anew=self._unfinished is None) as assembly,
-            ThreadPoolExecutor(1) as beside,
+            Assembly(self._folder, fields, of.taking, len(self._tasks), anew=anew) as assembly,
+            InTurn() as books,
         ):
-            verified = beside.submit(of.taking.reader.verify_files)
             crew.tell("open", self._folder, fields)
             with self._journal(fields) as journal:
                 self._progress.start("preprocessing", of.taking.steps, "steps")
                 self._take_kept(assembly, kept)
-                self._run(assembly, journal, [task for task in in_turn(self._tasks) if task.index not in kept])
+                left = [task for task in in_turn(self._tasks) if task.index not in kept]
+                self._run(assembly, books, journal, left)
+                crew.dismiss()
+                books.finish()
                 self._progress.done()
             of.refuse_changed_source()
             verified.result()  # what came of a damaged source must not bear a sound manifest
@@ -253,7 +259,7 @@ class _Run:
             self._finished += 1
             self._progress.advance(task.stop - task.start)
 
-    def _run(self, assembly: Assembly, journal: Journal, tasks: list[Task]) -> None:
+    def _run(self, assembly: Assembly, books: InTurn, journal: Journal, tasks: list[Task]) -> None:
         failed: list[TaskFailed] = []
         for task, answer in self._crew.run("run", tasks):
             if isinstance(answer, TaskFailed):
@@ -264,7 +270,7 @@ class _Run:
                 continue
             journal.add(task.index, answer)
             self._finished += 1
-            assembly.take(task, answer)
+            books.do(assembly.take, task, answer)
             self._progress.advance(task.stop - task.start)
         if failed:
             raise self._of.telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]

@@ -117,6 +117,8 @@ class FreshModules:
         sys.path[:] = self._import_path
 
     def _take(self) -> dict[str, ModuleType]:
+        if not self._roots:
+            return {}
         ours = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in self._roots}
         taken = {name: module for name, module in ours.items() if not _stays(sys.modules.get(name.partition(".")[0]))}
         for name in taken:

@@ -85,10 +85,14 @@ class WorkerPool(Dealer):
             sources[source].heard |= source is sources[source].process.connection
         return [sources[source] for source in ready] if ready else workers
 
-    def close(self) -> None:
-        """Kill all workers and wait for them."""
+    def dismiss(self) -> None:
+        """Kill all workers: to end takes each a while."""
         for worker in self._present():
             assert isinstance(worker, _Worker)
-            worker.process.kill()  # all at once, before each is waited for
+            worker.process.kill()
+
+    def close(self) -> None:
+        """Kill all workers and wait for them."""
+        self.dismiss()
         super().close()
         self._starter.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,11 @@ class TaskRunner:
         self._fields = tuple(sorted(found, key=lambda field: field.key[0] == NEXT))
         self._held = task.index, block
         return self._fields, block.rows
+
+    def begin(self, task: Task) -> None:
+        """Compute a task, to be kept for a `run` right after, which also meets what goes wrong here."""
+        with contextlib.suppress(Exception):
+            self._held = task.index, self._compute(task)
 
     def open(self, folder: Path, fields: Sequence[Field]) -> None:
         """Prepare to write rows of these fields for the result that is built in `folder`."""

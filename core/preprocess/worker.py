@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import os
@@ -26,6 +27,8 @@ Answer: TypeAlias = tuple[bool, Any]
 
 START = "start"
 """The first call: its argument is the job."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt
 
 _kept: list[Any] = []
 """Objects of the process we were forked from that must not be finalised here: it will do that itself."""
@@ -112,16 +115,29 @@ class Serving:
 
         from .runner import TaskRunner
 
+        _keep_freed_memory()
         torch.set_num_threads(1)
         self._modules = FreshModules(job.work.neighbours())  # a fork has the parent's, which may be out of date
         self._runner = TaskRunner(job)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc, where it is, keep what a task frees for the next one, up to 64 MB at the end of the heap.
+
+    It gives blocks as large as a chunk's leaves back to the system at once, and a quarter of a task's time goes into
+    page faults when they are asked for again.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20)):
+            libc.mallopt(option, size)
 
 
 def import_runner() -> None:
     """Import all that a worker needs, so that those forked from here have it."""
     import torch  # noqa: F401
 
-    from . import runner  # noqa: F401
+    from . import episode_unit, row_unit, runner, step_unit  # noqa: F401
 
 
 def settle_after_fork() -> None:

@@ -26,7 +26,11 @@ def rows_equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.nda
     width = one[0].nbytes
     word = next(size for size in (8, 4, 2, 1) if width % size == 0)  # few wide comparisons instead of many narrow ones
     bits = [np.ascontiguousarray(array).reshape(rows, -1).view(f"u{word}") for array in (one, other)]
-    equal: np.ndarray[Any, Any] = (bits[0] == bits[1]).all(1)
+    same = bits[0] == bits[1]
+    if same.size - np.count_nonzero(same) > rows:
+        return np.asarray(same.all(1))
+    equal = np.ones(rows, bool)  # few differences are looked up: to reduce many short rows takes four times as long
+    equal[np.flatnonzero(~same) // same.shape[1]] = False
     return equal
 
 

@@ -1,0 +1,148 @@
+"""Workers do not wait for each other's first chunk, and nothing is computed twice for it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.dataset import TedReader
+from rbtool.core.preprocess.beside import Beside, InTurn
+from rbtool.core.testing.walks import write_walks
+
+EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
+CHUNKS = 12  # of 9 of the 100 steps
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
+    return tmp_path / "walks"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("unit", ["step", "episode"])
+def test_every_chunk_is_computed_once(walks: Path, tmp_path: Path, workers: int, unit: str) -> None:
+    calls = tmp_path / "calls"
+
+    def function(td):
+        with calls.open("a") as file:
+            file.write(f"{td['observation'][0, 0].item()!r}\n")
+        return td
+
+    rbtool.preprocess(walks, function, tmp_path / "made", unit=unit, num_workers=workers, chunk_size=9)
+    found = calls.read_text().split()
+    assert len(found) == len(set(found)) == (CHUNKS if unit == "step" else len(EPISODES))
+
+
+def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
+
+    def function(td):
+        if td["observation"][0, 0].item() != first:
+            (folder / f"{id(td)}").touch()
+            return td
+        ends = time.monotonic() + 30
+        while not any(folder.iterdir()):
+            assert time.monotonic() < ends, "nobody else began"
+            time.sleep(0.01)
+        return td
+
+    rbtool.preprocess(walks, function, tmp_path / "made", num_workers=2, chunk_size=9, retries=0)
+    assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
+
+
+@pytest.mark.parametrize("timeout", [None, 20])
+def test_processes_that_end_in_a_chunk_begun_are_told_with_the_chunk(
+    walks: Path, tmp_path: Path, timeout: float | None
+) -> None:
+    first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
+
+    def function(td):
+        import os
+
+        if td["observation"][0, 0].item() != first:
+            os._exit(7)
+        return td
+
+    with pytest.raises(rbtool.RbtoolError) as caught:
+        rbtool.preprocess(walks, function, tmp_path / "made", num_workers=7, chunk_size=9, timeout=timeout)
+    assert re.match(r"a worker process ended with exit status 7 while .* worked on steps \d+ to \d+", str(caught.value))
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_fails_only_at_first_passes(walks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tried"
+    folder.mkdir()
+
+    def function(td):
+        mark = folder / f"{td['observation'][0, 0].item()!r}"
+        if not mark.exists():
+            mark.touch()
+            raise OSError("try again")
+        return td
+
+    rbtool.preprocess(walks, function, tmp_path / "made", num_workers=3, chunk_size=9, retries=1)
+    assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
+
+
+def test_a_failure_does_not_wait_for_the_source_to_be_verified(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(TedReader, "verify_files", lambda self: done.wait(60))
+
+    def function(td):
+        raise ValueError("no")
+
+    begun = time.monotonic()
+    try:
+        with pytest.raises(rbtool.RbtoolError, match="ValueError: no"):
+            rbtool.preprocess(walks, function, tmp_path / "made", num_workers=0)
+        assert time.monotonic() - begun < 50
+    finally:
+        done.set()
+
+
+def test_beside_hands_over_what_came_of_it() -> None:
+    assert Beside(lambda: 3).result() == 3
+    with pytest.raises(KeyError):
+        Beside(lambda: {}["missing"]).result()
+
+
+def test_calls_in_turn_are_done_in_order() -> None:
+    found: list[int] = []
+    with InTurn() as line:
+        for number in range(1000):
+            line.do(found.append, number)
+        line.finish()
+        assert found == list(range(1000))
+
+
+def test_what_a_call_in_turn_raises_comes_out() -> None:
+    with InTurn() as line:
+        line.do(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            line.finish()
+
+
+def test_leaving_drops_the_calls_that_have_not_begun() -> None:
+    begun, go, found = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        go.wait(30)
+        found.append(0)
+
+    with InTurn() as line:
+        line.do(first)
+        line.do(found.append, 1)
+        begun.wait(30)
+        threading.Timer(0.05, go.set).start()
+    assert found == [0]
