@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..core.progress import Progress
     from .progress import TerminalProgress
 
-__all__ = ["STDOUT", "Output", "claim_streams", "release_streams"]
+__all__ = ["STDOUT", "Output", "claim_streams", "release_streams", "stdout_aside"]
 
 STDOUT = "standard output"
 """How errors name it, in the place of a file."""
@@ -235,6 +235,21 @@ def claim_streams() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def stdout_aside() -> Iterator[None]:
+    """Let all that is printed meanwhile go to stderr, also by programs that a user's function starts."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def release_streams() -> OSError | None:

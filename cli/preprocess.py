@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import preprocess_options as option
 from .help import Example
 from .options import Dataset, DryRun, Force, Root, verb
-from .output import Output
+from .output import Output, stdout_aside
 from .published import show_published
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def preprocess(
         return _show_pipeline(out, fn, operations, pipeline, replay)
     from ..core.verbs.preprocess import preprocess as run
 
-    with out.progress() as progress:
+    with stdout_aside(), out.progress() as progress:
         result = run(
             dataset, fn, dest, unit=unit.value, operations=operations, pipeline=pipeline, replay=replay,
             num_workers=num_workers, chunk_size=chunk_size, num_frames=num_frames, seed=seed, resume=resume,

@@ -74,3 +74,19 @@ def test_what_was_left_out_and_what_never_varies_is_told(shell, folder):
     done = shell("rbtool preprocess ./cartpole --select observation --dest ./few", folder)
     assert (done.returncode, done.stdout) == (0, "./few\n")
     assert "left out: action (not selected)" in done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, workers):
+    (folder / "loud.py").write_text(
+        "import os, subprocess\n"
+        "def loud(td):\n"
+        "    print('printed'); os.write(1, b'written\\n'); subprocess.run(['echo', 'started'], check=True)\n"
+        "    return td\n"
+    )
+    done = shell(
+        f"rbtool preprocess ./cartpole --fn loud.py:loud --dest ./loud --num-workers {workers} --json", folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_workers"] == workers
+    assert all(word in done.stderr for word in ("printed", "written", "started"))
