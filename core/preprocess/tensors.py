@@ -15,7 +15,16 @@ from ..ted import DTYPES, Key, key_name, numpy_dtype
 from .block import Column
 from .failures import ResultRefused, counted
 
-__all__ = ["Layout", "chunk_of", "columns_of", "refuse_turned", "require_layout", "row_of", "table_of", "tensor_of_column"]
+__all__ = [
+    "Layout",
+    "chunk_of",
+    "columns_of",
+    "refuse_turned",
+    "require_layout",
+    "row_of",
+    "table_of",
+    "tensor_of_column",
+]
 
 Layout: TypeAlias = Mapping[Key, tuple[str, tuple[int, ...]]]
 """Element type by name and shape of a single row, by key."""

@@ -84,9 +84,7 @@ def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, worke
         "    print('printed'); os.write(1, b'written\\n'); subprocess.run(['echo', 'started'], check=True)\n"
         "    return td\n"
     )
-    done = shell(
-        f"rbtool preprocess ./cartpole --fn loud.py:loud --dest ./loud --num-workers {workers} --json", folder
-    )
+    done = shell(f"rbtool preprocess ./cartpole --fn loud.py:loud --dest ./loud --num-workers {workers} --json", folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_workers"] == workers
     assert all(word in done.stderr for word in ("printed", "written", "started"))
