@@ -64,11 +64,10 @@ class PositionedTree:
         self.folder = folder
         self.fields = tuple(fields)
         self.rows = rows
-        self.settled = 0
+        self._settled = dict.fromkeys((field.key for field in fields), 0)  # rows whose digest is taken
         self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
         self._window = Window()
-        self._syncing: dict[Key, int] = {}  # up to which byte the system was asked to begin
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
         if anew:
@@ -101,29 +100,30 @@ class PositionedTree:
         fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
 
     def settle(self, rows: int) -> None:
-        """Take the digests on to row `rows`: everything before it is written for good."""
-        for field in self.fields:
-            step, path = max(1, _CHUNK // max(1, field.row_bytes)), self.folder / leaf_path(field.key)
-            for start in range(self.settled, rows, step):
-                stop = min(start + step, rows)
-                array = self._window.rows((self._open[field.key], 0), path, field, start, stop)
-                if array.size:
-                    self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
-            self._window.close()
-            self._start_syncing(field, rows)
-        self.settled = rows
+        """Say that everything before row `rows` is written for good: digests are taken, and the disk may begin.
 
-    def _start_syncing(self, field: Field, rows: int) -> None:
-        begun = self._syncing.get(field.key, 0)
-        size = rows * field.row_bytes - begun
-        if size >= _CHUNK:
-            fs.start_syncing(self._open[field.key], begun, size)
-            self._syncing[field.key] = begun + size
+        Both wait until there is enough of a leaf.
+        """
+        for field in self.fields:
+            if (rows - self._settled[field.key]) * field.row_bytes >= _CHUNK:
+                self._settle(field, rows)
+
+    def _settle(self, field: Field, rows: int) -> None:
+        descriptor, before, row_bytes = self._open[field.key], self._settled[field.key], field.row_bytes
+        step, path = max(1, _CHUNK // max(1, row_bytes)), self.folder / leaf_path(field.key)
+        for start in range(before, rows, step):
+            array = self._window.rows((descriptor, 0), path, field, start, min(start + step, rows))
+            if array.size:
+                self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
+        self._window.close()
+        fs.start_syncing(descriptor, before * row_bytes, (rows - before) * row_bytes)
+        self._settled[field.key] = rows
 
     def finish(self) -> list[FileRecord]:
         """Sync and close all leaves, write the `meta.json` files, return what was written."""
-        self.settle(self.rows)
         records = []
+        for field in self.fields:
+            self._settle(field, self.rows)
         for field in self.fields:
             path, size = leaf_path(field.key), self.rows * field.row_bytes
             if size:

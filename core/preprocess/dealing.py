@@ -36,12 +36,16 @@ class _Request:
 
 
 class DealtWorker(ABC):
-    """A worker, and what it has to answer: first to calls that set it up, then to requests, in order."""
+    """A worker, and what it has to answer: first to calls that set it up, then to requests, in order.
+
+    `begun` is the task that it was told to compute before anybody asks for it.
+    """
 
     def __init__(self) -> None:
         self.setups = 0
         self.requests: deque[_Request] = deque()
-        self._begun = 0.0
+        self.begun: Task | None = None
+        self._begun_at = 0.0
 
     @abstractmethod
     def send(self, call: bytes) -> None:
@@ -68,7 +72,7 @@ class DealtWorker(ABC):
     def deal(self, request: _Request) -> None:
         """Let it answer a request."""
         if not self.requests:
-            self._begun = time.monotonic()
+            self._begun_at = time.monotonic()
         self.requests.append(request)
         self.send(pickle.dumps((request.method, request.arguments)))
 
@@ -79,7 +83,7 @@ class DealtWorker(ABC):
         """
         data = self.received()
         if data is not None:
-            self._begun = time.monotonic()
+            self._begun_at = time.monotonic()
             return _understood(data)
         if self.left(timeout) <= 0:
             raise TookTooLong(f"a worker process took longer than {timeout:g} s", "")
@@ -89,7 +93,7 @@ class DealtWorker(ABC):
         """Seconds until its time is up."""
         if timeout is None or self.setups or not self.requests:
             return _LONG_SECONDS
-        return self._begun + timeout - time.monotonic()
+        return self._begun_at + timeout - time.monotonic()
 
 
 class Dealer(Crew):
@@ -103,7 +107,6 @@ class Dealer(Crew):
         self._limits = limits
         self._told: list[bytes | None] = [greeting]
         self._workers: list[DealtWorker | None] = [None] * workers
-        self._begun: dict[Task, DealtWorker] = {}
         self._lost_starts = 0
 
     @abstractmethod
@@ -141,7 +144,7 @@ class Dealer(Crew):
         self._fill(len(self._workers))
         for worker, task in zip(self._present()[1:], tasks, strict=False):
             worker.set_up(pickle.dumps(("begin", (task,))))
-            self._begun[task] = worker
+            worker.begun = task
 
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
         """Keep all workers busy until every task is done.
@@ -152,10 +155,11 @@ class Dealer(Crew):
         left = deque(_Request(method, (task,)) for task in tasks)
         if left:
             self._fill(len(self._workers))
-            self._begun[tasks[0]] = self._present()[0]
+            first, *others = self._present()
+            begun = {worker.begun: worker for worker in others} | {tasks[0]: first}
             for request in list(left):
-                worker = self._begun.pop(request.arguments[0], None)
-                if worker is not None and worker in self._workers:
+                worker = begun.get(request.arguments[0])
+                if worker is not None:
                     left.remove(request)
                     worker.deal(request)
         for request, (good, value) in self._answers(left, len(self._workers)):
@@ -236,7 +240,7 @@ class Dealer(Crew):
         """Deal what a lost worker had before it to others."""
         self._drop(worker)
         if worker.setups:
-            self._lost_starts += worker not in self._begun.values()  # those may have ended in the user's function
+            self._lost_starts += worker.begun is None  # with one begun it may be the user's function that ended it
             if self._lost_starts >= _START_TRIES:
                 raise trouble
             left.extendleft(reversed(worker.requests))

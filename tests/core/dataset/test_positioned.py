@@ -3,13 +3,14 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.dataset import PositionedTree, RowFiles, TreeWriter, digest_file, fs, leaf_path, read_tree
+from rbtool.core.dataset import PositionedTree, RowFiles, TreeWriter, digest_file, fs, leaf_path, positioned, read_tree
 from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.ted import Field
 
@@ -39,7 +40,7 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(
     (folder / "found").mkdir()
     bounds = [0, *sorted(cuts), ROWS]
     parts = list(itertools.pairwise(bounds))
-    with PositionedTree(folder / "found", FIELDS, ROWS) as tree:
+    with mock.patch.object(positioned, "_CHUNK", 24), PositionedTree(folder / "found", FIELDS, ROWS) as tree:
         files = RowFiles(folder / "found", FIELDS)
         done: set[int] = set()
         for number in np.random.default_rng(seed).permutation(len(parts)).tolist():
