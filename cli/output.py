@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import logging
@@ -239,17 +240,32 @@ def claim_streams() -> None:
 
 @contextlib.contextmanager
 def stdout_aside() -> Iterator[None]:
-    """Let all that is printed meanwhile go to stderr, also by programs that a user's function starts."""
+    """Let all that is printed meanwhile go to stderr, also by C libraries and by programs that a function starts."""
     sys.stdout.flush()
-    ours = os.dup(1)
+    _aside.append(os.dup(1))
     try:
         os.dup2(2, 1)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os.dup2(ours, 1)
-        os.close(ours)
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)
+        finally:
+            os.dup2(_aside[-1], 1)
+            os.close(_aside.pop())
+
+
+_aside: list[int] = []
+
+
+def _forget_aside() -> None:
+    """Close what this process inherited by fork: held open, it would keep the reader of a pipe waiting."""
+    while _aside:
+        os.close(_aside.pop())
+
+
+os.register_at_fork(after_in_child=_forget_aside)
 
 
 def release_streams() -> OSError | None:

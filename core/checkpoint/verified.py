@@ -59,8 +59,13 @@ class VerifyingReader(StepReader):
         """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
         files = self.manifest.files
         check_sizes(self.path, files)
+        whole = self.verify_read()
+        verify_records(self.path, tuple(file for file in files if file.path not in whole))
+
+    def verify_read(self) -> set[str]:
+        """Raise CorruptDataError for the first of the leaves read in order whose bytes differ; return their files."""
         whole = {leaf_path(key): key for key, rows in self._rows.items() if rows == self.manifest.steps}
-        for file in files:
+        for file in self.manifest.files:
             if file.path in whole and self._hashers[whole[file.path]].digest != file.digest:
                 raise changed(self.path / file.path)
-        verify_records(self.path, tuple(file for file in files if file.path not in whole))
+        return set(whole)

@@ -15,7 +15,7 @@ from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
-from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files
+from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files, digest_of_stats
 from .episodes import (
     COLUMNS,
     EPISODES,
@@ -165,6 +165,7 @@ __all__ = [
     "digest_bytes",
     "digest_file",
     "digest_files",
+    "digest_of_stats",
     "dump_json",
     "env_metadata_bytes",
     "episode_text_bytes",

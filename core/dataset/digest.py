@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-__all__ = ["FileRecord", "Hasher", "bytes_of", "digest_bytes", "digest_file", "digest_files"]
+__all__ = ["FileRecord", "Hasher", "bytes_of", "digest_bytes", "digest_file", "digest_files", "digest_of_stats"]
 
 PREFIX = "xxh3-128:"
 _CHUNK = 1 << 20
@@ -59,6 +59,19 @@ def digest_file(path: Path, start: int = 0) -> str:
         while got := file.readinto(buffer):
             hasher.update(buffer[:got])
     return hasher.digest
+
+
+def digest_of_stats(files: Iterable[Path]) -> str:
+    """Tell one state of some files from another without reading them: by their names, sizes, times and inodes.
+
+    Those that are not there do not count.
+    """
+    lines = []
+    for file in files:
+        if file.is_file():
+            found = file.stat()
+            lines.append(f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n")
+    return "stat:" + digest_bytes("".join(lines).encode())
 
 
 def digest_files(files: Iterable[FileRecord]) -> str:

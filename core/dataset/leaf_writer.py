@@ -19,6 +19,7 @@ from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
 __all__ = ["LeafWriter", "TreeWriter", "merge_ranges", "range_of"]
 
 _BUFFER = 1 << 20
+_LUMP = 4 << 20  # bytes after which the disk is asked to begin
 
 
 def range_of(array: np.ndarray[Any, Any], field: Field) -> FieldRange:
@@ -57,6 +58,7 @@ class LeafWriter:
         self._dtype = field.numpy
         self._hasher = Hasher()
         self._size = 0
+        self._syncing = 0  # up to which byte the disk was asked to begin
         self._descriptor = fs.create(path)
         self._buffer = np.empty(max(_BUFFER // max(self._dtype.itemsize, 1), 1), self._dtype)
         self._used = 0
@@ -90,6 +92,9 @@ class LeafWriter:
         self._hasher.update(data)
         fs.write(self._descriptor, data, self.path)
         self._size += len(data)
+        if self._size - self._syncing >= _LUMP:
+            fs.start_syncing(self._descriptor, self._syncing, self._size - self._syncing)
+            self._syncing = self._size
 
     def finish(self) -> tuple[int, str]:
         """Write what is gathered, sync, close; return the file's size and digest."""

@@ -6,7 +6,6 @@ Nothing is recorded about such a folder, so the episodes are found from the `epi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from ..ted import (
 )
 from .builder import created_by
 from .contracts import Array, StepReader
-from .digest import digest_bytes
+from .digest import digest_of_stats
 from .episodes import EpisodeRow, EpisodeTable
 from .ingest import running_return
 from .manifest import Manifest, Request
@@ -50,9 +49,10 @@ class PlainReader(StepReader):
         fields = tuple(Field(key, leaf.dtype, leaf.shape[1:], role_of(key)) for key, leaf in leaves.items())
         self._steps = rows.pop()
         self._keys = {field.key for field in fields}
+        files = digest_of_stats(path / leaf_path(key) for key in leaves)
         self.manifest = Manifest(
             kind="dataset", layout="ted", request=Request("tensordict", str(path), path.name), steps=self._steps,
-            episodes=0, fields=fields, files=(), content_digest=_fingerprint(path, leaves), created_by=created_by(),
+            episodes=0, fields=fields, files=(), content_digest=files, created_by=created_by(),
         )  # fmt: skip
 
     @cached_property
@@ -99,14 +99,3 @@ class PlainReader(StepReader):
         if NEXT_REWARD in self._keys and field_named(self.fields, NEXT_REWARD).row_bytes:
             total = running_return(0.0, self.read(NEXT_REWARD, start, stop))
         return EpisodeRow(number, stop - start, total, terminated, truncated, end_reason(terminated, truncated))
-
-
-def _fingerprint(path: Path, leaves: Iterable[Key]) -> str:
-    """Tell one state of the folder from another without reading it: names, sizes and times of its files."""
-    lines = []
-    for key in leaves:
-        file = path / leaf_path(key)
-        if file.is_file():
-            found = file.stat()
-            lines.append(f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n")
-    return "stat:" + digest_bytes("".join(lines).encode())

@@ -26,6 +26,11 @@ class Beside(Generic[_Found]):
         except BaseException as error:
             self._future.set_exception(error)
 
+    def check(self) -> None:
+        """Raise what it raised, if it has come to that."""
+        if self._future.done():
+            self._future.result()
+
     def result(self) -> _Found:
         """Wait for what it returns, or raise what it raised."""
         return self._future.result()

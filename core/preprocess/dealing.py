@@ -28,23 +28,26 @@ _LONG_SECONDS = 3600.0
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A call that one worker is to answer; `tries` counts those that failed."""
+    """A call that one worker is to answer, maybe for a task of a run; `tries` counts those that failed."""
 
     method: str
     arguments: tuple[Any, ...]
+    task: Task | None = None
     tries: int = 0
 
 
 class DealtWorker(ABC):
     """A worker, and what it has to answer: first to calls that set it up, then to requests, in order.
 
-    `begun` is the task that it was told to compute before anybody asks for it.
+    `begun` is the task of which it has something already, `beginning` whether it was told to compute that before
+    anybody asks for it, and has not answered yet.
     """
 
     def __init__(self) -> None:
         self.setups = 0
         self.requests: deque[_Request] = deque()
         self.begun: Task | None = None
+        self.beginning = False
         self._begun_at = 0.0
 
     @abstractmethod
@@ -108,6 +111,8 @@ class Dealer(Crew):
         self._told: list[bytes | None] = [greeting]
         self._workers: list[DealtWorker | None] = [None] * workers
         self._lost_starts = 0
+        self._ahead: deque[Task] = deque()
+        self._ended: dict[Task, WorkerTrouble] = {}  # tasks in which a worker ended that had begun them
 
     @abstractmethod
     def _start(self) -> DealtWorker:
@@ -122,11 +127,15 @@ class Dealer(Crew):
         for _, (good, value) in self._answers(deque([_Request(method, arguments)]), 1):
             if not good:
                 raise value
+            for worker in self._workers[:1]:
+                if worker is not None:
+                    worker.begun = next((one for one in arguments if isinstance(one, Task)), None)
             return value
         raise AssertionError("each request is answered")
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Let all workers do it, and wait until one has; if another cannot, whatever is asked next raises that."""
+        self._ahead.clear()
         self._fill(len(self._workers))
         call = pickle.dumps((method, arguments))
         self._told.append(call)
@@ -138,33 +147,27 @@ class Dealer(Crew):
             self._fill(len(self._workers))
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Let workers but the first each compute a task; not where it could hang, for nobody looks at the time."""
-        if self._limits.timeout is not None:
-            return
-        self._fill(len(self._workers))
-        for worker, task in zip(self._present()[1:], tasks, strict=False):
-            worker.set_up(pickle.dumps(("begin", (task,))))
-            worker.begun = task
+        """Let workers but the first each compute a task, as soon as they are ready and until all are told something.
+
+        Not where there is a limit on the time, for nobody looks at it.
+        """
+        if self._limits.timeout is None:
+            self._ahead = deque(tasks[: len(self._workers) - 1])
+            self._begin_ahead()
+
+    def _begin_ahead(self) -> None:
+        for worker in self._workers[1:]:
+            if self._ahead and worker is not None and not (worker.setups or worker.requests or worker.begun):
+                worker.begun, worker.beginning = self._ahead.popleft(), True
+                worker.set_up(pickle.dumps(("begin", (worker.begun,))))
 
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Keep all workers busy until every task is done.
-
-        The first task goes to the first worker, ready or not, which may have done it to answer a `call`; those that
-        others have begun go to these.
-        """
-        left = deque(_Request(method, (task,)) for task in tasks)
-        if left:
-            self._fill(len(self._workers))
-            first, *others = self._present()
-            begun = {worker.begun: worker for worker in others} | {tasks[0]: first}
-            for request in list(left):
-                worker = begun.get(request.arguments[0])
-                if worker is not None:
-                    left.remove(request)
-                    worker.deal(request)
+        """Keep all workers busy until every task is done. What a worker has begun is dealt to it first."""
+        self._ahead.clear()
+        left = deque(_Request(method, (task,), task) for task in tasks)
         for request, (good, value) in self._answers(left, len(self._workers)):
-            task: Task = request.arguments[0]
-            yield task, value if good else TaskFailed(task, value)
+            assert request.task is not None
+            yield request.task, value if good else TaskFailed(request.task, value)
 
     def close(self) -> None:
         """End all workers."""
@@ -175,11 +178,14 @@ class Dealer(Crew):
         """Let the workers of the first places answer all requests; whoever still works when this is closed is lost."""
         try:
             while True:
+                yield from self._ended_ahead(left)
                 if left:
                     self._fill(places)
                     self._deal(left, places)
                 workers = self._present(places)
                 awaited = [worker for worker in workers if worker.requests or (left and worker.setups)]
+                if self._ahead:
+                    awaited += [worker for worker in self._present()[len(workers) :] if worker.setups]
                 if not awaited and not left:
                     return
                 for worker in self._stirring(awaited):
@@ -196,7 +202,31 @@ class Dealer(Crew):
             worker = min(ready, key=lambda one: len(one.requests))
             if len(worker.requests) >= _QUEUED:
                 return
-            worker.deal(left.popleft())
+            request = self._next(worker, left)
+            if request is None:
+                ready.remove(worker)
+            else:
+                left.remove(request)
+                worker.deal(request)
+
+    def _next(self, worker: DealtWorker, left: deque[_Request]) -> _Request | None:
+        """The request to deal to a worker: what it has begun, else the first one that no other has."""
+        own, worker.begun = worker.begun, None
+        if own is not None:
+            for request in left:
+                if request.task == own:
+                    return request
+        others = {one.begun for one in self._present() if one.begun is not None}
+        return next((request for request in left if request.task not in others), None)
+
+    def _ended_ahead(self, left: deque[_Request]) -> Iterator[tuple[_Request, Answer]]:
+        """Count the end of a worker in a task that it had begun as a try of that task."""
+        for request in [request for request in left if request.task in self._ended] if self._ended else ():
+            left.remove(request)
+            assert request.task is not None
+            answer = (False, self._ended.pop(request.task))
+            if self._settled(request, answer, left):
+                yield request, answer
 
     def _hear(self, worker: DealtWorker, left: deque[_Request], places: int = 0) -> Iterator[tuple[_Request, Answer]]:
         """Take one answer from a worker, or notice that it is lost; yield what a request came to in the end."""
@@ -231,19 +261,23 @@ class Dealer(Crew):
             self._drop(worker)
             raise value
         worker.setups -= 1
+        worker.beginning = False
         if not worker.setups:
             self._lost_starts = 0
+            self._begin_ahead()
 
     def _lose(
         self, worker: DealtWorker, trouble: WorkerTrouble, left: deque[_Request]
     ) -> Iterator[tuple[_Request, Answer]]:
         """Deal what a lost worker had before it to others."""
         self._drop(worker)
+        if worker.beginning and worker.begun is not None:
+            self._ended[worker.begun] = trouble
+            return
         if worker.setups:
-            self._lost_starts += worker.begun is None  # with one begun it may be the user's function that ended it
+            self._lost_starts += 1
             if self._lost_starts >= _START_TRIES:
                 raise trouble
-            left.extendleft(reversed(worker.requests))
             return
         first, *others = worker.requests
         left.extendleft(reversed(others))

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import open_steps
-from ..dataset import Dropped, EpisodeTable, Manifest, Provenance, Staging, StepReader, digest_bytes, fs, write_manifest
+from ..dataset import (
+    Dropped,
+    EpisodeTable,
+    Manifest,
+    Provenance,
+    Staging,
+    StepReader,
+    digest_bytes,
+    digest_of_stats,
+    fs,
+    write_manifest,
+)
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import Field
@@ -158,6 +170,7 @@ class Preprocessing:
         """What decides the result, as JSON; two runs whose identity is the same do the same tasks."""
         return {
             "source": self.taking.reader.manifest.content_digest,
+            "files of the source": self.source_files,
             "work": self.work.arguments(),
             "inputs": self.work.inputs(),
             "fingerprint": self.work.fingerprint(),
@@ -166,6 +179,11 @@ class Preprocessing:
             "chunk_size": self.plan.chunk_size,
             "seed": self.seed,
         }
+
+    @functools.cached_property
+    def source_files(self) -> str:
+        """How the files of the source are when they are first looked at: what is read later has to be of these."""
+        return _state_of(self.taking.reader.path)
 
     def same_run(self, folder: Path) -> bool:
         """Tell whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
@@ -184,11 +202,16 @@ class Preprocessing:
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
-        """Workers open the source by its path: an exchange in the meantime would have mixed two datasets."""
+        """Workers open the source by its path: an exchange in the meantime would have mixed two datasets.
+
+        A change in place may have come after that part was verified.
+        """
         reader: StepReader = self.taking.reader
         with open_steps(reader.path) as now:
             if now.manifest.content_digest != reader.manifest.content_digest:
                 raise CorruptDataError(f"{reader.path} was replaced while it was read", hint="run it again")
+        if _state_of(reader.path) != self.source_files:
+            raise CorruptDataError(f"{reader.path} was changed while it was read", hint="run it again")
 
 
 class _Run:
@@ -210,7 +233,8 @@ class _Run:
 
     def tell_of_kept(self, error: BaseException) -> None:
         """Say how to go on, with the error or, where a signal ends the run, beside it."""
-        kept = f"{self._finished:,} of {len(self._tasks):,} chunks are kept: add --resume to go on from there"
+        are = "is" if self._finished == 1 else "are"
+        kept = f"{self._finished:,} of {len(self._tasks):,} chunks {are} kept: add --resume to go on from there"
         if isinstance(error, RbtoolError):
             error.hint = f"{error.hint}; {kept}" if error.hint else kept
         else:
@@ -219,6 +243,7 @@ class _Run:
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Work]:
         """Run what is not finished yet and put the rows together."""
         of, crew = self._of, self._crew
+        of.source_files  # noqa: B018 before anything is verified or read
         verified = Beside(of.taking.reader.verify_files)
         work = of.prepared(crew, self._progress)
         kept: Mapping[int, Finished] = {}
@@ -237,7 +262,9 @@ class _Run:
                 self._progress.start("preprocessing", of.taking.steps, "steps")
                 self._take_kept(assembly, kept)
                 left = [task for task in in_turn(self._tasks) if task.index not in kept]
-                self._run(assembly, books, journal, left)
+                for task, finished in self._run(journal, left):
+                    books.do(assembly.take, task, finished)
+                    verified.check()
                 crew.dismiss()
                 books.finish()
                 self._progress.done()
@@ -259,7 +286,8 @@ class _Run:
             self._finished += 1
             self._progress.advance(task.stop - task.start)
 
-    def _run(self, assembly: Assembly, books: InTurn, journal: Journal, tasks: list[Task]) -> None:
+    def _run(self, journal: Journal, tasks: list[Task]) -> Iterator[tuple[Task, Finished]]:
+        """Run tasks and yield those that are finished; what failed is raised in the end, or at once."""
         failed: list[TaskFailed] = []
         for task, answer in self._crew.run("run", tasks):
             if isinstance(answer, TaskFailed):
@@ -270,10 +298,15 @@ class _Run:
                 continue
             journal.add(task.index, answer)
             self._finished += 1
-            books.do(assembly.take, task, answer)
+            yield task, answer
             self._progress.advance(task.stop - task.start)
         if failed:
             raise self._of.telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
+
+
+def _state_of(path: Path) -> str:
+    """Tell one state of a dataset's files from another."""
+    return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))
 
 
 def _asked(crew: Crew, method: str, task: Task) -> Any:

@@ -15,7 +15,7 @@ from .endings import flagged, marked, numbers_episodes
 from .failures import ResultRefused
 from .growing import GrowingColumns
 from .seeds import mixed, sow
-from .tensors import chunk_of, refuse_turned, table_of
+from .tensors import chunk_of, table_of
 from .work import Started
 
 __all__ = ["EpisodeUnit"]
@@ -63,7 +63,6 @@ class EpisodeUnit(Started):
             if not rows:
                 grown.nothing(columns)
                 return [0]
-            refuse_turned(columns, rows, given)
             ends = np.append(_inner_ends(columns, rows), rows - 1)
             if was_marked:
                 columns |= marked(columns, ends[~flagged(columns, ends)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ class TaskRunner:
         self._taking = Taking(self._reader, job.chosen, job.steps)
         self._fields: tuple[Field, ...] = ()
         self._states: list[Key] = []
-        self._held: tuple[int, Block] | None = None
+        self._held: tuple[int, Block | BaseException] | None = None
         self._folder = Path()
         self._files: RowFiles | None = None
         self.become(job.work)
@@ -84,9 +83,11 @@ class TaskRunner:
         return self._fields, block.rows
 
     def begin(self, task: Task) -> None:
-        """Compute a task, to be kept for a `run` right after, which also meets what goes wrong here."""
-        with contextlib.suppress(Exception):
+        """Compute a task for a `run` right after, which is told what came of it: rows, or an error."""
+        try:
             self._held = task.index, self._compute(task)
+        except BaseException as error:
+            self._held = task.index, error
 
     def open(self, folder: Path, fields: Sequence[Field]) -> None:
         """Prepare to write rows of these fields for the result that is built in `folder`."""
@@ -97,8 +98,8 @@ class TaskRunner:
     def run(self, task: Task) -> Finished:
         """Take the steps of a task through the work and write what comes out."""
         assert self._files is not None, "open comes first"
-        held, self._held = self._held, None  # what is kept may be the function's own memory, to be used again
-        block = held[1] if held is not None and held[0] == task.index else self._compute(task)
+        held = self._taken(task)
+        block = self._compute(task) if held is None else held
         arrays = self._arrays(block)
         placed = block.rows == task.stop - task.start
         if placed:
@@ -106,6 +107,15 @@ class TaskRunner:
         elif block.rows:
             write_part(part_path(self._folder, task.index), arrays)
         return self._finished(block, arrays, placed)
+
+    def _taken(self, task: Task) -> Block | None:
+        """What is held of a task; afterwards nothing is, for it may be the function's own memory, to be used again."""
+        held, self._held = self._held, None
+        if held is None or held[0] != task.index:
+            return None
+        if isinstance(held[1], BaseException):
+            raise held[1]
+        return held[1]
 
     def _read(self, task: Task) -> Block:
         return self._taking.block(self._source, task.start, task.stop, fresh=self._work.edits_rows)

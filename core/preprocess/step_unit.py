@@ -13,7 +13,7 @@ from .calls import UserFunction
 from .endings import flagged, marked_pieces, numbers_episodes
 from .failures import ResultRefused, counted
 from .seeds import mixed, sow
-from .tensors import chunk_of, refuse_turned, table_of
+from .tensors import chunk_of, table_of
 from .work import Started
 
 __all__ = ["StepUnit"]
@@ -71,7 +71,10 @@ def _left(
         return Pieces(pieces.episode, counts, pieces.begins, pieces.ends)
     returned = f"it returned {counted(rows, 'row')} for {counted(given, 'step')}"
     if episodes is None or not numbers_episodes(columns):
-        refuse_turned(columns, rows, given)
+        if given > 1 and all(values.shape[1:2] == (given,) for _, values in columns.values()):
+            raise ResultRefused(
+                f"it returned the batch size {[rows, given]} for {counted(given, 'step')}; {[given]} is expected"
+            )
         raise ResultRefused(
             f"{returned} without a column 'episode' that says whose they are; keep 'episode', or use --unit episode"
         )

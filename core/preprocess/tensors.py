@@ -15,16 +15,7 @@ from ..ted import DTYPES, Key, key_name, numpy_dtype
 from .block import Column
 from .failures import ResultRefused, counted
 
-__all__ = [
-    "Layout",
-    "chunk_of",
-    "columns_of",
-    "refuse_turned",
-    "require_layout",
-    "row_of",
-    "table_of",
-    "tensor_of_column",
-]
+__all__ = ["Layout", "chunk_of", "columns_of", "require_layout", "row_of", "table_of", "tensor_of_column"]
 
 Layout: TypeAlias = Mapping[Key, tuple[str, tuple[int, ...]]]
 """Element type by name and shape of a single row, by key."""
@@ -83,14 +74,6 @@ def table_of(result: Any) -> tuple[dict[Key, Column], int]:
                 "all must have the same number"
             )
     return columns, rows
-
-
-def refuse_turned(columns: Mapping[Key, Column], rows: int, given: int) -> None:
-    """Raise ResultRefused for rows that lie in the second dimension of every leaf, behind another one."""
-    if rows != given > 1 and all(values.shape[1:2] == (given,) for _, values in columns.values()):
-        raise ResultRefused(
-            f"it returned the batch size {[rows, given]} for {counted(given, 'step')}; {[given]} is expected"
-        )
 
 
 def row_of(result: Any) -> dict[Key, Column]:

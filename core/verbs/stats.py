@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..checkpoint import open_steps
-from ..dataset import StepReader, find_dataset, storage_root
+from ..checkpoint import VerifyingReader, open_steps
+from ..dataset import StepReader, TedReader, find_dataset, storage_root
 from ..errors import MissingKeyError, UsageError
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
@@ -60,7 +60,8 @@ def stats(
     without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
     the storage root by content digest.
 
-    MissingKeyError for a field that is not there; UsageError for one of which no numbers can be said, a quantile
+    CorruptDataError for rows that are not those the manifest tells of. MissingKeyError for a field that is not there;
+    UsageError for one of which no numbers can be said, a quantile
     outside of [0, 1], a dataset without steps, and a raw dataset.
     """
     begun = time.perf_counter()
@@ -129,7 +130,24 @@ def _taken(
         return tuple(field for field in known if key_name(field.key) in wanted), True
     every = described_fields(reader.fields)
     chosen = [field for field in every if key_name(field.key) in wanted]
-    found = collect_stats(reader, chosen, fractions, progress)
-    if len(chosen) == len(every) and fractions == FRACTIONS:
+    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS
+    found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
+    if worth_remembering:
         store.save(digest, fractions, found)
     return found, False
+
+
+def _collected(
+    reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress, *, verified: bool
+) -> tuple[FieldStats, ...]:
+    """Take the statistics, and see that they are of the contents that the manifest names: where that costs nothing
+    more, and where it is asked for."""
+    if isinstance(reader, TedReader):
+        read = VerifyingReader(reader)
+        found = collect_stats(read, fields, fractions, progress)
+        read.verify_read()
+        return found
+    found = collect_stats(reader, fields, fractions, progress)
+    if verified:
+        reader.verify_files()
+    return found

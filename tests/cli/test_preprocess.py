@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 
 import pytest
@@ -79,12 +80,35 @@ def test_what_was_left_out_and_what_never_varies_is_told(shell, folder):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, workers):
     (folder / "loud.py").write_text(
-        "import os, subprocess\n"
+        "import ctypes, os, subprocess\n"
         "def loud(td):\n"
         "    print('printed'); os.write(1, b'written\\n'); subprocess.run(['echo', 'started'], check=True)\n"
+        "    ctypes.CDLL(None).printf(b'kept by C\\n')\n"
         "    return td\n"
     )
     done = shell(f"rbtool preprocess ./cartpole --fn loud.py:loud --dest ./loud --num-workers {workers} --json", folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_workers"] == workers
     assert all(word in done.stderr for word in ("printed", "written", "started"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_function_leaves_running_keeps_no_reader_waiting(shell, folder, workers):
+    (folder / "lingers.py").write_text(
+        "import os, time\n"
+        "def lingers(td):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        for number in range(3): os.dup2(os.open(os.devnull, os.O_RDWR), number)\n"
+        "        ends = time.monotonic() + 60\n"
+        "        while not os.path.exists('go') and time.monotonic() < ends: time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    return td\n"
+    )
+    begun = time.monotonic()
+    words = f"--fn lingers.py:lingers --dest ./left{workers} --num-workers {workers}"
+    done = shell(f"rbtool preprocess ./cartpole {words} 2> said", folder)
+    (folder / "go").touch()
+    assert done.returncode == 0, (folder / "said").read_text()
+    assert time.monotonic() - begun < 50
+    (folder / "go").unlink()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rbtool
 from rbtool.core.dataset import TedReader
 from rbtool.core.preprocess.beside import Beside, InTurn
+from rbtool.core.preprocess.crew import Limits
+from rbtool.core.preprocess.dealing import Dealer, DealtWorker
+from rbtool.core.preprocess.job import Task
 from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
@@ -146,3 +153,72 @@ def test_leaving_drops_the_calls_that_have_not_begun() -> None:
         begun.wait(30)
         threading.Timer(0.05, go.set).start()
     assert found == [0]
+
+
+@pytest.mark.parametrize("raises", ["ValueError('no')", "KeyboardInterrupt('no')", "os._exit(7)"])
+def test_without_retries_a_chunk_is_tried_once(walks: Path, tmp_path: Path, raises: str) -> None:
+    (tmp_path / "prep.py").write_text(
+        "import os\n"
+        "def f(td):\n"
+        f"    with open({str(tmp_path / 'calls')!r}, 'a') as file:\n"
+        "        file.write(f\"{td['observation'][0, 0].item()}\\n\")\n"
+        f"    if td['episode'][0] > 0: {raises if raises.startswith('os') else 'raise ' + raises}\n"
+        "    return td\n"
+    )
+    with pytest.raises(rbtool.RbtoolError, match=r"11 of 12 chunks failed: .* on step"):
+        rbtool.preprocess(
+            walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=3, chunk_size=9, retries=0, keep_going=True
+        )
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) == len(set(calls)) == CHUNKS
+
+
+class Silent(DealtWorker):
+    """A worker that answers at once what it is asked, or is never started."""
+
+    def __init__(self, started: bool) -> None:
+        super().__init__()
+        self.started = started
+        self.calls: deque[tuple[str, tuple[Any, ...]]] = deque()
+
+    def send(self, call: bytes) -> None:
+        self.calls.append(pickle.loads(call))
+
+    def received(self) -> bytes | None:
+        return pickle.dumps((True, self.calls.popleft()[1])) if self.started and self.calls else None
+
+    def is_lost(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        pass
+
+
+class Deals(Dealer):
+    """Workers of which only the first are ever started, as in a cluster with fewer cores."""
+
+    def __init__(self, workers: int, started: int) -> None:
+        super().__init__(workers, Limits(), pickle.dumps(("start", ())))
+        self.left = started
+        self._fill(workers)
+
+    def _start(self) -> DealtWorker:
+        self.left -= 1
+        return Silent(self.left >= 0)
+
+    def _await(self, workers: Sequence[DealtWorker], seconds: float) -> Sequence[DealtWorker]:
+        found = [worker for worker in workers if isinstance(worker, Silent) and worker.started and worker.calls]
+        assert found, "everybody waits for a worker that never starts"
+        return found
+
+
+@pytest.mark.parametrize("started", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_nobody_waits_for_a_worker_that_never_starts(started: int, ahead: bool) -> None:
+    tasks = [Task(index, index, index + 1) for index in range(9)]
+    crew = Deals(3, started)
+    if ahead:
+        crew.begin(tasks[1:])
+        assert crew.call("schema", tasks[0]) == (tasks[0],)
+    crew.tell("open")
+    assert sorted(task for task, _ in crew.run("run", tasks)) == tasks

@@ -155,7 +155,6 @@ def second(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
         (lambda td: None, "it returned None; a tensordict of some rows is expected"),
         (lambda td: {}, "it returned no tensors"),
         (lambda td: td[0], "it returned no rows of"),
-        (lambda td: td.unsqueeze(0), r"it returned the batch size \[1, \d+\] for"),
         (lambda td: td.exclude("action"), "the result lacks action; it must have the keys of the first episode"),
         (lambda td: td.set("q", td["action"]), "the result has besides q"),
         (lambda td: td.set("action", td["action"].float()), r"'action' came out as float32 \[\], .* had bfloat16"),

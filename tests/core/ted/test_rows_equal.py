@@ -8,19 +8,20 @@ import pytest
 from rbtool.core.ted.checks.following import rows_equal
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (39,), (84, 84), (0,), (2, 0)])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "uint8", "bool", "complex128"])
-@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 1.0])
-def test_rows_are_compared_bit_by_bit(shape: tuple[int, ...], dtype: str, part: float) -> None:
+@pytest.mark.parametrize("shape", [(), (3,), (39,), (84, 84), (2, 0)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint8", "complex128"])
+def test_rows_are_compared_bit_by_bit(shape: tuple[int, ...], dtype: str) -> None:
     draw = np.random.default_rng(0)
-    one = draw.integers(0, 256, (200, *shape, np.dtype(dtype).itemsize), np.uint8)
-    other = np.where(draw.random(one.shape) < part, draw.integers(0, 256, one.shape, np.uint8), one)
-    expected = (one == other).reshape(200, -1).all(1)
-    arrays = [
-        rows.view(dtype).reshape(200, *shape) if rows.size else np.empty((200, *shape), dtype) for rows in (one, other)
-    ]
-    assert rows_equal(*arrays).tolist() == expected.tolist()
-    assert rows_equal(arrays[0][:0], arrays[1][:0]).tolist() == []
+    one = draw.integers(0, 256, (100, *shape, np.dtype(dtype).itemsize), np.uint8)
+    for part in (0.0, 0.01, 0.5, 1.0):
+        other = np.where(draw.random(one.shape) < part, draw.integers(0, 256, one.shape, np.uint8), one)
+        expected = (one == other).reshape(100, -1).all(1)
+        arrays = [
+            rows.view(dtype).reshape(100, *shape) if rows.size else np.empty((100, *shape), dtype)
+            for rows in (one, other)
+        ]
+        assert rows_equal(*arrays).tolist() == expected.tolist()
+        assert rows_equal(arrays[0][:0], arrays[1][:0]).tolist() == []
 
 
 def test_one_difference_is_found_wherever_it_is() -> None:

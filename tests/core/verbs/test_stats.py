@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.dataset import TedReader
-from rbtool.core.errors import MissingKeyError, UsageError
+from rbtool.core.errors import CorruptDataError, MissingKeyError, UsageError
 from rbtool.core.stats import FieldStats
 from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.checkpoint import save
+from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.results import to_document
 from rbtool.core.verbs.stats import stats
 
@@ -77,24 +83,32 @@ def test_other_quantiles_are_not_remembered_for_the_usual_ones(walks: Path) -> N
     assert len(result.fields[0].quantiles) == 7
 
 
+def with_actions(walks: Path, change: Callable[[torch.Tensor], object]) -> Path:
+    """The same dataset with other actions."""
+
+    def function(td: TensorDict) -> TensorDict:
+        change(td["action"])
+        return td
+
+    rbtool.preprocess(walks, function, walks.with_name("changed"), num_workers=0, chunk_size=1000)
+    return walks.with_name("changed")
+
+
 def test_nan_and_infinite_values_are_counted_and_left_out(walks: Path) -> None:
-    path = walks / "action.memmap"
-    rows = np.frombuffer(path.read_bytes(), np.float32).copy().reshape(-1, 2)
-    rows[3, 0], rows[5, 0], rows[6, 1] = np.nan, -np.inf, np.nan
-    path.write_bytes(rows.tobytes())
-    field = stats(walks, fields=["action"]).fields[0]
+    def change(action: torch.Tensor) -> None:
+        action[3, 0], action[5, 0], action[6, 1] = np.nan, -np.inf, np.nan
+
+    changed = with_actions(walks, change)
+    rows = TedReader(changed).read(("action",), 0, 391)
+    field = stats(changed, fields=["action"]).fields[0]
     assert (field.nan, field.infinite, field.count) == ((1, 1), (1, 0), (389, 390))
     assert field.mean == pytest.approx([rows[np.isfinite(rows[:, place]), place].mean() for place in (0, 1)], rel=1e-5)
-    document = json.dumps(to_document(stats(walks)), allow_nan=False)
+    document = json.dumps(to_document(stats(changed)), allow_nan=False)
     assert json.loads(document)["kind"] == "stats"
 
 
 def test_dimensions_that_never_vary_are_listed(walks: Path) -> None:
-    path = walks / "action.memmap"
-    rows = np.frombuffer(path.read_bytes(), np.float32).copy().reshape(-1, 2)
-    rows[:, 1] = 0.1
-    path.write_bytes(rows.tobytes())
-    field = stats(walks, fields=["action"]).fields[0]
+    field = stats(with_actions(walks, lambda action: action[:, 1].fill_(0.1)), fields=["action"]).fields[0]
     assert field.constant == (1,)
     assert field.std[1] == 0
 
@@ -128,3 +142,31 @@ def test_names_without_next_will_do(walks: Path, name: str, leaf: str) -> None:
 def test_a_raw_dataset_is_to_be_converted_first() -> None:
     with pytest.raises(UsageError, match="is a raw minari dataset"):
         stats(Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0")
+
+
+@pytest.mark.parametrize("fields", [None, ["observation"]])
+def test_damaged_rows_have_no_statistics_and_none_are_remembered(
+    walks: Path, tmp_path: Path, fields: list[str] | None
+) -> None:
+    shutil.copytree(walks, tmp_path / "damaged")
+    with (tmp_path / "damaged" / "observation.memmap").open("r+b") as file:
+        file.write(b"\x11\x22\x33\x44")
+    with pytest.raises(CorruptDataError, match="was changed after it was written"):
+        stats(tmp_path / "damaged", fields=fields)
+    assert stats(tmp_path / "damaged", fields=["action"]).fields[0].count == (391, 391)
+    assert not stats(walks).remembered
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested", "h5", "packed"])
+def test_damaged_rows_of_other_layouts_are_not_remembered(walks: Path, tmp_path: Path, layout: str) -> None:
+    made = tmp_path / "made"
+    if layout == "packed":
+        convert(walks, made, layout=layout)
+    else:
+        save(walks, made, form=layout)
+    file = made if made.is_file() else max(made.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptDataError):
+        stats(made)
