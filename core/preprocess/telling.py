@@ -62,7 +62,9 @@ class Telling:
         if isinstance(cause, WorkerTrouble):
             if cause.trace:
                 return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
-            hint = "for want of memory, try a smaller --chunk-size; --num-workers 0 runs it in one process"
+            hint = "--num-workers 0 runs it in this process"
+            if "SIGKILL" in cause.text:  # so the system ends what takes too much memory
+                hint = f"for want of memory, try a smaller --chunk-size; {hint}"
             if isinstance(cause, TookTooLong):
                 hint = "a longer --timeout or a smaller --chunk-size gives it more time"
             where = f" while {label} worked on {place}" if place else f" in {label}"
