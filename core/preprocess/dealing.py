@@ -127,9 +127,8 @@ class Dealer(Crew):
         for _, (good, value) in self._answers(deque([_Request(method, arguments)]), 1):
             if not good:
                 raise value
-            for worker in self._workers[:1]:
-                if worker is not None:
-                    worker.begun = next((one for one in arguments if isinstance(one, Task)), None)
+            for worker in self._present(1):
+                worker.begun = next((one for one in arguments if isinstance(one, Task)), None)
             return value
         raise AssertionError("each request is answered")
 
@@ -221,12 +220,12 @@ class Dealer(Crew):
 
     def _ended_ahead(self, left: deque[_Request]) -> Iterator[tuple[_Request, Answer]]:
         """Count the end of a worker in a task that it had begun as a try of that task."""
-        for request in [request for request in left if request.task in self._ended] if self._ended else ():
-            left.remove(request)
-            assert request.task is not None
-            answer = (False, self._ended.pop(request.task))
-            if self._settled(request, answer, left):
-                yield request, answer
+        for task in list(self._ended):
+            for request in [request for request in left if request.task == task]:
+                left.remove(request)
+                answer = (False, self._ended.pop(task))
+                if self._settled(request, answer, left):
+                    yield request, answer
 
     def _hear(self, worker: DealtWorker, left: deque[_Request], places: int = 0) -> Iterator[tuple[_Request, Answer]]:
         """Take one answer from a worker, or notice that it is lost; yield what a request came to in the end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,6 +71,7 @@ class Preprocessing:
     """A dataset, the steps of it that are taken, a work and a plan.
 
     Every task is done by whichever process is free; random numbers are seeded by the place in the dataset.
+    `source_files` tells how the files of the source are now: all that is read has to be of these.
     """
 
     taking: Taking
@@ -79,6 +79,10 @@ class Preprocessing:
     plan: Plan
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
+    source_files: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source_files", _state_of(self.taking.reader.path))
 
     def preview(self) -> tuple[Field, ...]:
         """Run the first task in this process and say which fields come out; nothing is written."""
@@ -180,11 +184,6 @@ class Preprocessing:
             "seed": self.seed,
         }
 
-    @functools.cached_property
-    def source_files(self) -> str:
-        """How the files of the source are when they are first looked at: what is read later has to be of these."""
-        return _state_of(self.taking.reader.path)
-
     def same_run(self, folder: Path) -> bool:
         """Tell whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
         return same_run(folder, self.identity())
@@ -243,7 +242,6 @@ class _Run:
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Work]:
         """Run what is not finished yet and put the rows together."""
         of, crew = self._of, self._crew
-        of.source_files  # noqa: B018 before anything is verified or read
         verified = Beside(of.taking.reader.verify_files)
         work = of.prepared(crew, self._progress)
         kept: Mapping[int, Finished] = {}
