@@ -196,9 +196,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Create a folder and those above it."""
+    """Create a folder and those above it; NotADirectoryError where one of them is a file."""
     with announced("mkdir", path):
-        path.mkdir(parents=True, exist_ok=exist_ok)
+        try:
+            path.mkdir(parents=True, exist_ok=exist_ok)
+        except FileExistsError as error:
+            if path.is_dir():
+                raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
 
 def sync_folder(path: Path) -> None:

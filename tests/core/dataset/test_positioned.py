@@ -99,16 +99,3 @@ def test_a_file_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatc
     with pytest.raises(FileExistsError):
         PositionedTree(tmp_path, FIELDS, ROWS)
     assert not _open_on(made[0], tmp_path / leaf_path(("a",)))
-
-
-@pytest.mark.parametrize("size", [1, 1 << 19, (1 << 19) + 1, 3 << 20])
-def test_large_writes_arrive_whole(tmp_path: Path, size: int) -> None:
-    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
-    descriptor = fs.create(tmp_path / "file")
-    try:
-        fs.write(descriptor, memoryview(data), tmp_path / "file")
-        fs.pwrite(descriptor, memoryview(data), size, tmp_path / "file")
-        fs.start_syncing(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
-    assert (tmp_path / "file").read_bytes() == data + data
