@@ -80,6 +80,15 @@ def test_a_task_that_costs_each_worker_fails_alone(
     assert found == {task.index: task.start for task in TASKS if task.index != 2}
 
 
+@pytest.mark.slow
+def test_a_cluster_of_fewer_cores_than_workers_does_it_all(ray: Any, walks: Path, tmp_path: Path) -> None:
+    (tmp_path / "prep.py").write_text("def f(td): return td\n")
+    made = rbtool.preprocess(
+        walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=3, chunk_size=9, engine="ray"
+    )
+    assert made.content_digest == rbtool.inspect(walks).content_digest
+
+
 SCRIPT = """
 import sys
 import rbtool
