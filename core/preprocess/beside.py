@@ -26,10 +26,10 @@ class Beside(Generic[_Found]):
         except BaseException as error:
             self._future.set_exception(error)
 
-    def check(self) -> None:
-        """Raise what it raised, if it has come to that."""
-        if self._future.done():
-            self._future.result()
+    @property
+    def failed(self) -> bool:
+        """Whether it has raised something by now."""
+        return self._future.done() and self._future.exception() is not None
 
     def result(self) -> _Found:
         """Wait for what it returns, or raise what it raised."""

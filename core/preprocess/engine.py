@@ -262,13 +262,18 @@ class _Run:
                 left = [task for task in in_turn(self._tasks) if task.index not in kept]
                 for task, finished in self._run(journal, left):
                     books.do(assembly.take, task, finished)
-                    verified.check()
+                    if verified.failed:
+                        self._require_sound(verified)
                 crew.dismiss()
                 books.finish()
                 self._progress.done()
-            of.refuse_changed_source()
-            verified.result()  # what came of a damaged source must not bear a sound manifest
+            self._require_sound(verified)
             return assembly.finish(), fields, work
+
+    def _require_sound(self, verified: Beside[None]) -> None:
+        """What came of a damaged source, or of one that changed, must not bear a sound manifest."""
+        self._of.refuse_changed_source()
+        verified.result()
 
     def _journal(self, fields: Sequence[Field]) -> Journal:
         if self._unfinished is not None:

@@ -98,7 +98,7 @@ def test_a_function_that_fails_on_some_rows_is_told_which(walks: Path, tmp_path:
     assert message.format("steps 7 to 13 (episode 2)") in str(caught.value)
     assert "\n" not in str(caught.value)
     kept = kind is rbtool.RbtoolError  # only what may go well another time is worth going on with
-    assert ("1 of 3 chunks are kept: add --resume" in caught.value.hint) == kept
+    assert ("1 of 3 chunks is kept: add --resume" in caught.value.hint) == kept
     assert len(leftovers(walks)) == kept
     assert shown(walks) == ["walks"]
     TedReader(walks).verify_files()
