@@ -77,7 +77,7 @@ def test_what_was_left_out_and_what_never_varies_is_told(shell, folder):
     assert "left out: action (not selected)" in done.stderr
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, workers):
     (folder / "loud.py").write_text(
         "import ctypes, os, subprocess\n"
@@ -92,7 +92,7 @@ def test_what_a_function_prints_in_any_way_stays_off_stdout(shell, folder, worke
     assert all(word in done.stderr for word in ("printed", "written", "started"))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_a_function_leaves_running_keeps_no_reader_waiting(shell, folder, workers):
     (folder / "lingers.py").write_text(
         "import os, time\n"

@@ -12,13 +12,23 @@ FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "download", "preprocess", "preprocess-fewer",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
-# A full disk meets a writer of each kind every day; the others write through one of these.
-EVERY_DAY = {"convert", "download", "preprocess", "save-flat", "save-h5", "load-nested", "dump-nested", "dump-h5"}
-FILLING = [job if job in EVERY_DAY else pytest.param(job, marks=pytest.mark.slow) for job in JOBS]
+# Every day a writer of each kind is killed and meets a full disk; the others write through one of these.
+EVERY_DAY = {
+    "convert",
+    "download",
+    "preprocess",
+    "preprocess-fewer",
+    "save-flat",
+    "save-h5",
+    "load-nested",
+    "dump-nested",
+    "dump-h5",
+}
+STRUCK = [job if job in EVERY_DAY else pytest.param(job, marks=pytest.mark.slow) for job in JOBS]
 Strike = Callable[..., dict[str, int]]
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", STRUCK)
 def test_killed_anywhere_the_destination_is_old_or_new(strike: Strike, work: Path, job: str) -> None:
     counts = strike(work, job, "--strikes", "8", "--over")
     assert counts["old"] >= 3
@@ -48,7 +58,7 @@ def test_a_killed_worker_is_replaced(strike: Strike, work: Path, strikes: tuple[
     assert counts["new"] >= 3
 
 
-@pytest.mark.parametrize("job", FILLING)
+@pytest.mark.parametrize("job", STRUCK)
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(strike: Strike, small_disk: Path, job: str) -> None:
     counts = strike(small_disk, job, "--fault", "fill", "--strikes", "7" if job in EVERY_DAY else "25", "--over")
     assert counts["old"] >= 3
