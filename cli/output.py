@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import logging
@@ -241,6 +240,8 @@ def claim_streams() -> None:
 @contextlib.contextmanager
 def stdout_aside() -> Iterator[None]:
     """Let all that is printed meanwhile go to stderr, also by C libraries and by programs that a function starts."""
+    import ctypes  # few verbs need it
+
     sys.stdout.flush()
     _aside.append(os.dup(1))
     try:

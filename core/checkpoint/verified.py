@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..dataset import (
     Array,
     EpisodeTable,
     Hasher,
     StepReader,
     TedReader,
+    bytes_of,
     changed,
     check_sizes,
     leaf_path,
@@ -47,7 +46,7 @@ class VerifyingReader(StepReader):
         """
         rows = self._source.view(key, start, stop)
         if self._rows.setdefault(key, 0) == start:
-            self._hashers.setdefault(key, Hasher()).update(memoryview(rows.reshape(-1).view(np.uint8).data))
+            self._hashers.setdefault(key, Hasher()).update(bytes_of(rows))
             self._rows[key] = stop
         return rows
 

@@ -43,10 +43,9 @@ class RowFiles:
     def write(self, columns: Mapping[Key, Array], start: int) -> None:
         """Write rows from row `start` on: arrays of `[n, *shape]` of each field's own element type."""
         for field, descriptor, path in self._open:
-            array = np.ascontiguousarray(columns[field.key])
+            array = columns[field.key]
             if array.size:
-                data = memoryview(array.reshape(-1).view(np.uint8).data)
-                fs.pwrite(descriptor, data, start * field.row_bytes, path)
+                fs.pwrite(descriptor, bytes_of(array), start * field.row_bytes, path)
 
     def close(self) -> None:
         """Close the files; harmless when done twice."""
@@ -114,7 +113,7 @@ class PositionedTree:
         for start in range(before, rows, step):
             array = self._window.rows((descriptor, 0), path, field, start, min(start + step, rows))
             if array.size:
-                self._hashers[field.key].update(memoryview(array.reshape(-1).view(np.uint8).data))
+                self._hashers[field.key].update(bytes_of(array))
         self._window.close()
         fs.start_syncing(descriptor, before * row_bytes, (rows - before) * row_bytes)
         self._settled[field.key] = rows

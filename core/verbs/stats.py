@@ -61,8 +61,8 @@ def stats(
     the storage root by content digest.
 
     CorruptDataError for rows that are not those the manifest tells of. MissingKeyError for a field that is not there;
-    UsageError for one of which no numbers can be said, a quantile
-    outside of [0, 1], a dataset without steps, and a raw dataset.
+    UsageError for one of which no numbers can be said, a quantile outside of [0, 1], a dataset without steps, and a raw
+    dataset.
     """
     begun = time.perf_counter()
     fractions = tuple(quantiles)
@@ -140,8 +140,7 @@ def _taken(
 def _collected(
     reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress, *, verified: bool
 ) -> tuple[FieldStats, ...]:
-    """Take the statistics, and see that they are of the contents that the manifest names: where that costs nothing
-    more, and where it is asked for."""
+    """Take the statistics of contents that are verified: where that costs nothing, and where it is asked for."""
     if isinstance(reader, TedReader):
         read = VerifyingReader(reader)
         found = collect_stats(read, fields, fractions, progress)
