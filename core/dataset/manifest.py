@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
 from ..ted import BoundaryCounts, Field, Key
 from . import fs
+from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
 from .digest import FileRecord, digest_bytes, digest_files
-from .strict_json import dump_json, float_from_json, load_json, plain
+from .strict_json import dump_json, load_json, parse_json, plain
+from .tree import require_own_files
 
 __all__ = [
     "FORMAT_VERSION",
@@ -41,6 +42,48 @@ Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
 Kind: TypeAlias = Literal["dataset", "checkpoint"]
 FieldRange: TypeAlias = tuple[float, float] | None
+_PATH_PARTS = 100
+_NAME_BYTES = 255
+
+
+def is_inside(path: str) -> bool:
+    """Tell whether a relative path with `/` between its parts stays below the folder it is taken from.
+
+    One that no file system takes does not: with a NUL, a lone surrogate, or parts too long or too many.
+    """
+    parts = path.split("/")
+    if len(parts) > _PATH_PARTS or {"", ".", ".."} & set(parts) or "\0" in path:
+        return False
+    try:
+        return max(len(part.encode()) for part in parts) <= _NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _need_files_of_their_own(leaves: Iterable[Field]) -> bool:
+    keys = [leaf.key for leaf in leaves]
+    try:
+        require_own_files(keys)
+    except SchemaError:
+        return False
+    return len(set(keys)) == len(keys)
+
+
+ListedFile: TypeAlias = Annotated[FileRecord, Check("a path inside the folder", lambda file: is_inside(file.path))]
+Fields: TypeAlias = Annotated[
+    tuple[FieldEntry, ...], Check("a list of leaves that each have a file of their own", _need_files_of_their_own)
+]
+
+
+class _Bounds(NamedTuple):
+    """What the entry of a leaf says of its values."""
+
+    min: int | float | None
+    max: int | float | None
+
+    @property
+    def range(self) -> FieldRange:
+        return None if self.min is None or self.max is None else (self.min, self.max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +138,14 @@ class Manifest:
     kind: Kind
     layout: Layout
     request: Request
-    steps: int
-    episodes: int
-    fields: tuple[Field, ...]
-    files: tuple[FileRecord, ...]
+    steps: Count
+    episodes: Count
+    fields: Fields
+    files: tuple[ListedFile, ...]
     content_digest: str
     created_by: str
     resolved_revision: str | None = None
-    ranges: Mapping[Key, FieldRange] = field(default_factory=dict)
+    ranges: Mapping[Key, FieldRange] = field(default_factory=dict, metadata=NOT_IN_JSON)
     spaces: Mapping[str, Any] = field(default_factory=dict)
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     dropped_keys: tuple[Dropped, ...] = ()
@@ -154,33 +197,10 @@ class Manifest:
             )
         if document.get("manifest_digest") != _manifest_digest(document):
             raise CorruptDataError(f"{origin} was changed after it was written: its digest does not match")
-        try:
-            return cls._parse(document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{origin} is no manifest of version {version}: {error!r}") from error
-
-    @classmethod
-    def _parse(cls, document: Mapping[str, Any]) -> Manifest:
-        leaves = tuple(
-            Field(tuple(leaf["key"]), leaf["dtype"], tuple(leaf["shape"]), leaf["role"]) for leaf in document["fields"]
-        )
-        ranges: dict[Key, FieldRange] = {}
-        for leaf, entry in zip(leaves, document["fields"], strict=True):
-            low, high = float_from_json(entry["min"]), float_from_json(entry["max"])
-            ranges[leaf.key] = None if low is None or high is None else (low, high)
-        known = {part.name for part in fields(cls)}
-        rest = {key: value for key, value in document.items() if key in known}
-        rest |= {
-            "fields": leaves,
-            "ranges": ranges,
-            "files": tuple(_safe_record(FileRecord(**file)) for file in document["files"]),
-            "request": Request(**document["request"]),
-            "boundary": BoundaryCounts(**document["boundary"]),
-            "dropped_keys": tuple(Dropped(**item) for item in document["dropped_keys"]),
-            "provenance": tuple(Provenance(**item) for item in document["provenance"]),
-            "notes": tuple(document.get("notes", ())),
-        }
-        return cls(**rest)
+        found = decode(cls, document, origin)
+        bounds = (decode(_Bounds, entry, origin) for entry in document["fields"])
+        ranges = {leaf.key: bound.range for leaf, bound in zip(found.fields, bounds, strict=True)}
+        return replace(found, ranges=ranges)
 
     def to_bytes(self) -> Bytes:
         """The document as it is written to disk."""
@@ -210,7 +230,7 @@ def has_manifest(folder: Path) -> bool:
 
 def is_canonical(data: bytes) -> bool:
     """Tell whether a manifest is byte for byte as it was written; its own digest sees through white space."""
-    return _written(json.loads(data)) == data
+    return _written(parse_json(data, MANIFEST)) == data
 
 
 def content_digest(files: tuple[FileRecord, ...]) -> str:
@@ -223,21 +243,10 @@ def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
     return [f for f in files if not f.path.startswith(f"{HIDDEN}/source/") and f.path != "env_metadata.json"]
 
 
-def _safe_record(file: FileRecord) -> FileRecord:
-    if not is_inside(file.path):
-        raise ValueError(f"the path {file.path!r} leads out of the folder")
-    return file
-
-
-def is_inside(path: str) -> bool:
-    """Tell whether a relative path with `/` between its parts stays below the folder it is taken from."""
-    return not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
-
-
 def _written(document: Mapping[str, Any]) -> bytes:
     return (dump_json(document, indent=1) + "\n").encode()
 
 
 def _manifest_digest(document: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in document.items() if key != "manifest_digest"}
-    return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())
+    return digest_bytes(dump_json(rest, sort_keys=True).encode())

@@ -11,6 +11,8 @@ from ..errors import FormatError
 
 __all__ = ["dump_json", "float_from_json", "load_json", "parse_json", "plain"]
 
+_DEPTH = 100
+
 
 def plain(value: Any) -> Any:
     """Return `value` made of what strict JSON has: finite numbers, strings, lists, string-keyed objects."""
@@ -32,9 +34,20 @@ def float_from_json(value: float | str | None) -> float | None:
     return float(value) if isinstance(value, str) else value
 
 
-def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Write a value as one strict JSON document."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Write a value as one strict JSON document.
+
+    Lone surrogates, which stand for the bytes of a path that is not UTF-8, are written as escapes: the document is
+    always UTF-8, and they come back as they were.
+    """
+    text = json.dumps(plain(value), indent=indent, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Two halves of one character become that character, as a parser takes them.
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        text = whole.encode(errors="backslashreplace").decode()
+    return text
 
 
 def load_json(path: Path) -> Any:
@@ -42,9 +55,36 @@ def load_json(path: Path) -> Any:
     return parse_json(path.read_bytes(), str(path))
 
 
-def parse_json(data: bytes, origin: str) -> Any:
-    """Read a JSON document, or raise FormatError that names its origin."""
+def parse_json(data: bytes | str, origin: str) -> Any:
+    """Read a JSON document that nests 100 levels at most, or raise FormatError that names its origin."""
     try:
-        return json.loads(data.decode())
+        text = data if isinstance(data, str) else data.decode()
+        value = json.loads(text)
     except ValueError as error:
         raise FormatError(f"{origin} is not JSON: {error}") from error
+    except RecursionError:
+        raise _too_deep(origin) from None
+    # Nothing can nest deeper than there are brackets; most documents are done with a count.
+    if text.count("[") + text.count("{") > _DEPTH:
+        _require_shallow(value, origin)
+    return value
+
+
+def _require_shallow(value: Any, origin: str) -> None:
+    """Raise FormatError for a document that would exhaust the stack of what walks it."""
+    level: list[Any] = [value]
+    for _ in range(_DEPTH):
+        level = [
+            part
+            for outer in level
+            if isinstance(outer, list | dict)
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(part, list | dict)
+        ]
+        if not level:
+            return
+    raise _too_deep(origin)
+
+
+def _too_deep(origin: str) -> FormatError:
+    return FormatError(f"{origin} nests deeper than {_DEPTH} levels: no document of this kind does")

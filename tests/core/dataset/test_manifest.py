@@ -1,11 +1,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.dataset import FORMAT_VERSION, MANIFEST, Manifest, Request
+from rbtool.core.dataset import FORMAT_VERSION, MANIFEST, Manifest, Request, digest_bytes, dump_json, is_canonical
 from rbtool.core.testing.walks import write_walks
 
 
@@ -51,6 +52,39 @@ def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None
     (folder / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(FormatError, match=r"manifest\.json"):
         Manifest.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("steps", "5", "has '5' as steps, a whole number is expected"),
+        ("layout", "zip", "as layout, one of ted, packed"),
+        ("request", {"source": 1, "asked": "", "id": ""}, "has 1 as request.source, text is expected"),
+        ("provenance", [{}], r"as provenance\[0\], an object with verb is expected"),
+        ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}] * 2, "a file of their own"),
+        ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}], "an object with min is expected"),
+        ("files", [{"path": "a/../../b", "size": 0, "digest": ""}], "a path inside the folder is expected"),
+        ("files", [{"path": "/".join("a" * 2000), "size": 0, "digest": ""}], "a path inside the folder is expected"),
+        ("boundary", {"both": None}, "has None as boundary.both, a whole number is expected"),
+        ("renamed_keys", {"a": 1}, "has 1 as renamed_keys.a, text is expected"),
+        ("notes", "none", "as notes, a list is expected"),
+        ("spaces", [], "as spaces, an object is expected"),
+    ],
+)
+def test_a_document_of_other_types_is_refused_with_its_place(folder: Path, name: str, value: Any, said: str) -> None:
+    document = Manifest.load(folder).to_dict() | {name: value}
+    rest = {key: part for key, part in document.items() if key != "manifest_digest"}
+    document["manifest_digest"] = digest_bytes(dump_json(rest, sort_keys=True).encode())
+    with pytest.raises(FormatError, match=said):
+        Manifest.from_dict(document, "manifest.json")
+
+
+def test_a_path_that_is_not_utf_8_comes_back(folder: Path) -> None:
+    manifest = replace(Manifest.load(folder), request=Request("minari", "caf\udce9", "walks"))
+    manifest.save(folder, at_once=True)
+    assert b"caf\\udce9" in (folder / MANIFEST).read_bytes()
+    assert Manifest.load(folder) == manifest
+    assert is_canonical((folder / MANIFEST).read_bytes())
 
 
 def test_a_folder_without_one_is_no_dataset(tmp_path: Path) -> None:

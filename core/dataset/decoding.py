@@ -1,0 +1,237 @@
+"""From a parsed JSON document to a frozen dataclass: its annotations are the schema that the document must meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import reprlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..errors import FormatError, SchemaError
+from ..ted import NEXT, Field
+from .strict_json import float_from_json
+
+__all__ = ["NOT_IN_JSON", "Check", "Count", "FieldEntry", "decode"]
+
+T = TypeVar("T")
+_Decoder: TypeAlias = Callable[[Any], Any]
+
+NOT_IN_JSON = {"json": False}
+"""Metadata of a dataclass field that the document does not have."""
+
+_LARGEST = 1 << 63
+_DIMENSIONS = 60
+"""NumPy has 64 at most; rows, batches and lanes come on top."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """A condition beyond the type, in `Annotated[type, Check(...)]`, and what it expects, in words."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+class _Mismatch(Exception):
+    def __init__(self, expected: str, found: Any) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.found = found
+        self.place: list[str] = []
+
+
+def decode(kind: type[T], document: Any, origin: str, error: type[FormatError] = FormatError) -> T:
+    """Make a `kind`, a dataclass or a named tuple, of what JSON holds; entries that it does not declare are ignored.
+
+    Understands numbers, text, booleans, None, `Any`, `Literal`, unions, tuples, mappings with text as keys, and nested
+    dataclasses and named tuples. Floats are numbers, or the words `nan`, `inf` and `-inf`. Raises `error`, which names
+    `origin`, the place and what is expected there.
+    """
+    try:
+        found: T = _decoder(kind)(document)
+    except _Mismatch as odd:
+        place = "".join(odd.place).lstrip(".")
+        what = f"{reprlib.repr(odd.found)} as {place}" if place else reprlib.repr(odd.found)
+        raise error(f"{origin} has {what}, {odd.expected} is expected") from None
+    return found
+
+
+@functools.cache
+def _decoder(kind: Any) -> _Decoder:
+    if kind is Any:
+        return lambda value: value
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _checked(parts[0], kind.__metadata__)
+    if origin is Literal:
+        return _literal(parts)
+    if origin in {Union, types.UnionType}:
+        return _union(parts)
+    if origin is tuple:
+        return _tuple(parts)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(parts)
+    return _record(kind)
+
+
+def _plain(expected: str, *kinds: type) -> _Decoder:
+    def plain(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise _Mismatch(expected, value)
+        return value
+
+    return plain
+
+
+def _float(value: Any) -> float:
+    known = value in ("nan", "inf", "-inf") if isinstance(value, str) else type(value) in {int, float}
+    if not known:
+        raise _Mismatch("a number", value)
+    try:
+        return float(float_from_json(value) or 0.0)
+    except OverflowError:
+        raise _Mismatch("a number of double precision", 0) from None
+
+
+_PLAIN: dict[Any, _Decoder] = {
+    int: _plain("a whole number", int),
+    str: _plain("text", str),
+    bool: _plain("true or false", bool),
+    type(None): _plain("null", type(None)),
+    float: _float,
+}
+
+
+def _checked(kind: Any, checks: tuple[Any, ...]) -> _Decoder:
+    inner = _decoder(kind)
+
+    def checked(value: Any) -> Any:
+        found = inner(value)
+        for check in checks:
+            if not check.holds(found):
+                raise _Mismatch(check.expected, value)
+        return found
+
+    return checked
+
+
+def _literal(words: tuple[Any, ...]) -> _Decoder:
+    expected = f"one of {', '.join(map(str, words))}"
+
+    def literal(value: Any) -> Any:
+        if not isinstance(value, str | int) or value not in words:
+            raise _Mismatch(expected, value)
+        return value
+
+    return literal
+
+
+def _union(kinds: tuple[Any, ...]) -> _Decoder:
+    inner = [_decoder(kind) for kind in kinds if kind is not type(None)]
+    nullable = type(None) in kinds
+
+    def union(value: Any) -> Any:
+        if nullable and value is None:
+            return None
+        for number, decoder in enumerate(inner, 1):
+            try:
+                return decoder(value)
+            except _Mismatch:
+                if number == len(inner):
+                    raise
+        return None
+
+    return union
+
+
+def _tuple(kinds: tuple[Any, ...]) -> _Decoder:
+    endless = len(kinds) == 2 and kinds[1] is Ellipsis
+    inner = [_decoder(kind) for kind in kinds if kind is not Ellipsis]
+
+    def decoded(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or not (endless or len(value) == len(inner)):
+            raise _Mismatch("a list" if endless else f"a list of {len(inner)}", value)
+        decoders = inner * len(value) if endless else inner
+        return tuple(
+            _placed(decoder, part, f"[{number}]")
+            for number, (decoder, part) in enumerate(zip(decoders, value, strict=True))
+        )
+
+    return decoded
+
+
+def _mapping(kinds: tuple[Any, ...]) -> _Decoder:
+    inner = _decoder(kinds[1])
+
+    def mapping(value: Any) -> dict[str, Any]:
+        _require_object(value)
+        return {name: _placed(inner, part, f".{name}") for name, part in value.items()}
+
+    return mapping
+
+
+def _record(kind: Any) -> _Decoder:
+    hints = get_type_hints(kind, include_extras=True)
+    if dataclasses.is_dataclass(kind):
+        parts = [part for part in dataclasses.fields(kind) if part.init and part.metadata.get("json", True)]
+        needed = {
+            part.name
+            for part in parts
+            if part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING
+        }
+        names = [part.name for part in parts]
+    elif hasattr(kind, "_fields"):
+        names = list(kind._fields)
+        needed = set(names) - kind._field_defaults.keys()
+    else:
+        raise TypeError(f"{kind} cannot be decoded from JSON")
+    decoders = {name: _decoder(hints[name]) for name in names}
+
+    def record(value: Any) -> Any:
+        _require_object(value)
+        missing = next((name for name in names if name in needed and name not in value), None)
+        if missing is not None:
+            raise _Mismatch(f"an object with {missing}", value)
+        return kind(**{name: _placed(decoders[name], value[name], f".{name}") for name in names if name in value})
+
+    return record
+
+
+def _require_object(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise _Mismatch("an object", value)
+
+
+def _placed(decoder: _Decoder, value: Any, place: str) -> Any:
+    try:
+        return decoder(value)
+    except _Mismatch as odd:
+        odd.place.insert(0, place)
+        raise
+
+
+def _is_sound_field(field: Field) -> bool:
+    """Tell whether rows of the field can be: a key, a known type, a shape that memory can address."""
+    try:
+        size = field.numpy.itemsize * math.prod(max(1, length) for length in field.shape)
+    except SchemaError:
+        return False
+    known = all(length >= 0 for length in field.shape) and size < _LARGEST and len(field.shape) <= _DIMENSIONS
+    return known and bool(field.key) and field.key != (NEXT,) and all(map(_is_text, field.key))
+
+
+def _is_text(part: str) -> bool:
+    """Tell whether this is Unicode text, which names of files and of tensors have to be."""
+    try:
+        return len(part.encode()) > 0
+    except UnicodeEncodeError:
+        return False
+
+
+Count: TypeAlias = Annotated[int, Check("a count", lambda number: 0 <= number < _LARGEST)]
+FieldEntry: TypeAlias = Annotated[Field, Check("the key, the type and the shape of a leaf", _is_sound_field)]

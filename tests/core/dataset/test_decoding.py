@@ -1,0 +1,87 @@
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+from rbtool import CorruptDataError, FormatError
+from rbtool.core.dataset.decoding import Count, FieldEntry, decode
+from rbtool.core.dataset.strict_json import dump_json, parse_json
+from rbtool.core.ted import Field
+
+
+class Part(NamedTuple):
+    path: str
+    size: Count = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    count: Count
+    parts: tuple[Part, ...]
+    pair: tuple[float, float] | None
+    fields: tuple[FieldEntry, ...] = ()
+    kind: Literal["dataset", "checkpoint"] = "dataset"
+
+
+SOUND: dict[str, Any] = {"count": 3, "parts": [{"path": "a"}], "pair": [1, "inf"]}
+LEAF: dict[str, Any] = {"key": ["action"], "dtype": "float32", "shape": [2], "role": "action"}
+
+
+def test_annotations_are_the_schema() -> None:
+    found = decode(Document, SOUND | {"fields": [LEAF], "unknown": 1}, "here")
+    assert found == Document(3, (Part("a"),), (1.0, math.inf), (Field(("action",), "float32", (2,), "action"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"count": -1}, "here has -1 as count, a count is expected"),
+        ({"count": True}, "has True as count, a whole number is expected"),
+        ({"count": 1 << 63}, "a count is expected"),
+        ({"parts": {}}, "as parts, a list is expected"),
+        ({"parts": [{"path": "a"}, {}]}, r"has {} as parts\[1\], an object with path is expected"),
+        ({"parts": [{"path": 1}]}, r"has 1 as parts\[0\].path, text is expected"),
+        ({"pair": [1]}, "as pair, a list of 2 is expected"),
+        ({"pair": ["low", 1]}, r"has 'low' as pair\[0\], a number is expected"),
+        ({"pair": [10**400, 1]}, r"pair\[0\], a number of double precision is expected"),
+        ({"kind": "tree"}, "one of dataset, checkpoint is expected"),
+        ({"kind": ["dataset"]}, "one of dataset, checkpoint is expected"),
+        *(
+            ({"fields": [LEAF | leaf]}, r"fields\[0\]")
+            for leaf in (
+                {"key": []}, {"key": ["next"]}, {"key": [""]}, {"key": ["\ud800"]}, {"dtype": "object"},
+                {"shape": [-1]}, {"shape": [1 << 40, 1 << 40]}, {"shape": [0, 1 << 62]}, {"shape": [1] * 70},
+                {"role": "none"},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_meet_it_is_named_with_its_place(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        decode(Document, SOUND | change, "here")
+
+
+@pytest.mark.parametrize("document", [None, [], 1, "text"])
+def test_another_document_altogether_is_refused_with_the_error_asked_for(document: Any) -> None:
+    with pytest.raises(CorruptDataError, match=r"here has .*, an object is expected"):
+        decode(Document, document, "here", CorruptDataError)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 150 + "]" * 150, '{"a":' * 500 + "1" + "}" * 500])
+def test_documents_that_nest_without_end_are_refused(text: str) -> None:
+    with pytest.raises(FormatError, match="nests deeper than 100 levels"):
+        parse_json(text, "here")
+
+
+def test_many_brackets_side_by_side_are_no_depth() -> None:
+    assert parse_json(b"[" + b"[[1]]," * 500 + b"1]", "here")[-1] == 1
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "\ud83d\ude00", "\ud83d and \ude00", "plain é"])
+def test_lone_surrogates_are_written_as_escapes_and_come_back(text: str) -> None:
+    written = dump_json({text: [text]}, indent=1).encode()
+    back = json.loads(written)
+    assert dump_json(back, indent=1).encode() == written
+    assert list(back) == [text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")]
