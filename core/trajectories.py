@@ -11,11 +11,23 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from .errors import MissingKeyError, SchemaError
 
-__all__ = ["NestedKey", "key_path", "leaves", "require_steps", "split_trajectories", "step_ends"]
+__all__ = [
+    "NestedKey",
+    "is_cut_behind",
+    "key_path",
+    "leaves",
+    "require_steps",
+    "split_trajectories",
+    "step_ends",
+    "step_mask",
+    "trajectory_ids",
+]
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 _ENDS = ("done", "terminated", "truncated")
+_IDS: tuple[tuple[str, ...], ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
+_MASKS: tuple[tuple[str, ...], ...] = (("collector", "mask"), ("mask",))
 
 
 def key_path(key: NestedKey) -> tuple[str, ...]:
@@ -40,13 +52,14 @@ def require_steps(data: Any) -> None:
 def step_ends(td: TensorDictBase, done_key: NestedKey = "done", flags: Sequence[str] = _ENDS) -> torch.Tensor:
     """Return where steps end a trajectory, bool `[..., T]`: any flag of the family of `done_key` under `next`.
 
-    The family is the key itself and `flags` beside it, as far as they are there, each of the shape of the batch or
-    with a dimension of one more. MissingKeyError (a KeyError) if none is there, SchemaError (a RuntimeError) for
-    another shape.
+    The family is the key itself and `flags` beside it, as far as they are there. A flag with several values a step,
+    such as one an agent, ends the trajectory where any of them is set. MissingKeyError (a KeyError) if none is there.
     """
     path = key_path(done_key)
     family = dict.fromkeys(("next", *path[:-1], name) for name in (path[-1], *flags))
-    found = [_per_step(td, key) for key in family if td.get(key, None) is not None]
+    found = [
+        value.bool().reshape(*td.batch_size, -1).any(-1) for key in family if (value := td.get(key, None)) is not None
+    ]
     if not found:
         raise MissingKeyError(f"no {'.'.join(('next', *path))} here; without it, where trajectories end is not known")
     return torch.stack(found).any(0)
@@ -60,7 +73,46 @@ def _per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     if value.shape != td.batch_size:
         expected = [*td.batch_size, 1]
         raise SchemaError(f"{'.'.join(key)} is {list(value.shape)}, one value a step is expected: {expected}")
-    return value.bool() if key[-1] in _ENDS else value
+    return value
+
+
+def trajectory_ids(td: TensorDictBase) -> torch.Tensor | None:
+    """Return the ids of the trajectories that steps belong to, like the batch, or None where there are none."""
+    return next((ids for key in _IDS if (ids := _one_per_step(td, key)) is not None), None)
+
+
+def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor | None:
+    """Return which steps are no padding, bool like the batch, or None where nothing says so.
+
+    Without a key, what is at `("collector", "mask")` or "mask" is taken if it has one value a step. SchemaError (a
+    RuntimeError) where `key` has another shape.
+    """
+    if key is None:
+        found = next((mask for path in _MASKS if (mask := _one_per_step(td, path)) is not None), None)
+    else:
+        path = key_path(key)
+        found = None if td.get(path, None) is None else _per_step(td, path)
+    return None if found is None else found.bool()
+
+
+def is_cut_behind(td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return where the next step is of another trajectory, or padding, whatever the flags say; bool like the batch.
+
+    Trajectories are known by their ids, and `mask` marks the steps that are no padding.
+    """
+    found = torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
+    for value in (trajectory_ids(td), mask):
+        if value is not None:
+            found[..., :-1] |= value[..., 1:] != value[..., :-1]
+    return found
+
+
+def _one_per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor | None:
+    """Return an entry in the shape of the batch, or None where there is none with one value a step."""
+    value = td.get(key, None)
+    if not isinstance(value, torch.Tensor) or value.numel() != td.batch_size.numel():
+        return None
+    return value.reshape(td.batch_size)
 
 
 def split_trajectories(

@@ -8,9 +8,10 @@ import torch
 from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..trajectories import NestedKey, key_path, require_steps
+from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, step_mask
 from .base import Transform
 from .multi_step import require_discount
+from .returns import discounted_to_go, per_step_like
 
 __all__ = ["DensifyReward"]
 
@@ -20,9 +21,11 @@ class DensifyReward(Transform):
 
     Reward and done flag lie under `next` and have one shape. Time is the dimension `time_dim` of them, counted from
     the end: 2 (or -2) is the one before the trailing singleton, 3 (or -3) the one before that. A trajectory ends
-    where the done flag is set, and at the end of the batch, whose later rewards nobody knows. The result takes the
-    reward's place, or goes to `("next", reward_key_out)`; whole numbers and flags become floats if they are
-    discounted. The data given are left as they are.
+    where the done flag is set, or "terminated" or "truncated" beside it, and at the end of the batch, whose later
+    rewards nobody knows; where time is the last dimension of the batch, it also ends where the next step has another
+    id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Steps that `("collector", "mask")` or "mask" does not
+    mark as real count nothing. The result takes the reward's place, or goes to `("next", reward_key_out)`; whole
+    numbers and flags become floats if they are discounted. The data given are left as they are.
 
     MissingKeyError (a KeyError) where reward or flag is not there; SchemaError (a RuntimeError) if their shapes
     differ or have no such dimension; UsageError (a ValueError) for a discount outside (0, 1] and for `time_dim` 0.
@@ -59,10 +62,15 @@ class DensifyReward(Transform):
             self.discount != 1 or reward.dtype == torch.bool
         ):
             reward = reward.to(torch.get_default_dtype())
-        dense = _to_go(reward.movedim(self.time_dim, -1), done.bool().movedim(self.time_dim, -1), self.discount)
+        ends = _siblings(data, self.done_key, done)
+        mask = step_mask(data)
+        if data.ndim == reward.ndim + self.time_dim + 1:  # the batch has the dimension of time, as its last
+            ends = ends | per_step_like(is_cut_behind(data, mask), reward)
+        if mask is not None:
+            reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
         out: TensorDictBase = data.copy()
         out.set("next", out.get("next").copy())
-        out.set(self.reward_key_out, dense.movedim(-1, self.time_dim).contiguous())
+        out.set(self.reward_key_out, discounted_to_go(reward, ends, self.discount, reward.ndim + self.time_dim))
         return out
 
     def extra_repr(self) -> str:
@@ -75,25 +83,18 @@ def _from_the_end(dim: Any) -> int:
     return -abs(dim)
 
 
+def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tensor) -> torch.Tensor:
+    """Return where the done flag is set, or one of the other flags of an end beside it that has its shape."""
+    ends = done.bool()
+    for name in ("terminated", "truncated"):
+        flag = data.get((*done_key[:-1], name), None)
+        if flag is not None and flag.shape == ends.shape:
+            ends = ends | flag.bool()
+    return ends
+
+
 def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     value = data.get(key, None)
     if value is None:
         raise MissingKeyError(f"no {'.'.join(key)} in the batch; reward and done flag are expected under next")
     return torch.as_tensor(value)
-
-
-def _to_go(reward: torch.Tensor, ends: torch.Tensor, discount: float) -> torch.Tensor:
-    """Return the discounted sums from each step to the end of its run; time is the last dimension.
-
-    The sums over 1, 2, 4, … steps ahead are put together, in log2(T) rounds.
-    """
-    total, runs_on, ahead, time = reward.clone(), ~ends, 1, reward.shape[-1]
-    while ahead < time:
-        rest, later = time - ahead, total[..., ahead:] * (discount**ahead if discount != 1 else 1)
-        # A product with zero would let NaN and infinities of the next trajectory in.
-        summed = torch.where(runs_on[..., :rest], total[..., :rest] + later, total[..., :rest])
-        total = torch.cat((summed, total[..., rest:]), -1)
-        reached = runs_on[..., :rest] & runs_on[..., ahead:]
-        runs_on = torch.cat((reached, torch.zeros_like(runs_on[..., rest:])), -1)
-        ahead *= 2
-    return total

@@ -10,12 +10,12 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError
-from ..trajectories import NestedKey, key_path, leaves, require_steps, step_ends
+from ..trajectories import NestedKey, is_cut_behind, key_path, leaves, require_steps, step_ends, step_mask
+from .returns import discounted, per_step_like
 
 __all__ = ["MultiStep", "Windows", "multi_step", "require_discount"]
 
 _FLAGS = ("done", "terminated", "truncated")
-_IDS: tuple[tuple[str, ...], ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
 WINDOW = "multi_step"
 """Where the flags of the steps at which windows end are kept."""
 
@@ -43,9 +43,10 @@ class MultiStep(nn.Module):
     `reward + gamma * ~terminated * value(next)` with the entries `gamma` and `("multi_step", "terminated")`: right
     for windows that were cut as well, only over fewer steps. `MultiStepTransform` cuts none between batches.
 
-    UsageError (a ValueError) unless `n_steps` is a whole number from 1 and 0 < gamma <= 1; SchemaError (a
-    RuntimeError) for done flags without one value a step. The idea is that of n-step returns (Watkins, 1989), the
-    names are TorchRL's.
+    A flag with several values a step, such as one an agent, ends the trajectory where any of them is set.
+
+    UsageError (a ValueError) unless `n_steps` is a whole number from 1 and 0 < gamma <= 1. The idea is that of n-step
+    returns (Watkins, 1989), the names are TorchRL's.
     """
 
     def __init__(self, gamma: float, n_steps: int) -> None:
@@ -80,8 +81,8 @@ def multi_step(
     `apart` (bool, like the batch) marks further steps that the one behind them does not follow.
     """
     ended = step_ends(td, done_key, done_keys)
-    valid = None if mask_key is None else _mask(td, mask_key)
-    follows = ~(ended | _other_trajectory(td, valid))
+    valid = None if mask_key is None else step_mask(td, mask_key)
+    follows = ~(ended | is_cut_behind(td, valid))
     windows = find_windows(follows if apart is None else follows & ~apart, ended, n_steps)
     out = td.copy()
     after = out.get("next").copy()
@@ -124,11 +125,11 @@ def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> t
     values = reward if reward.is_floating_point() or reward.is_complex() else reward.to(torch.get_default_dtype())
     total, longest = values.clone(), int(windows.steps.max()) if windows.steps.numel() else 1
     for ahead in range(1, longest):
-        inside = _like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
+        inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
         later = values.narrow(dim, ahead, values.shape[dim] - ahead)
         # A product with zero would let NaN and infinities of other trajectories in.
         part = total.narrow(dim, 0, values.shape[dim] - ahead)
-        part.copy_(torch.where(inside, part + later * gamma**ahead, part))
+        part.copy_(torch.where(inside, part + discounted(later, gamma**ahead), part))
     return total
 
 
@@ -138,45 +139,8 @@ def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
         raise SchemaError(f"an entry under next is a {type(value).__name__}; n-step transitions are made of tensors")
     if dim == 0:
         return value[last]
-    index = _like(last, value).expand(value.shape)
+    index = per_step_like(last, value).expand(value.shape)
     return value.gather(dim, index)
-
-
-def _like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Append dimensions of one, so that one value a step goes with any shape a step."""
-    return value.reshape(*value.shape, *(1 for _ in range(other.ndim - value.ndim)))
-
-
-def _mask(td: TensorDictBase, key: NestedKey) -> torch.Tensor | None:
-    """Return which steps are no padding, or None where nothing says so; SchemaError for another shape."""
-    mask = td.get(key, None)
-    if mask is None:
-        return None
-    mask = mask.squeeze(-1) if mask.shape == (*td.batch_size, 1) else mask
-    if mask.shape != td.batch_size:
-        found, expected = list(mask.shape), list(td.batch_size)
-        raise SchemaError(f"the mask {'.'.join(key_path(key))} is {found}, one value a step is expected: {expected}")
-    return torch.as_tensor(mask).bool()
-
-
-def trajectory_ids(td: TensorDictBase) -> torch.Tensor | None:
-    """Return the ids of the trajectories that steps belong to, like the batch, or None where there are none."""
-    for key in _IDS:
-        ids = td.get(key, None)
-        if ids is not None and ids.numel() == td.batch_size.numel():
-            return torch.as_tensor(ids).reshape(td.batch_size)
-    return None
-
-
-def _other_trajectory(td: TensorDictBase, valid: torch.Tensor | None) -> torch.Tensor:
-    """Say where the next step is of another trajectory, or padding, although no flag ends this one."""
-    other = torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
-    ids = trajectory_ids(td)
-    if ids is not None:
-        other[..., :-1] |= ids[..., 1:] != ids[..., :-1]
-    if valid is not None:
-        other[..., :-1] |= valid[..., 1:] != valid[..., :-1]
-    return other
 
 
 def require_steps_ahead(n_steps: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,13 +10,17 @@ import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from ..errors import SchemaError
-from ..trajectories import NestedKey, key_path, leaves, require_steps, step_ends
+from ..trajectories import NestedKey, key_path, leaves, require_steps, step_ends, trajectory_ids
 from .base import Transform
-from .multi_step import multi_step, require_discount, require_steps_ahead, trajectory_ids
+from .multi_step import multi_step, require_discount, require_steps_ahead
 
 __all__ = ["MultiStepTransform"]
 
 _DONE_KEYS = ("done", "truncated", "terminated")
+_NOT_CONTINUED = (
+    "an observation is not the one announced under next by the step before it, so n-step windows end there, as between "
+    "two sources: pass check_continuity=False if the steps are of one source, ids or lanes if they are of several"
+)
 
 
 class _Held(NamedTuple):
@@ -35,12 +40,14 @@ class MultiStepTransform(Transform):
     state and of its checkpoints; `empty()` forgets it. Priorities that steps come with are given to the steps that
     are written, when they are. `rb[i] = …` replaces what is stored, n-step transitions, and has no part in windows.
 
-    A window never reaches into another trajectory: where ids are there (`("collector", "traj_ids")`, "traj_ids" or
-    "episode"), none goes past a change of id; where there are none, none goes from one batch into the next unless
-    the first observations of the next are those that were announced under `next`. So steps of several sources that
-    come in turns are told apart; `("multi_step", "cut")` marks the windows that are short for it. Send every source
-    through a lane of its own (`[lanes, T]`) to lose none. Steps that bear `steps_to_next_obs` are n-step
-    transitions already and pass as they are.
+    A window ends where a flag does, and never reaches into another trajectory: where ids are there
+    (`("collector", "traj_ids")`, "traj_ids" or "episode"), none goes past a change of id; where there are none, none
+    goes from one batch into the next unless the first observations of the next are, bit by bit, those under `next` of
+    the last. So steps of several sources that come in turns do not mix. A window that the comparison cuts is a
+    UserWarning, and `("multi_step", "cut")` marks it. Steps of one source whose observations differ a little, being
+    rounded or normalized anew, need `check_continuity=False`, which leaves the comparison out; several sources need
+    ids, or a lane each (`[lanes, T]`). Steps that bear `steps_to_next_obs` are n-step transitions already and pass as
+    they are.
 
     UsageError (a ValueError) for `n_steps` below 1 or gamma outside (0, 1]. SchemaError (a RuntimeError) for another
     number of lanes or other entries than those held back, and for processes that share the buffer. Names and the
@@ -58,6 +65,7 @@ class MultiStepTransform(Transform):
         done_key: NestedKey = "done",
         done_keys: Sequence[str] = _DONE_KEYS,
         mask_key: NestedKey = "mask",
+        check_continuity: bool = True,
     ) -> None:
         super().__init__()
         self.n_steps = n_steps
@@ -66,6 +74,7 @@ class MultiStepTransform(Transform):
         self.done_key = done_key
         self.done_keys = tuple(done_keys)
         self.mask_key = mask_key
+        self.check_continuity = check_continuity
         self._held: _Held | None = None
 
     @property
@@ -136,7 +145,11 @@ class MultiStepTransform(Transform):
             raise SchemaError(f"steps and those held back do not both have {odd}", hint="flush() the buffer in between")
         before = held.apart.clone()
         if data.shape[-1] and before.shape[-1]:
-            before[..., -1] |= self._is_elsewhere(held.steps[..., -1], data[..., 0])
+            last, first = held.steps[..., -1], data[..., 0]
+            goes_on = ~step_ends(held.steps[..., -1:], self.done_key, self.done_keys)[..., 0]
+            before[..., -1] |= goes_on & self._is_elsewhere(last, first)
+            if self.n_steps > 1 and bool(before[..., -1].any()):
+                warnings.warn(_NOT_CONTINUED, stacklevel=2)
         try:
             steps: Any = torch.cat((held.steps, data), -1)
         except (KeyError, RuntimeError) as error:
@@ -146,8 +159,8 @@ class MultiStepTransform(Transform):
     def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
         """Say of every lane whether the first new step starts elsewhere than the last held one led."""
         other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
-        if trajectory_ids(last) is not None:
-            return other  # ids tell, also inside of batches
+        if not self.check_continuity or trajectory_ids(last) is not None:
+            return other  # ids hold trajectories apart, also inside of batches
         skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
         skip.add(key_path(self.done_key))
         for key, announced in leaves(last.get("next")):

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from ..trajectories import is_cut_behind, step_mask
 from .base import Transform
 from .keyed import NEXT, as_key, require_tensordict
 
-__all__ = ["ReturnToGo", "discounted_to_go"]
+__all__ = ["ReturnToGo", "discounted", "discounted_to_go", "per_step_like"]
+
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class ReturnToGo(Transform):
@@ -19,10 +22,13 @@ class ReturnToGo(Transform):
     Time is the last dimension of the batch. What lies behind the batch is not known: a return goes to the end of the
     slice where a trajectory was cut. So put it in front of a buffer of whole trajectories (`split_trajs=True`), or,
     with `append_transform(..., invert=True)`, on the way in, where whole episodes are written. Trajectories end where
-    one of `done_keys` is set; steps that `mask_key` does not mark as real count nothing.
+    one of `done_keys` is set and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
+    "episode"). Steps that the mask does not mark as real count nothing; it is `mask_key`, or by default
+    `("collector", "mask")` or "mask". A reward of one trajectory never reaches another, NaN and infinity included.
 
     `out_key` gets the shape and type of the reward. MissingKeyError (a KeyError) for a reward that is not there,
-    SchemaError (a RuntimeError) for one that is not a float, UsageError (a ValueError) for a `gamma` outside of [0, 1].
+    SchemaError (a RuntimeError) for one that is not a float and for a `mask_key` without one value a step, UsageError
+    (a ValueError) for a `gamma` outside of [0, 1].
     """
 
     def __init__(
@@ -32,7 +38,7 @@ class ReturnToGo(Transform):
         reward_key: Any = (NEXT, "reward"),
         done_keys: Any = ((NEXT, "done"), (NEXT, "terminated"), (NEXT, "truncated")),
         out_key: Any = "return_to_go",
-        mask_key: Any = "mask",
+        mask_key: Any = None,
     ) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
@@ -41,7 +47,7 @@ class ReturnToGo(Transform):
         self.reward_key = as_key(reward_key)
         self.done_keys = [as_key(key) for key in done_keys]
         self.out_key = as_key(out_key)
-        self.mask_key = as_key(mask_key)
+        self.mask_key = None if mask_key is None else as_key(mask_key)
 
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
@@ -53,17 +59,16 @@ class ReturnToGo(Transform):
         if not reward.is_floating_point():
             raise SchemaError(f"the reward {'.'.join(self.reward_key)} is {reward.dtype}, a type of floats is expected")
         shape = batch.batch_size
-        ends = torch.zeros(shape, dtype=torch.bool, device=reward.device)
+        mask = step_mask(batch, self.mask_key)
+        ends = is_cut_behind(batch, mask).to(reward.device)
         for key in self.done_keys:
             done = batch.get(key, None)
             if done is not None:
                 ends = ends | done.reshape(*shape, -1).any(-1)
-        tail = (1,) * (reward.dim() - len(shape))
-        mask = batch.get(self.mask_key, None)
-        if mask is not None and mask.shape[: len(shape)] == shape and mask.numel() == shape.numel():
-            reward = reward * mask.reshape(*shape, *tail)
+        if mask is not None:  # a product with zero would keep the NaN and infinities of padding
+            reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
         batch = batch.copy()
-        batch.set(self.out_key, discounted_to_go(reward, ends.view(*shape, *tail), self.gamma, len(shape) - 1))
+        batch.set(self.out_key, discounted_to_go(reward, per_step_like(ends, reward), self.gamma, len(shape) - 1))
         return batch
 
     def extra_repr(self) -> str:
@@ -73,12 +78,30 @@ class ReturnToGo(Transform):
 def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, time: int) -> torch.Tensor:
     """Sum rewards from each step on to the end of its trajectory, discounted, along dimension `time`.
 
-    `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it.
+    `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it. The sums
+    over 1, 2, 4, … steps ahead are put together, in log2(T) rounds.
     """
-    found = torch.empty_like(reward)
-    going_on = torch.zeros_like(reward.select(time, 0))
-    keep = torch.where(ends, 0.0, gamma).to(reward.dtype)
-    for step in reversed(range(reward.shape[time])):
-        going_on = reward.select(time, step) + keep.select(time, step) * going_on
-        found.select(time, step).copy_(going_on)
-    return found
+    total, ahead = reward.movedim(time, -1).clone(), 1
+    runs_on = ~ends.expand(reward.shape).movedim(time, -1) if gamma else torch.zeros_like(total, dtype=torch.bool)
+    steps = total.shape[-1]
+    while ahead < steps and bool(runs_on[..., : steps - ahead].any()):
+        rest = steps - ahead
+        summed = total[..., :rest] + discounted(total[..., ahead:], gamma**ahead)
+        # A product with zero would let NaN and infinities of the next trajectory in.
+        total = torch.cat((torch.where(runs_on[..., :rest], summed, total[..., :rest]), total[..., rest:]), -1)
+        reached = runs_on[..., :rest] & runs_on[..., ahead:]
+        runs_on = torch.cat((reached, torch.zeros_like(runs_on[..., rest:])), -1)
+        ahead *= 2
+    return total.movedim(-1, time).contiguous()
+
+
+def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return `values * factor` for a factor above 0; infinities stay so where the type has no number so small."""
+    if factor == 1:
+        return values
+    return values * factor if factor >= _TINY else torch.where(values.isfinite(), values * factor, values)
+
+
+def per_step_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Append dimensions of one, so that one value a step goes with any shape a step."""
+    return value.reshape(*value.shape, *(1,) * (other.ndim - value.ndim))

@@ -126,5 +126,7 @@ def _summed(field: Field, lazy: Lazy, steps: NDArray[np.int64], gamma: float) ->
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
         for ahead in range(1, int(steps.max(initial=1))):
             inside = np.flatnonzero(steps > ahead)
-            total[inside] += gamma**ahead * rewards[inside + ahead]
+            later, factor = rewards[inside + ahead], gamma**ahead
+            # where the factor is no number any more, zero times infinity would be NaN
+            total[inside] += factor * later if factor else np.where(np.isfinite(later), 0, later)
     return numbers_of(field, reward_type(field, "n-step"), total)

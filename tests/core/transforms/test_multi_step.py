@@ -15,7 +15,9 @@ from rbtool.core.buffers import ReplayBuffer, TensorDictPrioritizedReplayBuffer,
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import Compose, DensifyReward, MultiStep, MultiStepTransform
+from rbtool.core.transforms import Compose, MultiStep, MultiStepTransform
+
+CUT = pytest.mark.filterwarnings("ignore:an observation is not the one announced")
 
 
 def steps(ends: list[bool], *, first: float = 0, truncated: bool = False) -> TensorDict:
@@ -106,11 +108,24 @@ def test_odd_arguments_are_refused(gamma: float, n: int) -> None:
         MultiStepTransform(n, gamma)
 
 
+@pytest.mark.parametrize("transform", [False, True])
+def test_flags_of_several_agents_end_a_window_where_any_is_set(transform: bool) -> None:
+    flag = torch.tensor([[False, False], [False, True], [False, False], [False, False]])[..., None]
+    after = {"observation": torch.arange(1.0, 5), "reward": torch.ones(4, 2, 1), "done": flag}
+    td = TensorDict({"observation": torch.arange(4.0), "next": after}, [4])
+    made = MultiStepTransform(3, 1.0)
+    assert not transform or made.inv(td[:3]) is None
+    found = torch.cat([made.inv(td[3:]), made.flush()]) if transform else MultiStep(1.0, 3)(td)  # type: ignore[list-item]
+    assert found["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
+    assert found["next", "reward"][..., 0].tolist() == [[2, 2], [1, 1], [2, 2], [1, 1]]
+    assert torch.equal(found["multi_step", "done"], flag[[1, 1, 3, 3]])
+
+
 def test_odd_batches_are_refused() -> None:
     td = steps([False, True])
-    td["next", "done"] = torch.zeros(2, 3, 1, dtype=torch.bool)
-    with pytest.raises(SchemaError, match=r"next\.done"):
-        MultiStep(0.9, 2)(td)
+    td["mask"] = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(SchemaError, match=r"mask is \[2, 3\]"):
+        MultiStepTransform(1, 0.9).inv(td)
     words = steps([False, True])
     words["next", "text"] = NonTensorStack("a", "b")
     with pytest.raises(SchemaError, match="made of tensors"):
@@ -163,7 +178,7 @@ def test_one_by_one_and_lane_by_lane() -> None:
         lanes.extend(both[:1])
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("with_ids", [True, pytest.param(False, marks=CUT)])
 def test_sources_that_come_in_turns_are_told_apart(with_ids: bool) -> None:
     rb, parts = buffer(3), []
     for turn in range(3):
@@ -176,6 +191,39 @@ def test_sources_that_come_in_turns_are_told_apart(with_ids: bool) -> None:
     rb.flush()
     assert (rb[:] == torch.cat([MultiStep(0.5, 3)(part) for part in parts])).all()
     assert rb[:]["multi_step", "cut"].sum() == 2 * len(parts)
+
+
+def rounded(count: int) -> TensorDict:
+    """Steps whose next observations are not bit-equal to the observations that follow."""
+    td = steps([place == count // 2 for place in range(count)])
+    return td.set("observation", td["observation"] + 1e-9)
+
+
+def test_windows_cut_for_continuity_are_announced() -> None:
+    rb, td = buffer(3), rounded(6)
+    rb.extend(td[:2])
+    with pytest.warns(UserWarning, match="windows end there.*check_continuity=False"):
+        rb.extend(td[2:])
+    rb.flush()
+    assert rb[:]["steps_to_next_obs"].tolist() == [2, 1, 2, 1, 2, 1]
+
+
+def test_without_the_comparison_only_flags_end_windows() -> None:
+    td = rounded(9)
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5, check_continuity=False))
+    for step in td:
+        rb.add(step)
+    rb.flush()
+    assert (rb[:] == MultiStep(0.5, 3)(td)).all()
+    assert rb[:]["steps_to_next_obs"].tolist() == [3, 3, 3, 2, 1, 3, 3, 2, 1]
+
+
+def test_nothing_is_announced_where_a_flag_ends_the_window() -> None:
+    rb, td = buffer(3), rounded(6)
+    rb.extend(td[:4])
+    rb.extend(td[4:])
+    rb.flush()
+    assert (rb[:] == MultiStep(0.5, 3)(td)).all()
 
 
 def test_a_failed_write_loses_nothing() -> None:
@@ -364,56 +412,3 @@ def test_samplers_walk_over_what_was_written() -> None:
     rb.extend(steps([False] * 10))
     seen = torch.cat([rb.sample()["observation"], rb.sample()["observation"]])
     assert sorted(seen.flatten().tolist()) == list(range(8))
-
-
-# Dense rewards --------------------------------------------------------------------------------------
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from([1.0, 0.5]))
-def test_dense_rewards_are_those_of_a_loop(ends: list[bool], discount: float) -> None:
-    td = steps(ends)
-    found = DensifyReward(discount=discount)(td)["next", "reward"].flatten()
-    total, expected = 0.0, []
-    for end, reward in zip(reversed(ends), reversed(td["next", "reward"].flatten().tolist()), strict=True):
-        total = reward + (0.0 if end else discount * total)
-        expected.append(total)
-    torch.testing.assert_close(found, torch.tensor(expected[::-1], dtype=torch.float64))
-
-
-def test_dense_rewards_of_the_documented_case() -> None:
-    td = steps([place in (3, 7) for place in range(8)])
-    td["next", "reward"] = torch.tensor([0.0, 0, 0, 1, 0, 0, 0, 2])[:, None]
-    dense = [1.0] * 4 + [2] * 4
-    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == dense
-    kept = DensifyReward(reward_key_out="dense")(torch.stack((td, td)))
-    assert kept["next", "dense"][1].flatten().tolist() == dense
-    assert (kept["next", "reward"][1] == td["next", "reward"]).all()
-
-
-def test_time_may_be_another_dimension() -> None:
-    td = TensorDict(
-        {"next": {"reward": torch.tensor([[1.0, 10], [2, 20]])[..., None], "done": torch.zeros(2, 2, 1).bool()}}, [2]
-    )
-    for dim in (3, -3):
-        assert DensifyReward(time_dim=dim)(td)["next", "reward"].flatten().tolist() == [3, 30, 2, 20]
-    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == [11, 10, 22, 20]
-    with pytest.raises(SchemaError, match="no dimension -4"):
-        DensifyReward(time_dim=4)(td)
-
-
-def test_dense_rewards_of_odd_data() -> None:
-    td = steps([True, False, False])
-    td["next", "reward"][1] = torch.inf
-    assert DensifyReward(discount=0.5)(td)["next", "reward"].isinf().flatten().tolist() == [False, True, False]
-    td["next", "reward"] = torch.ones(3, 1, dtype=torch.int64)
-    assert DensifyReward()(td)["next", "reward"].dtype == torch.int64
-    assert DensifyReward(discount=0.5)(td)["next", "reward"].flatten().tolist() == [1, 1.5, 1]
-    td["next", "reward"] = torch.ones(3)
-    with pytest.raises(SchemaError, match="one shape"):
-        DensifyReward()(td)
-    with pytest.raises(MissingKeyError, match="cost"):
-        DensifyReward(reward_key="cost")(td)
-    for wrong in ({"time_dim": 0}, {"discount": 0}, {"discount": 2}):
-        with pytest.raises(UsageError):
-            DensifyReward(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""Returns to go and dense rewards against a plain loop, also where rewards are NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
+from rbtool.core.transforms import DensifyReward, MultiStep, ReturnToGo
+
+INF, NAN = math.inf, math.nan
+
+
+def steps(rewards: list[float], ends: list[bool], **more: Any) -> TensorDict:
+    after = {"reward": torch.tensor(rewards, dtype=torch.float64)[:, None], "done": torch.tensor(ends)[:, None]}
+    return TensorDict({"next": after, **more}, [len(rewards)])
+
+
+def to_go(td: TensorDict, gamma: float = 1.0) -> list[list[float]]:
+    """The return to go, the same way from both transforms."""
+    return [
+        ReturnToGo(gamma)(td)["return_to_go"].flatten().tolist(),
+        DensifyReward(discount=gamma)(td)["next", "reward"].flatten().tolist(),
+    ]
+
+
+def assert_to_go(td: TensorDict, expected: list[float], gamma: float = 1.0) -> None:
+    for found in to_go(td, gamma):
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from([1.0, -2.5, 3.0, NAN, INF, -INF])), min_size=1, max_size=20),
+    st.sampled_from([1.0, 0.5]),
+)
+def test_returns_are_those_of_a_loop(given_steps: list[tuple[bool, float]], gamma: float) -> None:
+    total, expected = 0.0, []
+    for end, reward in reversed(given_steps):
+        total = reward + (0.0 if end else gamma * total)
+        expected.append(total)
+    ends, rewards = zip(*given_steps, strict=True)
+    assert_to_go(steps(list(rewards), list(ends)), expected[::-1], gamma)
+
+
+@pytest.mark.parametrize("odd", [NAN, INF, -INF])
+def test_an_odd_reward_stays_in_its_trajectory(odd: float) -> None:
+    assert_to_go(steps([1, 2, odd, 4], [False, True, False, True]), [3, 2, odd, 4])
+
+
+@pytest.mark.parametrize("odd", [NAN, INF, 5.0])
+@pytest.mark.parametrize("key", ["mask", ("collector", "mask")])
+def test_padding_counts_nothing(odd: float, key: Any) -> None:
+    td = steps([1, 2, odd, odd], [False] * 4)
+    td[key] = torch.tensor([True, True, False, False])
+    assert_to_go(td, [3, 2, 0, 0])
+
+
+@pytest.mark.parametrize("key", ["episode", "traj_ids", ("collector", "traj_ids")])
+def test_ids_hold_trajectories_apart_where_no_flag_does(key: Any) -> None:
+    td = steps([1, 2, NAN, 4], [False] * 4)
+    td[key] = torch.tensor([7, 7, 3, 3])
+    assert_to_go(td, [3, 2, NAN, 4])
+
+
+def test_rows_end_for_themselves_by_any_flag() -> None:
+    td = torch.stack([steps([1, 2, 4], [False] * 3), steps([1, 2, NAN], [False, True, False])])
+    td["next", "truncated"] = torch.tensor([[True, False, False], [False, False, False]])[..., None]
+    assert_to_go(td, [1, 6, 4, 3, 2, NAN])
+
+
+def test_infinity_is_discounted_to_infinity_however_far_it_is() -> None:
+    td = steps([0.0] * 1199 + [INF], [False] * 1200)
+    assert_to_go(td, [INF] * 1200, 0.5)
+    assert MultiStep(0.5, 1200)(td)["next", "reward"].flatten().tolist() == [INF] * 1200
+
+
+def test_without_a_future_the_return_is_the_reward() -> None:
+    found = ReturnToGo(0.0)(steps([1, INF, NAN, 2], [False] * 4))["return_to_go"].flatten().tolist()
+    assert found == pytest.approx([1, INF, NAN, 2], nan_ok=True)
+
+
+def test_a_named_mask_has_one_value_a_step() -> None:
+    td = steps([1, 2], [False, True], legal=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(SchemaError, match=r"legal is \[2, 3\]"):
+        ReturnToGo(mask_key="legal")(td)
+
+
+def test_dense_rewards_of_the_documented_case() -> None:
+    td = steps([0.0, 0, 0, 1, 0, 0, 0, 2], [place in (3, 7) for place in range(8)])
+    dense = [1.0] * 4 + [2] * 4
+    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == dense
+    kept = DensifyReward(reward_key_out="dense")(torch.stack((td, td)))
+    assert kept["next", "dense"][1].flatten().tolist() == dense
+    assert (kept["next", "reward"][1] == td["next", "reward"]).all()
+
+
+def test_time_may_be_another_dimension() -> None:
+    td = TensorDict(
+        {"next": {"reward": torch.tensor([[1.0, 10], [2, 20]])[..., None], "done": torch.zeros(2, 2, 1).bool()}}, [2]
+    )
+    for dim in (3, -3):
+        assert DensifyReward(time_dim=dim)(td)["next", "reward"].flatten().tolist() == [3, 30, 2, 20]
+    assert DensifyReward()(td)["next", "reward"].flatten().tolist() == [11, 10, 22, 20]
+    with pytest.raises(SchemaError, match="no dimension -4"):
+        DensifyReward(time_dim=4)(td)
+
+
+def test_dense_rewards_of_odd_data() -> None:
+    td = steps([1.0, INF, 9.0], [True, False, False])
+    assert DensifyReward(discount=0.5)(td)["next", "reward"].isinf().flatten().tolist() == [False, True, False]
+    td["next", "reward"] = torch.ones(3, 1, dtype=torch.int64)
+    assert DensifyReward()(td)["next", "reward"].dtype == torch.int64
+    assert DensifyReward(discount=0.5)(td)["next", "reward"].flatten().tolist() == [1, 1.5, 1]
+    td["next", "reward"] = torch.ones(3)
+    with pytest.raises(SchemaError, match="one shape"):
+        DensifyReward()(td)
+    with pytest.raises(MissingKeyError, match="cost"):
+        DensifyReward(reward_key="cost")(td)
+    for wrong in ({"time_dim": 0}, {"discount": 0}, {"discount": 2}):
+        with pytest.raises(UsageError):
+            DensifyReward(**wrong)  # type: ignore[arg-type]
