@@ -19,7 +19,9 @@ import h5py
 import numpy as np
 
 from ..core.checkpoint.h5_file import LatchedFile
+from ..core.checkpoint.h5_open import open_h5
 from ..core.dataset import Sink, fs
+from ..core.errors import RbtoolError
 from ..core.ted import file_stem
 from .export_rows import FORMAT, Column, about, columns_of, episode_columns, require_names
 
@@ -33,9 +35,9 @@ class H5Sink(Sink):
     def made(cls, path: Path) -> bool:
         """Tell by the attribute `format`."""
         try:
-            with h5py.File(path, "r") as file:
+            with h5py.File(open_h5(path)) as file:
                 return bool(file.attrs.get("format") == FORMAT)
-        except (OSError, RuntimeError, KeyError):
+        except (RbtoolError, OSError, RuntimeError, KeyError):
             return False
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
-from ..core.checkpoint.h5_open import open_h5
+from ..core.checkpoint.h5_open import members, open_h5
 from ..core.dataset import Array
 from ..core.errors import CorruptDataError, FormatError, SchemaError
 from ..core.ted import dtype_name
@@ -49,7 +49,7 @@ class Hdf5Store(EpisodeStore):
     def _open(self) -> None:
         with reading("the structure", self.path):
             self._file = open_h5(self.path, _access())
-            names = _members(h5g.open(self._file, b"/"))
+            names = members(h5g.open(self._file, b"/"))
         found = {name: _EPISODE.fullmatch(name) for name in names}
         self.numbers = sorted(int(match[1]) for match in found.values() if match)
         self._strangers = [_text(name, str(self.path)) for name, match in found.items() if not match]
@@ -112,7 +112,7 @@ class _Hdf5Episode(StoredEpisode):
     def _walk(self, group: h5g.GroupID, prefix: ColumnPath, found: dict[ColumnPath, Column]) -> None:
         if len(prefix) > _DEEPEST:
             raise FormatError(f"episode {self._number} is nested more than {_DEEPEST} groups deep")
-        for name in _members(group):
+        for name in members(group):
             path = (*prefix, _text(name, f"episode {self._number}"))
             item = h5o.open(group, name)
             if isinstance(item, h5g.GroupID):
@@ -184,12 +184,6 @@ class _Hdf5Episode(StoredEpisode):
             chosen = dataset.get_space()
             chosen.select_hyperslab((start, *(0 for _ in rows.shape[1:])), rows.shape)
             dataset.read(h5s.create_simple(rows.shape), chosen, rows)
-
-
-def _members(group: h5g.GroupID) -> list[bytes]:
-    names: list[bytes] = []
-    h5g.iterate(group, names.append)
-    return names
 
 
 def _text(name: bytes, where: str) -> str:

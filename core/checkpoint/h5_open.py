@@ -1,4 +1,7 @@
-"""Opens HDF5 files for reading, also where the same process has them open in another way.
+"""Opens HDF5 files for reading: the only module that does.
+
+HDF5 follows what a file says to any file of the machine: external links, the external storage of a dataset, virtual
+datasets. A file that somebody else made must not read others, so all of it is looked at before anything is read.
 
 libhdf5 keeps one state for each file of a process, and refuses to open a file again with another kind of locking or
 of closing. A file that is read through a Python object is another one to it.
@@ -6,23 +9,122 @@ of closing. A file that is read through a Python object is another one to it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from h5py import h5f, h5fd, h5p
+from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p
 
-from ..errors import UsageError
+from ..dataset import open_regular, require_regular
+from ..errors import CorruptDataError, UsageError
 
-__all__ = ["open_h5"]
+__all__ = ["members", "open_h5", "root_members"]
+
+_DEEPEST = 64
+_UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
-def open_h5(path: Path, access: h5p.PropFAID) -> h5f.FileID:
-    """Open a file for reading; `access` are libhdf5's properties for it.
+def open_h5(path: Path, access: h5p.PropFAID | None = None) -> h5f.FileID:
+    """Open a file for reading that keeps all of its data in itself; `access` are libhdf5's properties for it.
 
-    UsageError if this process has it open for writing, in a way that shuts other readers out; OSError, libhdf5's own,
-    for a file that cannot be read.
+    Every link in it must be a hard one, no group may be linked twice, and no dataset may be virtual or stored outside
+    the file: else CorruptDataError. What is damaged is passed over, as reading it fails as well. FormatError for a
+    FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts other readers out;
+    OSError, libhdf5's own, for a file that cannot be read.
     """
+    file = _open(path, access)
+    try:
+        _require_contained(h5g.open(file, b"/"), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def root_members(path: Path) -> list[str]:
+    """List the names in the root group of a file, of which nothing else is read; raises as `open_h5` does."""
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_file_locking(False, False)
+    file = _open(path, access)
+    try:
+        return [name.decode(errors="surrogateescape") for name in members(h5g.open(file, b"/"))]
+    finally:
+        file.close()
+
+
+def members(group: h5g.GroupID) -> list[bytes]:
+    """List the names in a group."""
+    names: list[bytes] = []
+    h5g.iterate(group, names.append)
+    return names
+
+
+def _require_contained(root: h5g.GroupID, path: Path) -> None:
+    """Raise FormatError for the first thing that leads out of the file, or in circles."""
+    seen = {h5o.get_info(root).addr}
+    above: list[tuple[str, h5g.GroupID, Iterator[bytes]]] = [("", root, _hard_members(root, "", path))]
+    while above:
+        prefix, group, left = above[-1]
+        name = next(left, None)
+        if name is None:
+            above.pop()
+            continue
+        where = f"{prefix}/{name.decode(errors='backslashreplace')}"
+        try:
+            found = h5o.open(group, name)
+            outside = isinstance(found, h5d.DatasetID) and _is_outside(found)
+        except _UNREADABLE:
+            continue
+        if outside:
+            raise _refused(path, f"the dataset {where} takes its data from other files or datasets")
+        if isinstance(found, h5g.GroupID):
+            address = h5o.get_info(found).addr
+            if address in seen:
+                raise _refused(path, f"the group {where} is linked from more than one place")
+            if len(above) == _DEEPEST:
+                raise _refused(path, f"{where} is nested more than {_DEEPEST} groups deep")
+            seen.add(address)
+            above.append((where, found, _hard_members(found, where, path)))
+
+
+def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]:
+    """Yield the names in a group, none of which is a soft link, an external one or one of a user's own kind."""
+    names: list[bytes] = []
+    others: list[str] = []
+
+    def look(name: bytes, link: h5l.LinkInfo) -> bool | None:
+        if link.type == h5l.TYPE_HARD:
+            names.append(name)
+            return None
+        others.append(name.decode(errors="backslashreplace"))
+        return True  # ends it: an exception must not pass through libhdf5
+
+    with contextlib.suppress(*_UNREADABLE):
+        group.links.iterate(look, info=True)
+    if others:
+        raise _refused(path, f"{where}/{others[0]} is a link to another name or to another file")
+    yield from names
+
+
+def _is_outside(dataset: h5d.DatasetID) -> bool:
+    if dataset.get_offset() is not None:  # its rows are one run of bytes in this very file
+        return False
+    made = dataset.get_create_plist()
+    return bool(made.get_layout() == h5d.VIRTUAL or made.get_external_count())
+
+
+def _refused(path: Path, why: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{path}: {why}; expected are plain groups and datasets whose data lie in the file itself",
+        hint="if you trust it, copy its data into one new file with h5py",
+    )
+
+
+def _open(path: Path, access: h5p.PropFAID | None) -> h5f.FileID:
+    require_regular(path)
+    access = access or h5p.create(h5p.FILE_ACCESS)
     try:
         return h5f.open(os.fsencode(path), h5f.ACC_RDONLY, fapl=access)
     except OSError as error:
@@ -53,7 +155,7 @@ class _ReadOnly(io.RawIOBase):
     """A file with the methods that h5py's `fileobj` driver calls; closed with the last reference to it."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = open_regular(path)
 
     def readable(self) -> bool:
         return True

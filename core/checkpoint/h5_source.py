@@ -1,4 +1,4 @@
-"""An HDF5 file to read from, of which only plain datasets are believed."""
+"""An HDF5 file to read from, of which only datasets of known filters are believed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import Array
+from ..dataset import Array, open_regular
 from ..errors import CorruptDataError, RbtoolError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _CHUNK_CACHE = 1 << 20
 class H5Source:
     """Opens the file at first use, once in every process.
 
-    Links to other files or names, virtual datasets, external storage, references and unknown filters are refused;
-    whatever HDF5 cannot read raises CorruptDataError.
+    What `open_h5` refuses, references and unknown filters raise CorruptDataError, and so does whatever HDF5 cannot
+    read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class H5Source:
     def _descriptor(self) -> int:
         held = self._descriptors.get(os.getpid())
         if held is None:
-            held = self._descriptors[os.getpid()] = os.open(self.path, os.O_RDONLY)
+            held = self._descriptors[os.getpid()] = open_regular(self.path)
         return held
 
     def _dataset(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> h5py.Dataset:
@@ -127,20 +127,17 @@ class H5Source:
         found = self._walk(name)
         if not isinstance(found, h5py.Dataset):
             raise CorruptDataError(f"{self.path}: there is no dataset {name}")
-        if found.is_virtual or found.external or found.compression not in _FILTERS or found.scaleoffset is not None:
+        if found.compression not in _FILTERS or found.scaleoffset is not None:
             raise CorruptDataError(f"{self.path}: the dataset {name} keeps its data in a way rbtool does not write")
         return found
 
     def _walk(self, name: str) -> h5py.Group | h5py.Dataset | None:
-        """Follow hard links only."""
         import h5py
 
         found: h5py.Group | h5py.Dataset = self._file
         for part in filter(None, name.split("/")):
             if not isinstance(found, h5py.Group) or part not in found:
                 return None
-            if not isinstance(found.get(part, getlink=True), h5py.HardLink):
-                raise CorruptDataError(f"{self.path}: {name} is a link to another place; rbtool writes none")
             found = found[part]
         return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import Array
+from ..dataset import Array, open_regular
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Field, Key, dtype_name, key_name, role_of
 from .h5_source import H5Source
@@ -31,16 +31,15 @@ _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 def looks_like_torchrl(path: Path) -> bool:
     """Tell whether TorchRL's layout lies in an HDF5 file. Ours has a manifest in front of what HDF5 reads."""
-    with open(path, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return False
-    source = H5Source(path)
+    from .h5_open import root_members  # loads h5py, which is needed for such files alone
+
     try:
-        return STORAGE_SHAPE in source.names("")
-    except CorruptDataError:
+        return STORAGE_SHAPE in root_members(path)
+    except (OSError, RuntimeError):
         return False
-    finally:
-        source.close()
 
 
 class _Groups(H5Source):
@@ -60,15 +59,13 @@ class _Groups(H5Source):
     def _inside(
         self, above: Any, member: str, name: str, key: Key
     ) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
-        from h5py import h5d, h5g, h5l, h5o
+        from h5py import h5d, h5g, h5o
 
         with self._reading(name):
-            if above.links.get_info(member.encode()).type != h5l.TYPE_HARD:
-                raise CorruptDataError(f"{self.path}: {name} is a link to another place; TorchRL writes none")
             found = h5o.open(above, member.encode())
             if isinstance(found, h5d.DatasetID):
                 dtype, plain = self._type_of(found, key)
-                begin = found.get_offset() if plain else None  # none of what lies in chunks or in other files
+                begin = found.get_offset() if plain else None  # none of what lies in chunks
                 if begin is None:
                     self._require(name)
                 entry = (key, dtype, tuple(found.shape), -1 if begin is None else int(begin))

@@ -59,6 +59,7 @@ from .record_numbers import RecordNumbers
 from .recorded_fields import unfinished_recording
 from .recorder import PackedRecorder
 from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
+from .regular import open_regular, read_regular, require_regular
 from .repair import RecordingState, examine_recording, repair_recording, require_restorable
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
@@ -185,6 +186,7 @@ __all__ = [
     "merge_ranges",
     "named_codecs",
     "normal_form",
+    "open_regular",
     "open_source",
     "parse_codecs",
     "parse_episode_text",
@@ -197,6 +199,7 @@ __all__ = [
     "range_of",
     "read_documents",
     "read_episode_text",
+    "read_regular",
     "read_tree",
     "reader_class",
     "reader_names",
@@ -207,6 +210,7 @@ __all__ = [
     "remove_leftover",
     "repair_recording",
     "require_apart",
+    "require_regular",
     "require_removable",
     "require_restorable",
     "row_builder",

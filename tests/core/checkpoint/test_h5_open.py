@@ -1,57 +1,139 @@
-"""HDF5 files that the same process has open already."""
+"""No HDF5 file reads another file, or keeps its reader busy without end."""
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
+import ast
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import source_tree
 
-from rbtool import UsageError
-from rbtool.core.checkpoint import Compression, H5Reader, compare_steps, open_steps, save_checkpoint
-from rbtool.core.dataset import TedReader
-
-
-@contextlib.contextmanager
-def at_the_lowest_level(path: Path) -> Iterator[None]:
-    held = h5py.h5f.open(str(path).encode(), h5py.h5f.ACC_RDONLY)  # another close degree than h5py.File has
-    yield
-    held.close()
+from rbtool import CorruptDataError, FormatError
+from rbtool.core.checkpoint.h5_open import open_h5
 
 
-HOLDERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Any]]] = {
-    "default": lambda path: h5py.File(path),
-    "locked": lambda path: h5py.File(path, locking=True),
-    "unlocked": lambda path: h5py.File(path, locking=False),
-    "low": at_the_lowest_level,
+def _external_storage(h5: h5py.File) -> None:
+    h5.create_dataset("deep/odd", (16,), np.uint8, external=[("/proc/self/environ", 0, 16)])
+
+
+def _external_chain(h5: h5py.File) -> None:
+    h5.create_dataset("odd", (16,), np.uint8, external=[("fifo", 0, 8), ("fifo", 8, 8)])
+
+
+def _external_link(h5: h5py.File) -> None:
+    h5["deep/odd"] = h5py.ExternalLink("fifo", "/")
+
+
+def _soft_link(h5: h5py.File) -> None:
+    h5["deep/odd"] = h5py.SoftLink("/plain")
+
+
+def _dangling_link(h5: h5py.File) -> None:
+    h5["deep/odd"] = h5py.SoftLink("/nowhere")
+
+
+def _virtual_of(place: str) -> Callable[[h5py.File], None]:
+    def make(h5: h5py.File) -> None:
+        layout = h5py.VirtualLayout((16,), np.uint8)
+        layout[:] = h5py.VirtualSource(place, "deep/odd", (16,))
+        h5.create_virtual_dataset("deep/odd", layout)
+
+    return make
+
+
+def _endless_virtual(h5: h5py.File) -> None:
+    layout = h5py.VirtualLayout((16,), np.uint8, maxshape=(None,))
+    source = h5py.VirtualSource("fifo", "odd", (16,), maxshape=(None,))
+    layout[: h5py.h5s.UNLIMITED] = source[: h5py.h5s.UNLIMITED]
+    h5.create_virtual_dataset("deep/odd", layout)
+
+
+def _circle(h5: h5py.File) -> None:
+    h5["deep/odd"] = h5["deep"]
+
+
+def _circle_of_the_root(h5: h5py.File) -> None:
+    h5["deep/odd"] = h5["/"]
+
+
+def _bushes(h5: h5py.File) -> None:
+    """2^60 paths in 60 groups."""
+    group = h5.create_group("odd")
+    for _ in range(60):
+        lower = group.create_group("left")
+        group["right"] = lower
+        group = lower
+
+
+def _deep(h5: h5py.File) -> None:
+    h5.create_group("odd" + "/odd" * 100)
+
+
+TRICKS = {
+    "external storage": (_external_storage, "/deep/odd takes its data from other files"),
+    "external storage in parts": (_external_chain, "/odd takes its data"),
+    "an external link": (_external_link, "/deep/odd is a link"),
+    "a soft link": (_soft_link, "/deep/odd is a link"),
+    "a dangling link": (_dangling_link, "/deep/odd is a link"),
+    "a virtual dataset": (_virtual_of("/etc/hostname"), "/deep/odd takes its data"),
+    "a virtual dataset of nothing": (_virtual_of("missing.h5"), "/deep/odd takes its data"),
+    "a virtual dataset of itself": (_virtual_of("."), "/deep/odd takes its data"),
+    "a virtual dataset without end": (_endless_virtual, "/deep/odd takes its data"),
+    "a circle": (_circle, "/deep/odd is linked from more than one place"),
+    "a circle through the root": (_circle_of_the_root, "/deep/odd is linked from more than one place"),
+    "a group linked twice": (_bushes, "is linked from more than one place"),
+    "deep groups": (_deep, "nested more than 64 groups deep"),
 }
 
 
-@pytest.fixture(params=[None, "gzip"])
-def saved(odd: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    with open_steps(odd) as reader:
-        save_checkpoint(reader, tmp_path / "saved.h5", "h5", compression=Compression.parse(request.param))
-    return tmp_path / "saved.h5"
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_what_leads_out_of_a_file_is_refused(trick: str, libver: str, tmp_path: Path) -> None:
+    make, sentence = TRICKS[trick]
+    os.mkfifo(tmp_path / "fifo")  # whoever opens it waits without end
+    with h5py.File(tmp_path / "odd.h5", "w", libver=libver) as h5:
+        h5["plain"], h5["deep/plain"] = np.arange(3), np.arange(3)
+        make(h5)
+    with pytest.raises(CorruptDataError, match=sentence):
+        open_h5(tmp_path / "odd.h5")
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_what_is_open_here_already_is_read(odd: Path, saved: Path, holder: str) -> None:
-    with HOLDERS[holder](saved), H5Reader(saved) as reader, TedReader(odd) as dataset:
-        reader.verify_files()
-        assert compare_steps(dataset, reader) == []
+def test_plain_files_are_opened(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "plain.h5", "w") as h5:
+        h5["rows"] = np.arange(9)
+        h5["same"] = h5["rows"]  # the same numbers by two names harm nobody
+        h5.create_dataset("small", data=np.arange(9), chunks=True, compression="gzip")
+        h5.create_dataset("compact", data=[b"text"])
+        h5.create_dataset("nothing", (0, 3), float)
+        h5["type"] = np.dtype("f8")
+        h5.attrs["one"] = h5["rows"].ref
+    with h5py.File(open_h5(tmp_path / "plain.h5")) as h5:
+        assert h5["same"][:].tolist() == h5["small"][:].tolist() == list(range(9))
 
 
-def test_what_is_written_to_here_is_said_to_be_open(saved: Path) -> None:
-    with h5py.File(saved, "r+"), H5Reader(saved) as reader, pytest.raises(UsageError, match="is open for writing"):
-        reader.read(("next", "reward"), 0, 1)
+def test_a_fifo_is_no_hdf5_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "odd.h5")
+    with pytest.raises(FormatError, match=r"odd\.h5 is a FIFO, a regular file is expected"):
+        open_h5(tmp_path / "odd.h5")
 
 
-def test_the_file_is_closed_with_its_reader(saved: Path) -> None:
-    with h5py.File(saved), H5Reader(saved) as reader:
-        np.testing.assert_array_equal(reader.read(("next", "reward"), 0, 0).shape, (0, 1))
-    with h5py.File(saved, "r+") as file:  # which libhdf5 refuses while another holds it
-        assert "reward" in file
+def _opens_hdf5_to_read(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    if name == "h5f.open":
+        return True
+    if not name.endswith("h5py.File"):
+        return False
+    opened = isinstance(call.args[0], ast.Call) and ast.unparse(call.args[0].func) == "open_h5"
+    return not opened and [ast.unparse(mode) for mode in call.args[1:2]] != ["'w'"]
+
+
+def test_hdf5_is_opened_to_read_in_one_module_only() -> None:
+    found = {
+        source_tree.module_name(file)
+        for file in source_tree.package_files()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and _opens_hdf5_to_read(node)
+    }
+    assert {name for name in found if "testing" not in name} == {"rbtool.core.checkpoint.h5_open"}
