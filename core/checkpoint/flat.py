@@ -14,21 +14,17 @@ from typing import Literal
 import numpy as np
 
 from ..dataset import (
-    MANIFEST,
     Array,
     FileRecord,
     FolderReader,
     Leaf,
     StepReader,
-    changed,
     check_sizes,
     fs,
-    is_canonical,
     leaf_path,
-    load_json,
+    parse_json,
     read_tree,
     record_file,
-    verify_records,
 )
 from ..dataset.mapped import Window
 from ..errors import CorruptDataError, FormatError
@@ -92,17 +88,12 @@ class FlatReader(FolderReader):
         """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
         return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
 
-    def verify_files(self) -> None:
-        """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
-        if not is_canonical((self.path / MANIFEST).read_bytes()):
-            raise changed(self.path / MANIFEST)
-        verify_records(self.path, self.manifest.files)
-
     @cached_property
     def filled(self) -> FilledStorage:
         """The storage that these rows filled."""
         path = self.path / STORAGE_METADATA
-        return FilledStorage.from_document(load_json(path), self.manifest.steps, str(path))
+        document = parse_json(self.listed.read(STORAGE_METADATA), str(path))
+        return FilledStorage.from_document(document, self.manifest.steps, str(path))
 
     @cached_property
     def _expansion(self) -> Expansion:
@@ -129,8 +120,9 @@ class FlatReader(FolderReader):
     def _read_explicit(self) -> Array:
         if EXPLICIT_EPISODES.key not in self._stored:
             return np.empty(0, np.int64)
-        path = self.path / leaf_path(EXPLICIT_EPISODES.key)
-        return require_ascending(np.fromfile(path, np.int64), self.manifest.episodes, path)
+        name = leaf_path(EXPLICIT_EPISODES.key)
+        explicit = np.frombuffer(self.listed.read(name) if name in self.listed else b"", np.int64)
+        return require_ascending(explicit, self.manifest.episodes, self.path / name)
 
     def _check_leaves(self) -> None:
         """Compare `meta.json` and the files with what the fields and the episode table ask for."""

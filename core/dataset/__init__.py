@@ -1,7 +1,6 @@
 """A dataset on disk: manifest, episode table, streaming writer, readers, atomic publish. Needs numpy only."""
 
 from .builder import (
-    ENV_METADATA,
     DatasetBuilder,
     Origin,
     RowBuilder,
@@ -24,15 +23,16 @@ from .episodes import (
     EpisodeTable,
     episode_text_bytes,
     parse_episode_text,
-    read_episode_text,
     write_episode_text,
 )
 from .ingest import Ingest, running_return
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
+from .listed import ListedFiles, changed
 from .local_cache import LocalCache
 from .locate import dataset_folder, find_dataset, last_use, require_apart, safe_id, storage_root, stored_datasets
 from .locks import lock_folder
 from .manifest import (
+    ENV_METADATA,
     FORMAT_VERSION,
     HIDDEN,
     MANIFEST,
@@ -82,11 +82,9 @@ from .strict_json import dump_json, float_from_json, load_json, parse_json, plai
 from .ted_reader import (
     FolderReader,
     TedReader,
-    changed,
     check_sizes,
     pread_file_rows,
     pread_rows,
-    read_documents,
     verify_records,
 )
 from .times import written_time
@@ -128,6 +126,7 @@ __all__ = [
     "Leaf",
     "LeafWriter",
     "Leftover",
+    "ListedFiles",
     "LocalCache",
     "Manifest",
     "Origin",
@@ -197,8 +196,6 @@ __all__ = [
     "pread_rows",
     "provenance_step",
     "range_of",
-    "read_documents",
-    "read_episode_text",
     "read_regular",
     "read_tree",
     "reader_class",

@@ -17,11 +17,21 @@ from .contracts import Array
 from .digest import FileRecord
 from .episodes import EpisodeRow, EpisodeTable, write_episode_text
 from .leaf_writer import TreeWriter, record_file
-from .manifest import HIDDEN, Dropped, FieldRange, Layout, Manifest, Provenance, Request, content_digest, is_inside
+from .manifest import (
+    ENV_METADATA,
+    SOURCE_DOCUMENTS,
+    Dropped,
+    FieldRange,
+    Layout,
+    Manifest,
+    Provenance,
+    Request,
+    content_digest,
+    is_inside,
+)
 from .times import written_time
 
 __all__ = [
-    "ENV_METADATA",
     "DatasetBuilder",
     "Origin",
     "RowBuilder",
@@ -31,8 +41,6 @@ __all__ = [
     "write_documents",
     "write_manifest",
 ]
-
-ENV_METADATA = "env_metadata.json"
 
 
 def created_by() -> str:
@@ -73,7 +81,7 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
     for name, data in documents.items():
         if not is_inside(name):
             raise FormatError(f"{name!r} cannot be kept as a file: it leads out of its folder")
-        path = ENV_METADATA if name == ENV_METADATA else f"{HIDDEN}/source/{name}"
+        path = ENV_METADATA if name == ENV_METADATA else f"{SOURCE_DOCUMENTS}{name}"
         fs.make_folder((root / path).parent)
         fs.write_file(root / path, data)
         records.append(record_file(root / path, path))

@@ -12,11 +12,12 @@ from ..errors import CorruptDataError, FormatError
 from ..ted import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
 from ..ted.checks import Finding, Rows, Rule
 from .contracts import Array, StepReader
-from .digest import FileRecord, digest_file
+from .digest import digest_file
 from .episodes import EpisodeTable
 from .ingest import running_return
-from .manifest import MANIFEST, is_canonical
-from .ted_reader import TedReader, changed, size_problem
+from .listed import changed, size_problem
+from .manifest import MANIFEST, Manifest, is_canonical
+from .ted_reader import TedReader
 
 __all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
 
@@ -98,15 +99,26 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
 
 
 class FolderRule(NamedTuple):
-    """A rule about files: `problems` says each in one sentence."""
+    """A rule about files: `problems` says each in one sentence.
+
+    `listed`, where there is one, does so for a folder of which the manifest can be read, and perhaps nothing else.
+    """
 
     rule_id: str
     name: str
     problems: Callable[[StepReader], list[str]]
+    listed: Callable[[Path, Manifest], list[str]] | None = None
 
     def findings(self, reader: StepReader) -> list[Finding]:
         """Report what is wrong with the files of this dataset or checkpoint."""
-        return [Finding(self.rule_id, self.name, "error", problem) for problem in self.problems(reader)]
+        return self._report(self.problems(reader))
+
+    def findings_of_files(self, folder: Path, manifest: Manifest) -> list[Finding]:
+        """Report what is wrong with the files of a folder that cannot be opened."""
+        return self._report(self.listed(folder, manifest) if self.listed else [])
+
+    def _report(self, problems: list[str]) -> list[Finding]:
+        return [Finding(self.rule_id, self.name, "error", problem) for problem in problems]
 
 
 def _length_problems(reader: StepReader) -> list[str]:
@@ -121,32 +133,34 @@ def _length_problems(reader: StepReader) -> list[str]:
 
 def _size_problems(reader: StepReader) -> list[str]:
     """Compare the sizes of all files with the manifest."""
-    return [text for text in (size_problem(path, file) for path, file in _listed(reader)) if text]
+    return _listed_sizes(reader.path, reader.manifest) if reader.path.is_dir() else []
+
+
+def _listed_sizes(folder: Path, manifest: Manifest) -> list[str]:
+    return [text for file in manifest.files if (text := size_problem(folder / file.path, file))]
 
 
 def _digest_problems(reader: StepReader) -> list[str]:
     """Read all files again and compare their digests with the manifest."""
-    if not reader.path.is_dir():
-        try:
-            reader.verify_files()
-        except CorruptDataError as error:
-            return [str(error)]
-    whole = [(path, file) for path, file in _listed(reader) if not size_problem(path, file)]
-    wrong = [path for path, file in whole if digest_file(path) != file.digest]
-    manifest = reader.path / MANIFEST
-    if manifest.is_file() and not is_canonical(manifest.read_bytes()):
-        wrong.append(manifest)
+    if reader.path.is_dir():
+        return _listed_digests(reader.path, reader.manifest)
+    try:
+        reader.verify_files()
+    except CorruptDataError as error:
+        return [str(error)]
+    return []
+
+
+def _listed_digests(folder: Path, manifest: Manifest) -> list[str]:
+    whole = [file for file in manifest.files if not size_problem(folder / file.path, file)]
+    wrong = [folder / file.path for file in whole if digest_file(folder / file.path) != file.digest]
+    if (folder / MANIFEST).is_file() and not is_canonical((folder / MANIFEST).read_bytes()):
+        wrong.append(folder / MANIFEST)
     return [str(changed(path)) for path in wrong]
 
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
     FolderRule("TED011", "lengths", _length_problems),
-    FolderRule("TED012", "sizes", _size_problems),
-    FolderRule("TED013", "digests", _digest_problems),
+    FolderRule("TED012", "sizes", _size_problems, _listed_sizes),
+    FolderRule("TED013", "digests", _digest_problems, _listed_digests),
 )
-
-
-def _listed(reader: StepReader) -> list[tuple[Path, FileRecord]]:
-    """Files of a folder as its manifest lists them; a checkpoint in one file lists none."""
-    files = reader.manifest.files if reader.path.is_dir() else ()
-    return [(reader.path / file.path, file) for file in files]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from . import fs
 from .digest import FileRecord
 from .leaf_writer import TreeWriter, record_file
 from .manifest import HIDDEN
-from .tree import leaf_path, read_tree
+from .tree import leaf_path, parse_node
 
 __all__ = [
     "COLUMNS",
@@ -26,7 +26,6 @@ __all__ = [
     "EpisodeTable",
     "episode_text_bytes",
     "parse_episode_text",
-    "read_episode_text",
     "write_episode_text",
 ]
 
@@ -131,17 +130,19 @@ class EpisodeTable:
             writer.close()
 
     @classmethod
-    def load(cls, root: Path) -> EpisodeTable:
-        """Read the table of the dataset folder `root`."""
-        folder = root / EPISODES
-        leaves = read_tree(folder)
+    def load(cls, read: Callable[[str], bytes], origin: str) -> EpisodeTable:
+        """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there."""
+        leaves = parse_node(read(f"{EPISODES}/meta.json"), f"{origin}/{EPISODES}/meta.json")
         columns = {}
         for name, dtype in COLUMNS.items():
-            leaf = leaves.get((name,))
+            leaf = leaves.get(name)
             if leaf is None or leaf.dtype != dtype or len(leaf.shape) != 1:
-                raise FormatError(f"{folder} has no column {name!r} of {dtype}")
-            path = folder / leaf_path((name,))
-            columns[name] = np.fromfile(path, dtype) if leaf.shape[0] else np.empty(0, dtype)
+                raise FormatError(f"{origin}/{EPISODES} has no column {name!r} of {dtype}")
+            path = f"{EPISODES}/{leaf_path((name,))}"
+            data = read(path) if leaf.shape[0] else b""
+            if len(data) != leaf.shape[0] * np.dtype(dtype).itemsize:
+                raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, {leaf.shape[0]:,} rows are expected")
+            columns[name] = np.frombuffer(data, dtype).copy()
         return cls.from_columns(columns)
 
 
@@ -172,9 +173,3 @@ def write_episode_text(root: Path, rows: Iterable[Mapping[str, str]]) -> list[Fi
         return []
     fs.write_file(root / EPISODES_TEXT, data)
     return [record_file(root / EPISODES_TEXT, EPISODES_TEXT)]
-
-
-def read_episode_text(root: Path) -> list[dict[str, str]] | None:
-    """Read the text that belongs to episodes, or None where there is none."""
-    path = root / EPISODES_TEXT
-    return parse_episode_text(path.read_bytes(), str(path)) if path.is_file() else None

@@ -16,9 +16,11 @@ from .strict_json import dump_json, load_json, parse_json, plain
 from .tree import require_own_files
 
 __all__ = [
+    "ENV_METADATA",
     "FORMAT_VERSION",
     "HIDDEN",
     "MANIFEST",
+    "SOURCE_DOCUMENTS",
     "Dropped",
     "FieldRange",
     "Kind",
@@ -31,12 +33,17 @@ __all__ = [
     "has_manifest",
     "is_canonical",
     "is_inside",
+    "is_source_document",
 ]
 
 FORMAT_VERSION = 1
 HIDDEN = ".rbtool"
 """Folder inside a dataset for what is ours; tensordict and TorchRL ignore it."""
 MANIFEST = f"{HIDDEN}/manifest.json"
+
+SOURCE_DOCUMENTS = f"{HIDDEN}/source/"
+"""Prefix of the paths of the source's own metadata files."""
+ENV_METADATA = "env_metadata.json"
 
 Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
@@ -198,9 +205,21 @@ class Manifest:
         if document.get("manifest_digest") != _manifest_digest(document):
             raise CorruptDataError(f"{origin} was changed after it was written: its digest does not match")
         found = decode(cls, document, origin)
+        found._require_consistent(origin)
         bounds = (decode(_Bounds, entry, origin) for entry in document["fields"])
         ranges = {leaf.key: bound.range for leaf, bound in zip(found.fields, bounds, strict=True)}
         return replace(found, ranges=ranges)
+
+    def _require_consistent(self, origin: str) -> None:
+        """Refuse a content digest that is not that of the files: everything that is known by it would be another's."""
+        names = {file.path for file in self.files}
+        if len(names) < len(self.files):
+            raise CorruptDataError(f"{origin} lists a file twice, each file is listed once")
+        expected = content_digest(self.files)
+        if self.content_digest != expected:
+            raise CorruptDataError(
+                f"{origin} has the content digest {self.content_digest}, that of the files it lists is {expected}"
+            )
 
     def to_bytes(self) -> Bytes:
         """The document as it is written to disk."""
@@ -240,7 +259,12 @@ def content_digest(files: tuple[FileRecord, ...]) -> str:
 
 def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
     """Choose the data and episode files; the source's own metadata and `env_metadata.json` are left out."""
-    return [f for f in files if not f.path.startswith(f"{HIDDEN}/source/") and f.path != "env_metadata.json"]
+    return [file for file in files if not is_source_document(file.path)]
+
+
+def is_source_document(path: str) -> bool:
+    """Tell whether a listed file is the source's own metadata, or `env_metadata.json`."""
+    return path.startswith(SOURCE_DOCUMENTS) or path == ENV_METADATA
 
 
 def _written(document: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,6 @@ import numpy as np
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from ..ted import Key
 from .contracts import Array
-from .digest import digest_bytes
 from .episodes import EpisodeTable
 from .identity import ted_digest
 from .manifest import MANIFEST, has_manifest
@@ -21,7 +20,7 @@ from .record_numbers import RecordNumbers
 from .recorded_fields import unfinished_recording
 from .row_stores import pread_bytes, read_chunks
 from .staging import is_ours, mend
-from .ted_reader import FolderReader, changed, check_sizes
+from .ted_reader import FolderReader, check_sizes
 
 __all__ = ["PackedReader"]
 
@@ -125,7 +124,7 @@ class PackedReader(FolderReader):
         key = one.field.key, explicit
         if key not in self._offsets:
             path = self.path / one.index(explicit=explicit)
-            found = np.fromfile(path, "<u8").astype(np.int64)
+            found = np.frombuffer(self.listed.read(one.index(explicit=explicit)), "<u8").astype(np.int64)
             chunks = -(-self._own_rows(one, explicit) // one.chunk_rows)
             size = (self.path / one.file(explicit=explicit)).stat().st_size
             if len(found) != chunks + 1 or found[0] or found[-1] != size or (np.diff(found) < 0).any():
@@ -143,15 +142,7 @@ class PackedReader(FolderReader):
         return self.numbers.records if one.state else self.numbers.steps
 
     def _read_schema(self) -> PackedSchema:
-        path = self.path / SCHEMA
-        listed = next((file for file in self.manifest.files if file.path == SCHEMA), None)
-        if listed is None or not path.is_file():
-            raise CorruptDataError(f"{path} is missing; layout packed needs it")
-        data = path.read_bytes()
-        schema = PackedSchema.parse(data, self.fields, str(path))
-        if digest_bytes(data) != listed.digest:
-            raise changed(path)
-        return schema
+        return PackedSchema.parse(self.listed.read(SCHEMA), self.fields, str(self.path / SCHEMA))
 
     def _check_files(self) -> None:
         """Compare the sizes of all files with what schema and episode table ask for."""

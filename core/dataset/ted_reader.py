@@ -10,11 +10,11 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..ted import Field, Key, key_name
-from .builder import ENV_METADATA
 from .contracts import Array, StepReader
 from .digest import FileRecord, digest_file
-from .episodes import EpisodeTable, read_episode_text
-from .manifest import HIDDEN, MANIFEST, Manifest, is_canonical
+from .episodes import EPISODES_TEXT, EpisodeTable, parse_episode_text
+from .listed import ListedFiles, changed, size_problem
+from .manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Manifest, is_canonical, is_source_document
 from .mapped import digest_mapped, view_rows
 from .staging import mend
 from .tree import leaf_path, read_tree
@@ -22,12 +22,9 @@ from .tree import leaf_path, read_tree
 __all__ = [
     "FolderReader",
     "TedReader",
-    "changed",
     "check_sizes",
     "pread_file_rows",
     "pread_rows",
-    "read_documents",
-    "size_problem",
     "verify_records",
 ]
 
@@ -43,6 +40,11 @@ class FolderReader(StepReader):
         mend(path)
         self.path = path
         self.manifest = Manifest.load(path)
+        self.listed = ListedFiles(path, self.manifest.files)
+        self._table = EpisodeTable.load(self.listed.read, str(path))
+        for file in self.manifest.files:
+            if _describes_rows(file):
+                self.listed.read(file.path)
         self._descriptors: dict[tuple[int, Key], int] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -50,11 +52,11 @@ class FolderReader(StepReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episode table, read at first use."""
+        """The episode table, compared with its digests when the folder was opened."""
         return self._read_episodes()
 
     def _read_episodes(self) -> EpisodeTable:
-        table = EpisodeTable.load(self.path)
+        table = self._table
         if len(table) != self.manifest.episodes or table.steps != self.manifest.steps:
             raise CorruptDataError(
                 f"{self.path}: the episode table holds {len(table)} episodes and {table.steps} steps, the manifest "
@@ -65,11 +67,14 @@ class FolderReader(StepReader):
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
         """Text that belongs to episodes, read at first use."""
-        return read_episode_text(self.path)
+        if EPISODES_TEXT not in self.listed:
+            return None
+        return parse_episode_text(self.listed.read(EPISODES_TEXT), str(self.path / EPISODES_TEXT))
 
     def documents(self) -> dict[str, bytes]:
         """The source's own metadata files by name."""
-        return read_documents(self.path, self.manifest)
+        names = [file.path for file in self.manifest.files if is_source_document(file.path)]
+        return {name.removeprefix(SOURCE_DOCUMENTS): self.listed.read(name) for name in names}
 
     def verify_files(self) -> None:
         """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
@@ -110,6 +115,18 @@ class TedReader(FolderReader):
         super().__init__(path)
         if self.manifest.layout != "ted":
             raise FormatError(f"{path} has layout {self.manifest.layout}, ted is expected here")
+        self._require_listed_leaves()
+
+    def _require_listed_leaves(self) -> None:
+        """Compare the sizes of the leaves as the manifest lists them with the fields it describes."""
+        for field in self.fields:
+            name, expected = leaf_path(field.key), self.manifest.steps * field.row_bytes
+            found = self.listed.size(name) or 0
+            if found != expected:
+                raise CorruptDataError(
+                    f"{self.path / MANIFEST} lists {found:,} bytes of {name}, {expected:,} are expected for "
+                    f"{self.manifest.steps:,} rows of {field.name!r}"
+                )
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one leaf by position."""
@@ -150,15 +167,9 @@ def pread_file_rows(path: Path, leaf: Field, start: int, stop: int) -> Array:
         return pread_rows(file.fileno(), path, leaf, start, stop)
 
 
-def read_documents(root: Path, manifest: Manifest) -> dict[str, bytes]:
-    """Read back what `write_documents` kept."""
-    prefix = f"{HIDDEN}/source/"
-    documents = {
-        f.path.removeprefix(prefix): (root / f.path).read_bytes() for f in manifest.files if f.path.startswith(prefix)
-    }
-    if any(file.path == ENV_METADATA for file in manifest.files):
-        documents[ENV_METADATA] = (root / ENV_METADATA).read_bytes()
-    return documents
+def _describes_rows(file: FileRecord) -> bool:
+    """Whether a file says how rows lie in others; the hidden ones of the episode table are read apart."""
+    return file.path.endswith(".json") and not file.path.startswith(f"{HIDDEN}/") and file.path != ENV_METADATA
 
 
 def check_sizes(root: Path, files: tuple[FileRecord, ...]) -> None:
@@ -169,14 +180,6 @@ def check_sizes(root: Path, files: tuple[FileRecord, ...]) -> None:
             raise CorruptDataError(problem)
 
 
-def size_problem(path: Path, file: FileRecord) -> str:
-    """Say what is wrong with the size of a listed file at `path`; nothing where it is right."""
-    if not path.is_file():
-        return f"{path} is missing; the manifest lists it"
-    found = path.stat().st_size
-    return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""
-
-
 def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
     """Raise CorruptDataError for the first listed file that is missing, cut or changed."""
     check_sizes(root, files)
@@ -184,8 +187,3 @@ def verify_records(root: Path, files: tuple[FileRecord, ...]) -> None:
         path = root / file.path
         if (digest_mapped(path) if file.size > _MAPPED else digest_file(path)) != file.digest:
             raise changed(path)
-
-
-def changed(path: Path) -> CorruptDataError:
-    """The error for a file whose bytes are not those that were written."""
-    return CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")

@@ -15,9 +15,9 @@ from typing import Any
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
 from . import fs
-from .strict_json import load_json
+from .strict_json import load_json, parse_json
 
-__all__ = ["Leaf", "leaf_path", "read_tree", "require_own_files", "tree_documents", "write_tree_meta"]
+__all__ = ["Leaf", "leaf_path", "parse_node", "read_tree", "require_own_files", "tree_documents", "write_tree_meta"]
 
 _NODE = "<class 'tensordict._td.TensorDict'>"
 
@@ -101,31 +101,41 @@ def read_tree(folder: Path, *, exact: bool = True) -> dict[Key, Leaf]:
     return leaves
 
 
+def parse_node(data: bytes, origin: str) -> dict[str, Leaf]:
+    """List the leaves that one `meta.json` describes, without those of its sub-folders."""
+    return {name: _leaf(entry, origin) for name, entry in _entries(parse_json(data, origin), origin) if _is_leaf(entry)}
+
+
 def _walk(folder: Path, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
     path = folder / "meta.json"
     if not path.is_file():
         raise FormatError(f"{folder} is no tensordict folder: it has no meta.json")
-    document = load_json(path)
-    if not isinstance(document, dict) or "_type" not in document:
-        raise FormatError(f"{path} does not describe a tensordict: it has no _type")
-    for name, entry in document.items():
-        if not isinstance(entry, dict):
-            continue
-        if "dtype" in entry and "shape" in entry:
-            yield (*prefix, name), _leaf(entry, path)
+    for name, entry in _entries(load_json(path), str(path)):
+        if _is_leaf(entry):
+            yield (*prefix, name), _leaf(entry, str(path))
         elif entry.get("type") == "TensorDict":
             yield from _walk(folder / file_stem(name), (*prefix, name))
 
 
-def _leaf(entry: Mapping[str, Any], path: Path) -> Leaf:
+def _entries(document: Any, origin: str) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(document, dict) or "_type" not in document:
+        raise FormatError(f"{origin} does not describe a tensordict: it has no _type")
+    return [(name, entry) for name, entry in document.items() if isinstance(entry, dict)]
+
+
+def _is_leaf(entry: Mapping[str, Any]) -> bool:
+    return "dtype" in entry and "shape" in entry
+
+
+def _leaf(entry: Mapping[str, Any], origin: str) -> Leaf:
     dtype = str(entry["dtype"]).removeprefix("torch.")
     shape = tuple(entry["shape"])
     try:
         numpy_dtype(dtype)
     except SchemaError as error:
-        raise FormatError(f"{path}: {error}") from error
+        raise FormatError(f"{origin}: {error}") from error
     if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise FormatError(f"{path} holds {shape!r} where a shape should be")
+        raise FormatError(f"{origin} holds {shape!r} where a shape should be")
     return Leaf(dtype, shape, bool(entry.get("is_nested", False)))
 
 

@@ -85,7 +85,7 @@ def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
         raise FormatError("the remote lists a file twice")
     parts = []
     for file in files:
-        if not is_inside(file.path) or "\0" in file.path:
+        if not is_inside(file.path):
             raise FormatError(f"the remote lists {file.path!r}, a path that leads out of the folder")
         if not file.addresses or file.size < 0:
             raise FormatError(f"the remote lists {file.path!r} with {file.size} bytes at {len(file.addresses)} places")

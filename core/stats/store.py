@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..dataset import dump_json, fs, load_json
+from ..dataset import Manifest, digest_bytes, dump_json, fs, load_json, plain
 from ..errors import RbtoolError
 from .collect import FieldStats
 
 __all__ = ["StatsStore"]
 
-_VERSION = 2
-_DIGEST = re.compile(r"[a-z0-9-]+:[0-9a-f]{16,}")
+_VERSION = 3
 
 
 class StatsStore:
-    """Keeps the statistics of datasets in `<storage root>/.stats`, one file a content digest.
+    """Keeps the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
 
     What cannot be read or was written in another way counts as not there, and a folder that cannot be written to
     keeps nothing: it only costs a pass over the data.
@@ -29,28 +27,49 @@ class StatsStore:
     def __init__(self, root: Path) -> None:
         self._folder = root / ".stats"
 
-    def load(self, digest: str, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
+    def load(self, manifest: Manifest, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
         """Return what is remembered of these contents, with quantiles at these fractions; None if there is nothing."""
         try:
-            document = load_json(self._path(digest))
-            if (document["version"], document["fractions"]) != (_VERSION, list(fractions)):
+            document = load_json(self._path(manifest))
+            digest = document.pop("digest")
+            if digest != digest_bytes(dump_json(document).encode()):
+                return None
+            if (document["version"], document["of"], document["fractions"]) != (
+                _VERSION,
+                _described(manifest),
+                list(fractions),
+            ):
                 return None
             return tuple(_field_stats(entry) for entry in document["fields"])
         except (OSError, ValueError, KeyError, TypeError, RbtoolError):
             return None
 
-    def save(self, digest: str, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
+    def save(self, manifest: Manifest, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
         """Remember the statistics of all leaves of these contents."""
         entries = [dataclasses.asdict(field) for field in fields]
-        document = {"version": _VERSION, "content_digest": digest, "fractions": list(fractions), "fields": entries}
+        document = plain({
+            "version": _VERSION, "of": _described(manifest), "fractions": list(fractions), "fields": entries,
+        })  # fmt: skip
+        document["digest"] = digest_bytes(dump_json(document).encode())
         with contextlib.suppress(OSError, RbtoolError):
             fs.make_folder(self._folder)
-            fs.replace_file(self._path(digest), dump_json(document).encode())
+            fs.replace_file(self._path(manifest), dump_json(document).encode())
 
-    def _path(self, digest: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{digest!r} is no digest")
-        return self._folder / f"{digest.replace(':', '-')}.json"
+    def _path(self, manifest: Manifest) -> Path:
+        name = digest_bytes(dump_json(_described(manifest)).encode())
+        return self._folder / f"{name.replace(':', '-')}.json"
+
+
+def _described(manifest: Manifest) -> dict[str, Any]:
+    """What the statistics follow from: the bytes, and how the manifest says that they are to be read."""
+    leaves = [[list(field.key), field.dtype, list(field.shape), field.role] for field in manifest.fields]
+    return {
+        "content_digest": manifest.content_digest,
+        "layout": manifest.layout,
+        "steps": manifest.steps,
+        "episodes": manifest.episodes,
+        "fields": leaves,
+    }
 
 
 _TYPES = get_type_hints(FieldStats)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..dataset import ENV_METADATA, Array, DatasetBuilder, EpisodeRow, Manifest, Origin, Request, provenance_step
+from ..dataset import (
+    ENV_METADATA,
+    Array,
+    DatasetBuilder,
+    EpisodeRow,
+    Manifest,
+    Origin,
+    Request,
+    content_digest,
+    provenance_step,
+    record_file,
+)
 from ..dataset import running_return as sum_rewards
 from ..ted import (
     EPISODE,
@@ -29,7 +40,7 @@ from ..ted import (
     role_of,
 )
 
-__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "Leaf", "Presence", "write_plan"]
+__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "Leaf", "Presence", "relist", "write_plan"]
 
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
 Presence: TypeAlias = Literal["absent", "zero", "set"]
@@ -113,6 +124,19 @@ class DatasetPlan:
                 yield (NEXT, *leaf.key), "int8" if leaf.kind == "unlike" else leaf.dtype, leaf.shape
         yield NEXT_REWARD, "float64", (1,)
         yield from (((NEXT, *flag), "bool", (1,)) for flag in FLAGS)
+
+
+def relist(folder: Path, **changes: Any) -> Manifest:
+    """Give a dataset or a checkpoint in a folder the manifest that a writer of these very files would have written.
+
+    `changes` are entries that it would have written otherwise.
+    """
+    manifest = Manifest.load(folder)
+    kept = [file.path for file in manifest.files if (folder / file.path).is_file()]
+    files = tuple(record_file(folder / path, path) for path in kept)
+    manifest = replace(manifest, **{"files": files, "content_digest": content_digest(files), **changes})
+    manifest.save(folder, at_once=True)
+    return manifest
 
 
 def write_plan(plan: DatasetPlan, folder: Path) -> Manifest:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, DatasetBuilder, EpisodeTable, Ingest, Origin, Piece, Reader, Request, SourceFacts, fs
+from ..dataset import Array, DatasetBuilder, Ingest, Origin, Piece, Reader, Request, SourceFacts, TedReader, fs
 from ..errors import UsageError
 from ..ted import REWARD, Key, ted_fields
 from .raising import error_of
@@ -115,7 +115,7 @@ class ReaderTests(ABC):
                 ingest = Ingest(builder, facts.fields)
                 ingest.run(reader.pieces())
                 builder.finish(ingest.rows, Origin(Request(facts.source, facts.id, facts.id)), ingest.text)
-            converted = EpisodeTable.load(tmp_path / "built").columns()
+            converted = TedReader(tmp_path / "built").episodes.columns()
             last = reader.episode_table([facts.episode_numbers[-1]])
         for name, column in table.columns().items():
             assert column.tobytes() == converted[name].tobytes(), name

@@ -67,10 +67,15 @@ def check(
     try:
         reader = open_steps(path)
     except FormatError as error:
-        if not isinstance(error, CorruptDataError) and not _is_described(path):
+        manifest = _manifest_of(path)
+        if not isinstance(error, CorruptDataError) and manifest is None:
             raise
         said = f"{error}; {error.hint}" if error.hint else str(error)
-        return _result(path, [Finding(*_OPENS, "error", said)], 0, 0, _all_rules(), begun)
+        found = [Finding(*_OPENS, "error", said)]
+        if manifest is not None:  # a sound list of files tells which others are damaged
+            found += [finding for rule in FOLDER_RULES for finding in rule.findings_of_files(path, manifest)]
+        tried = [] if manifest is None else [rule.rule_id for rule in FOLDER_RULES if rule.listed]
+        return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         spoilt = {"TED011", "TED012", *(["TED013"] if reader.manifest.layout == "packed" else [])}
@@ -92,13 +97,12 @@ def _unfinished(reader: StepReader) -> int:
     return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
 
 
-def _is_described(path: Path) -> bool:
-    """Tell whether there is a sound manifest: then there is something to check, whatever does not fit it."""
+def _manifest_of(path: Path) -> Manifest | None:
+    """Read the manifest, if it is sound: then there is something to check, whatever does not fit it."""
     try:
-        Manifest.load(path)
+        return Manifest.load(path)
     except (FormatError, OSError):
-        return False
-    return True
+        return None
 
 
 def _all_rules() -> list[str]:

@@ -124,8 +124,7 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
 def _taken(
     reader: StepReader, wanted: set[str], fractions: tuple[float, ...], store: StatsStore, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
-    digest = reader.manifest.content_digest
-    known = store.load(digest, fractions)
+    known = store.load(reader.manifest, fractions)
     if known is not None and wanted <= {key_name(field.key) for field in known}:
         return tuple(field for field in known if key_name(field.key) in wanted), True
     every = described_fields(reader.fields)
@@ -133,7 +132,7 @@ def _taken(
     worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS
     found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
     if worth_remembering:
-        store.save(digest, fractions, found)
+        store.save(reader.manifest, fractions, found)
     return found, False
 
 

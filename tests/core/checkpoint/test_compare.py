@@ -6,7 +6,7 @@ import pytest
 
 from rbtool.core.checkpoint import Difference, compare_steps, open_steps
 from rbtool.core.dataset import EPISODES
-from rbtool.core.testing.datasets import DatasetPlan, Leaf, write_plan
+from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
 
 LEAVES = (Leaf(("observation",), "float32", (2,), "state"), Leaf(("mask",), "int16", (), "root"))
 PLAN = DatasetPlan((3, 4, 2), ("terminated", "open", "both"), (False,) * 3, LEAVES, text=True, seed=4)
@@ -50,17 +50,20 @@ def test_the_sign_of_zero_is_a_difference(pair: tuple[Path, Path]) -> None:
 def test_a_column_of_the_episode_table(pair: tuple[Path, Path]) -> None:
     path = pair[1] / EPISODES / "has_seed.memmap"
     path.write_bytes(bytes([1, 1, 0]))
+    relist(pair[1])
     assert compare(*pair) == [Difference("episodes.has_seed", "False against True", 2, 3, 13)]
 
 
 def test_text(pair: tuple[Path, Path]) -> None:
     path = pair[1] / ".rbtool/episodes_text.jsonl"
     path.write_text(path.read_text().replace("13", "14"))
+    relist(pair[1])
     assert compare(*pair) == [Difference("episodes_text", "text differs", 1, 3, 13)]
 
 
 def test_text_that_only_one_of_them_has(pair: tuple[Path, Path]) -> None:
     (pair[1] / ".rbtool/episodes_text.jsonl").unlink()
+    relist(pair[1])
     assert compare(*pair) == [Difference("episodes_text", "text differs", 3, 0, 3)]
 
 

@@ -12,8 +12,8 @@ import pytest
 from rbtool import CorruptDataError, FormatError, RbtoolError
 from rbtool.core.checkpoint import FlatReader, Form, H5Reader, load_checkpoint, open_steps, save_checkpoint
 from rbtool.core.checkpoint.user_block import block_bytes, read_block
-from rbtool.core.dataset import MANIFEST, Manifest, TedReader, has_manifest
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.dataset import TedReader, has_manifest
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]
 any_form = pytest.mark.parametrize("form", FORMS)
@@ -151,7 +151,7 @@ def test_a_file_of_another_checkpoint_is_found(odd: Path, tmp_path: Path, form: 
     saved = save(odd, tmp_path / "saved", form)
     (saved / name).write_bytes((saved / name).read_bytes()[::-1])
     (tmp_path / "loaded").mkdir()
-    with open_steps(saved) as reader, pytest.raises(CorruptDataError, match=r"changed|JSON"):
+    with pytest.raises(CorruptDataError, match="changed"), open_steps(saved) as reader:
         load_checkpoint(reader, tmp_path / "loaded")
 
 
@@ -161,6 +161,7 @@ def test_explicit_episodes_that_cannot_be_are_found(tmp_path: Path) -> None:
     path = saved / "explicit_episodes.memmap"
     for numbers in ([1, 0], [0, 2], [-1, 0], [1, 1]):
         path.write_bytes(np.array(numbers, np.int64).tobytes())
+        relist(saved)
         with pytest.raises(CorruptDataError, match="ascending"):
             open_steps(saved)
 
@@ -196,8 +197,6 @@ def test_a_manifest_of_another_length_is_found(odd: Path, tmp_path: Path, form: 
     saved = save(odd, tmp_path / "saved", form)
     longer = saved / "mask.memmap"
     longer.write_bytes(longer.read_bytes() + b"\0")
-    manifest = Manifest.load(saved)
-    files = tuple(file._replace(size=file.size + (file.path == "mask.memmap")) for file in manifest.files)
-    (saved / MANIFEST).write_bytes(replace(manifest, files=files).to_bytes())
+    relist(saved)
     with pytest.raises(CorruptDataError, match=r"mask\.memmap has 9 bytes, 8 are expected"):
         open_steps(saved)

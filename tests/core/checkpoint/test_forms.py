@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rbtool import CorruptDataError, SchemaError
 from rbtool.core.checkpoint import Compression, Form, load_checkpoint, open_steps, save_checkpoint
 from rbtool.core.dataset import MANIFEST, Manifest, StepReader
-from rbtool.core.testing.datasets import DatasetPlan, Leaf, write_plan
+from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
 from rbtool.core.testing.strategies import dataset_plans
 
 FORMS = ["ted", "flat", "nested", "h5"]
@@ -124,6 +124,7 @@ def _lengths_that_overlap(folder: Path) -> None:
     starts = np.fromfile(path, np.int64)
     starts[2] -= 1
     path.write_bytes(starts.tobytes())
+    relist(folder)
 
 
 def _no_length(folder: Path) -> None:
@@ -131,6 +132,7 @@ def _no_length(folder: Path) -> None:
     lengths = np.fromfile(path, np.int64)
     lengths[:2] = 0, lengths[:2].sum()
     path.write_bytes(lengths.tobytes())
+    relist(folder)
 
 
 @pytest.mark.parametrize("damage", [_lengths_that_overlap, _no_length])

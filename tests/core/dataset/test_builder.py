@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.dataset import DatasetBuilder, EpisodeTable, Ingest, TedReader, digest_file
+from rbtool.core.dataset import DatasetBuilder, Ingest, TedReader, digest_file
 from rbtool.core.ted import NEXT_REWARD, ted_fields
+from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces, write_walks
 
 ENDINGS = st.sampled_from(["terminated", "truncated", "both", "open"])
@@ -111,6 +112,7 @@ def test_an_episode_table_that_contradicts_the_manifest_is_refused(tmp_path: Pat
     write_walks(tmp_path / "two", [(4, "open"), (2, "open")])
     for path in (tmp_path / "one" / ".rbtool" / "episodes").iterdir():
         path.unlink()
-    EpisodeTable.load(tmp_path / "two").save(tmp_path / "one")
+    TedReader(tmp_path / "two").episodes.save(tmp_path / "one")
+    relist(tmp_path / "one")
     with pytest.raises(CorruptDataError, match="2 episodes and 6 steps, the manifest says 1 and 4"):
         _ = TedReader(tmp_path / "one").episodes

@@ -16,6 +16,7 @@ from rbtool.core.dataset import EPISODES, Manifest, PackedRecorder, TedReader, l
 from rbtool.core.storages import LazyTensorStorage
 from rbtool.core.ted import Field
 from rbtool.core.ted.checks import ContinuityRule
+from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
@@ -36,6 +37,7 @@ def _edit_table(folder: Path, column: str, row: int, value: Any) -> None:
     array = np.frombuffer(path.read_bytes(), TedReader(folder).episodes.columns()[column].dtype).copy()
     array[row] = value
     path.write_bytes(array.tobytes())
+    relist(folder)
 
 
 def _put(index: Any, value: Any) -> Change:
@@ -164,21 +166,12 @@ def test_a_table_that_does_not_add_up_is_an_error(walks: Path, column: str, valu
     assert "TED010 error" in _found(walks)
 
 
-def _rewrite(folder: Path, **changes: Any) -> None:
-    """Replace the manifest by one that differs, with a digest that fits."""
-    from dataclasses import replace
-
-    manifest = replace(Manifest.load(folder), **changes)
-    (folder / ".rbtool" / "manifest.json").unlink()
-    manifest.save(folder)
-
-
 def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
     from dataclasses import replace
 
     kept = [field for field in Manifest.load(walks).fields if field.name not in {"next.truncated", "action"}]
     kept = [replace(field, shape=()) if field.name == "next.reward" else field for field in kept]
-    _rewrite(walks, fields=tuple(kept))
+    relist(walks, fields=tuple(kept))
     for name in ("next/truncated.memmap", "action.memmap"):
         (walks / name).unlink()
     rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
