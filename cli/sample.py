@@ -111,6 +111,7 @@ def sample(
         float | None, typer.Option("--seconds", metavar="S", help="For how long to measure. Default: 2.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same batch.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their digests first.")] = False,
     root: Root = None,
 ) -> None:
     """Draw steps or slices at random, as training would.
@@ -124,7 +125,7 @@ def sample(
         dataset, n, sampler=sampler.value, slice_len=slice_len, num_slices=num_slices,
         weight=weight and weight.value, anchor=anchor and anchor.value, strict=strict, pad=pad, batched=batched,
         drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
-        time=time, seconds=seconds, seed=seed, root=root,
+        time=time, seconds=seconds, seed=seed, verify=verify, root=root,
     )  # fmt: skip
     out.show(result, _names(result), lambda width: sample_lines(result, width))
 

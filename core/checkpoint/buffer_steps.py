@@ -91,6 +91,11 @@ class BufferSteps(StepReader):
         """Metadata files that were saved with the steps."""
         return self._raw.documents()
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether digests were recorded."""
+        return self._raw.has_digests
+
     def verify_files(self) -> None:
         """Compare the files with their digests, where there are any."""
         self._raw.verify_files()

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from ..dataset import COLUMNS, Array, EpisodeTable, StepReader, changed, mend, parse_episode_text, parse_json
+from ..dataset import (
+    COLUMNS,
+    Array,
+    EpisodeTable,
+    FileRecord,
+    StepReader,
+    bytes_of,
+    changed,
+    digest_bytes,
+    mend,
+    parse_episode_text,
+    parse_json,
+)
 from ..dataset.mapped import Window, digest_mapped
 from ..errors import CorruptDataError, FormatError
 from ..ted import DTYPES, Field, Key, key_from_stem
@@ -22,6 +35,8 @@ from .rows import Boundaries
 from .user_block import read_block, verify_block
 
 __all__ = ["H5Reader"]
+
+_Data = TypeVar("_Data", bytes, Array)
 
 
 class H5Reader(StepReader):
@@ -46,7 +61,9 @@ class H5Reader(StepReader):
         """The episode table, read at first use."""
         count = self.manifest.episodes
         columns = {
-            name: self._source.rows(f"{EPISODES}/{name}", DTYPES[dtype], (count,), 0, count)
+            name: self._checked(
+                f"{EPISODES}/{name}", self._source.rows(f"{EPISODES}/{name}", DTYPES[dtype], (count,), 0, count)
+            )
             for name, dtype in COLUMNS.items()
         }
         return EpisodeTable.from_columns(columns)
@@ -54,13 +71,13 @@ class H5Reader(StepReader):
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
         """Text that belongs to episodes, read at first use."""
-        if TEXT not in self._source.names(""):
+        if TEXT not in self._names(""):
             return None
-        return parse_episode_text(self._source.read_bytes(TEXT), f"{self.path}/{TEXT}")
+        return parse_episode_text(self._read_part(TEXT), f"{self.path}/{TEXT}")
 
     def documents(self) -> dict[str, bytes]:
         """The source's own metadata files by name."""
-        return {key_from_stem(stem): self._source.read_bytes(f"{SOURCE}/{stem}") for stem in self._source.names(SOURCE)}
+        return {key_from_stem(stem): self._read_part(f"{SOURCE}/{stem}") for stem in self._names(SOURCE)}
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one TED leaf."""
@@ -85,12 +102,10 @@ class H5Reader(StepReader):
     @cached_property
     def filled(self) -> FilledStorage:
         """The storage that these rows filled."""
-        if STORAGE not in self._source.names(""):
+        if STORAGE not in self._names(""):
             return FilledStorage.of_dataset(self.manifest.steps)
         origin = f"{self.path}/{STORAGE}"
-        return FilledStorage.from_document(
-            parse_json(self._source.read_bytes(STORAGE), origin), self.manifest.steps, origin
-        )
+        return FilledStorage.from_document(parse_json(self._read_part(STORAGE), origin), self.manifest.steps, origin)
 
     @cached_property
     def _expansion(self) -> Expansion:
@@ -126,6 +141,30 @@ class H5Reader(StepReader):
         if place is None:
             return self._fetch(leaf, start, stop)
         return self._window.rows(place, self.path, leaf, start, stop)
+
+    @cached_property
+    def _parts(self) -> dict[str, FileRecord]:
+        return {part.path: part for part in self.manifest.parts}
+
+    def _names(self, group: str) -> list[str]:
+        """List the small parts in a group: as the manifest does, or, where an older one does not, as HDF5 does."""
+        if not self._parts:
+            return self._source.names(group)
+        prefix = f"{group}/" if group else ""
+        inside = (name.removeprefix(prefix) for name in self._parts if name.startswith(prefix))
+        return [name for name in inside if "/" not in name]
+
+    def _read_part(self, name: str) -> bytes:
+        return self._checked(name, self._source.read_bytes(name))
+
+    def _checked(self, name: str, data: _Data) -> _Data:
+        """Return what was read of a small part; CorruptDataError unless it has the digest in the manifest."""
+        part = self._parts.get(name)
+        if part is None and self._parts:
+            raise CorruptDataError(f"{self.path}/{name} is not listed in the manifest, which has to list it")
+        if part is not None and digest_bytes(data if isinstance(data, bytes) else bytes_of(data)) != part.digest:
+            raise changed(self.path / name)
+        return data
 
     def _check_size(self) -> None:
         expected, found = self._block + self.manifest.files[0].size, self.path.stat().st_size

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import numpy as np
 
-from ..dataset import FileRecord, Manifest, StepReader, episode_text_bytes, fs
+from ..dataset import COLUMNS, FileRecord, Manifest, StepReader, digest_bytes, episode_text_bytes, fs
 from ..dataset.mapped import digest_mapped
 from ..progress import Progress
 from ..ted import file_stem
@@ -22,8 +23,8 @@ from .user_block import block_bytes, block_size
 
 __all__ = ["write_h5"]
 
-Seal = Callable[[FileRecord, int], Manifest]
-"""Makes the manifest of the file from the record of its data and the number of explicit episodes."""
+Seal = Callable[[FileRecord, int, tuple[FileRecord, ...]], Manifest]
+"""Makes the manifest from the record of the data, the number of explicit episodes and the records of small parts."""
 
 
 def write_h5(
@@ -38,28 +39,34 @@ def write_h5(
 
     Episodes, text and documents go there, too.
     """
-    block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes))
+    rest = _rest(source, filled)
+    parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
+    block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
     with LatchedFile(path) as file:
         # Chunks are written whole and once: a cache of them would only cost memory, for every leaf.
         with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
             with H5Sink(h5, file, compression) as sink:
                 explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
                 sink.finish()
-            _write_rest(source, sink)
-            sink.put_bytes(STORAGE, filled.to_bytes())
+            for name, data in rest.items():
+                if name.startswith(f"{EPISODES}/"):
+                    sink.put_array(name, np.frombuffer(data, COLUMNS[name.removeprefix(f"{EPISODES}/")]))
+                else:
+                    sink.put_bytes(name, data)
         file.check()
         size = path.stat().st_size - block
-        manifest = seal(FileRecord(DATA, size, digest_mapped(path, block)), len(explicit))
+        manifest = seal(FileRecord(DATA, size, digest_mapped(path, block)), len(explicit), parts)
         fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
         fs.fsync(file.descriptor, path)
     return manifest
 
 
-def _write_rest(source: StepReader, sink: H5Sink) -> None:
-    for name, column in source.episodes.columns().items():
-        sink.put_array(f"{EPISODES}/{name}", column)
+def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
+    """The bytes of everything but the rows, by name."""
+    columns = source.episodes.columns()
+    rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in COLUMNS.items()}
     text = episode_text_bytes(source.episode_text or ())
     if text:
-        sink.put_bytes(TEXT, text)
-    for name, data in source.documents().items():
-        sink.put_bytes(f"{SOURCE}/{file_stem(name)}", data)
+        rest[TEXT] = text
+    rest |= {f"{SOURCE}/{file_stem(name)}": data for name, data in source.documents().items()}
+    return rest | {STORAGE: filled.to_bytes()}

@@ -151,8 +151,8 @@ def save_compact(
     if form == "h5":
         from .h5_writer import write_h5  # loads h5py, which nothing else here needs
 
-        def seal(data: FileRecord, explicit: int) -> Manifest:
-            return _manifest(source, "checkpoint", form, [data], explicit, step)
+        def seal(data: FileRecord, explicit: int, parts: tuple[FileRecord, ...]) -> Manifest:
+            return replace(_manifest(source, "checkpoint", form, [data], explicit, step), parts=parts)
 
         return write_h5(source, target, compression, filled, seal, progress)
     records, explicit = write_flat(source, target, form, filled, progress)
@@ -206,5 +206,6 @@ def _manifest(
         created_by=created_by(),
         boundary=boundary if explicit is None else replace(boundary, explicit_next=explicit),
         provenance=(*source.manifest.provenance, step),
+        parts=(),
         format_version=FORMAT_VERSION,
     )

@@ -137,6 +137,11 @@ class StepReader(Closing, ABC):
         return self.manifest.fields
 
     @property
+    def has_digests(self) -> bool:
+        """Whether digests were recorded, with which `verify_files` compares."""
+        return bool(self.manifest.files)
+
+    @property
     @abstractmethod
     def episodes(self) -> EpisodeTable:
         """The episode table."""

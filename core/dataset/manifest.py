@@ -139,7 +139,8 @@ class Provenance:
 class Manifest:
     """Everything the folder says about itself; see the documentation of the format for each entry.
 
-    `ranges` holds (min, max) of each numeric leaf, NaN left out; None where there is none.
+    `ranges` holds (min, max) of each numeric leaf, NaN left out; None where there is none. `parts` are the small parts
+    of a checkpoint in one file, each with a digest of its own, so that it can be believed before all is read.
     """
 
     kind: Kind
@@ -159,6 +160,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
     boundary: BoundaryCounts = field(default_factory=BoundaryCounts)
     provenance: tuple[Provenance, ...] = ()
+    parts: tuple[ListedFile, ...] = ()
     format_version: int = FORMAT_VERSION
 
     @property
@@ -173,15 +175,15 @@ class Manifest:
             value = getattr(self, part.name)
             if part.name == "fields":
                 document["fields"] = [self._field_to_dict(leaf) for leaf in value]
-            elif part.name == "files":
-                document["files"] = [file._asdict() for file in value]
+            elif part.name == "files" or (part.name == "parts" and value):
+                document[part.name] = [file._asdict() for file in value]
             elif part.name == "boundary":
                 document["boundary"] = value.to_dict()
             elif part.name == "request":
                 document["request"] = asdict(value)
             elif part.name in {"dropped_keys", "provenance"}:
                 document[part.name] = [{f.name: getattr(item, f.name) for f in fields(item)} for item in value]
-            elif part.name != "ranges":
+            elif part.name not in {"ranges", "parts"}:
                 document[part.name] = value
         document = plain({"format_version": document.pop("format_version"), **document})
         document["manifest_digest"] = _manifest_digest(document)

@@ -142,6 +142,8 @@ class PackedReader(FolderReader):
         return self.numbers.records if one.state else self.numbers.steps
 
     def _read_schema(self) -> PackedSchema:
+        if SCHEMA not in self.listed:
+            raise CorruptDataError(f"{self.path / MANIFEST} does not list {SCHEMA}; layout packed needs it")
         return PackedSchema.parse(self.listed.read(SCHEMA), self.fields, str(self.path / SCHEMA))
 
     def _check_files(self) -> None:

@@ -34,6 +34,7 @@ def load_dataset(
     split_trajs: bool = False,
     seed: int | None = None,
     mode: Mode = "c",
+    verify: bool = False,
     root: str | os.PathLike[str] | None = None,
 ) -> DatasetReplayBuffer:
     """Open a stored dataset (a path or `source:id`, like `minari:D4RL/door/human-v2`) as a `TensorDictReplayBuffer`.
@@ -41,6 +42,7 @@ def load_dataset(
     The same `seed` gives the same batches, with any number of prefetched ones; without one a fresh seed is drawn. The
     buffer always has a generator, so what it saves goes on with the very same batches. Edits of batches and of rows
     stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
+    `verify` first reads all files and compares them with their digests; what is small is compared at every open.
     `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
@@ -51,7 +53,7 @@ def load_dataset(
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
     path = _found(dataset, root)
-    _require_dataset(path)
+    _require_dataset(path, verify=verify)
     generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
     return DatasetReplayBuffer(
         storage=_storage(path, mode, split_trajs),
@@ -91,8 +93,8 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
         return find_dataset(f"{source}:{known.id}", root)
 
 
-def _require_dataset(path: Path) -> None:
-    """Say what to do with anything that is no dataset of ours."""
+def _require_dataset(path: Path, *, verify: bool) -> None:
+    """Say what to do with anything that is no dataset of ours; with `verify`, compare all of it with its digests."""
     quoted = shlex.quote(str(path))
     if (path / "buffer_metadata.json").is_file():
         raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
@@ -110,8 +112,10 @@ def _require_dataset(path: Path) -> None:
         )
     with open_steps(path) as reader:
         kind, layout = reader.manifest.kind, reader.manifest.layout
-    if kind == "checkpoint" or not has_manifest(path):
-        raise UsageError(
-            f"{path} is a checkpoint in the layout {layout}, a dataset is expected",
-            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
-        )
+        if kind == "checkpoint" or not has_manifest(path):
+            raise UsageError(
+                f"{path} is a checkpoint in the layout {layout}, a dataset is expected",
+                hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
+            )
+        if verify:
+            reader.verify_files()

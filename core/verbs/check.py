@@ -73,7 +73,8 @@ def check(
         said = f"{error}; {error.hint}" if error.hint else str(error)
         found = [Finding(*_OPENS, "error", said)]
         if manifest is not None:  # a sound list of files tells which others are damaged
-            found += [finding for rule in FOLDER_RULES for finding in rule.findings_of_files(path, manifest)]
+            others = (finding for rule in FOLDER_RULES for finding in rule.findings_of_files(path, manifest))
+            found += [finding for finding in others if finding.message != str(error)]
         tried = [] if manifest is None else [rule.rule_id for rule in FOLDER_RULES if rule.listed]
         return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], begun)
     with reader:

@@ -44,12 +44,14 @@ def sample(
     time: bool = False,
     seconds: float | None = None,
     seed: int | None = None,
+    verify: bool = False,
     root: str | os.PathLike[str] | None = None,
 ) -> SampleResult:
     """Draw a batch of `n` steps, 256 by default, of a dataset or a checkpoint (a path or `source:id`).
 
     The same seed draws the same steps, which are those of the first batch of `load_dataset(…, seed=seed)` with that
-    sampler; without one a fresh seed is drawn and reported. Only the rows drawn are read.
+    sampler; without one a fresh seed is drawn and reported. Only the rows drawn are read, unless `verify` asks for
+    all files to be compared with their digests first.
 
     `sampler` is one of
 
@@ -69,8 +71,9 @@ def sample(
 
     Raises UsageError for a sampler that is none, options that it does not take or that contradict each other, an `n`
     below 1, no episode as long as a slice, a priority that is no leaf of finite numbers, a seed that is no number
-    from 0 to 2^64 - 1, a dataset without steps, a raw dataset, and the checkpoint of a buffer that is not one of steps;
-    DatasetNotFoundError or FormatError where there is nothing to draw from.
+    from 0 to 2^64 - 1, `verify` of what has no digests, a dataset without steps, a raw dataset, and the checkpoint of
+    a buffer that is not one of steps; DatasetNotFoundError or FormatError where there is nothing to draw from, and
+    CorruptDataError for damaged files.
     """
     options = SamplerOptions(
         sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
@@ -85,8 +88,17 @@ def sample(
     with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
+        if verify:
+            _verify(reader)
         options.check_lengths(reader.episodes.length, size)
         return _drawn(reader, options, size, seed, limit)
+
+
+def _verify(reader: StepReader) -> None:
+    if not reader.has_digests:
+        hint = "sample it without verifying, or convert it: a dataset has digests"
+        raise UsageError(f"{reader.path} has no digests to compare its files with", hint=hint)
+    reader.verify_files()
 
 
 def _drawn(reader: StepReader, options: SamplerOptions, size: int, seed: int, limit: float | None) -> SampleResult:

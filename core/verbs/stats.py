@@ -124,12 +124,12 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
 def _taken(
     reader: StepReader, wanted: set[str], fractions: tuple[float, ...], store: StatsStore, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
-    known = store.load(reader.manifest, fractions)
+    known = store.load(reader.manifest, fractions) if reader.has_digests else None
     if known is not None and wanted <= {key_name(field.key) for field in known}:
         return tuple(field for field in known if key_name(field.key) in wanted), True
     every = described_fields(reader.fields)
     chosen = [field for field in every if key_name(field.key) in wanted]
-    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS
+    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS and reader.has_digests
     found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
     if worth_remembering:
         store.save(reader.manifest, fractions, found)

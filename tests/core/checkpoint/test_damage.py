@@ -134,6 +134,9 @@ def test_leaves_that_were_swapped_in_the_description_are_found(odd: Path, tmp_pa
     text = path.read_text().replace('"x"', '"y"').replace('"mask"', '"x"').replace('"y"', '"mask"')
     assert len(text) == path.stat().st_size
     path.write_text(text)
+    with pytest.raises(CorruptDataError, match="changed"):
+        open_steps(saved)
+    relist(saved)
     with pytest.raises(CorruptDataError, match=r"disagree on|bytes"):
         open_steps(saved)
 

@@ -37,7 +37,7 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.ted import Field
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 from rbtool.core.testing.strategies import dataset_plans
 from rbtool.core.verbs.check import check
 
@@ -218,6 +218,7 @@ def test_an_edited_schema_is_refused(
     packed: Path, edit: Callable[[dict[str, object]], None], error: type[Exception], match: str
 ) -> None:
     edit_schema(packed, edit)
+    relist(packed)
     with pytest.raises(error, match=match):
         PackedReader(packed)
 
