@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import CorruptDataError
 from .digest import FileRecord, digest_bytes
+from .regular import read_regular
 
 __all__ = ["ListedFiles", "changed", "size_problem"]
 
@@ -34,7 +35,7 @@ class ListedFiles:
         problem = size_problem(path, file)
         if problem:
             raise CorruptDataError(problem)
-        data = path.read_bytes()
+        data = read_regular(path)
         if digest_bytes(data) != file.digest:
             raise changed(path)
         return data
