@@ -56,7 +56,7 @@ class RowFiles:
 class PositionedTree:
     """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
 
-    `anew=False` takes up files that an earlier one made. A context manager: leaving closes the files, finished or not.
+    `anew=False` takes up what files an earlier one made. A context manager: leaving closes the files, finished or not.
     """
 
     def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, anew: bool = True) -> None:
@@ -74,7 +74,7 @@ class PositionedTree:
         try:
             for field in fields:
                 path = folder / leaf_path(field.key)
-                make = anew or not (rows * field.row_bytes or path.exists())  # one without elements was removed
+                make = anew or not path.exists()
                 if make:
                     fs.make_folder(path.parent)
                 self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)

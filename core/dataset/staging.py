@@ -128,7 +128,7 @@ class Staging:
             )
 
     def publish(self, name: str | None = None) -> bool:
-        """Put the folder, or the file `name` inside it, at the destination; the old one, if any, goes.
+        """Put the folder, or the file or folder `name` inside it, at the destination; the old one, if any, goes.
 
         Everything must be written and synced before. Returns False, and publishes nothing, if another process
         put something there in the meantime and `replace` is off.
@@ -138,7 +138,7 @@ class Staging:
             fs.sync_folder(Path(folder))
         if self.replace:
             self.refuse_if_taken()  # hours may have passed since the last look
-        published = self._place_file(built) if name else self._place_folder(built)
+        published = self._place_folder(built) if built.is_dir() else self._place_file(built)
         if published:
             fs.sync_folder(self.destination.parent)
         return published

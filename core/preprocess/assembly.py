@@ -12,7 +12,7 @@ from ..dataset import Array, EpisodeTable, FieldRange, FileRecord, PositionedTre
 from ..ted import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
 from .episodes import ResultEpisodes
 from .job import Finished, Task
-from .places import PartFile, part_path, placed_folder
+from .places import PartFile, part_path, placed_folder, result_folder
 from .taking import Taking
 
 __all__ = ["Assembled", "Assembly"]
@@ -118,15 +118,14 @@ class Assembly:
         assert len(self._done) == self._tasks, "a task is missing"
         if self._in_place:
             data = self._tree.finish()
-            for path in sorted(placed_folder(self._folder).iterdir()):
-                fs.rename(path, self._folder / path.name)
+            fs.rename(placed_folder(self._folder), result_folder(self._folder))
         else:
             data = self._copied()
         episodes = self._episodes
         return Assembled(data, self._ranges, episodes.table(), episodes.text(), episodes.renumbered, episodes.emptied)
 
     def _copied(self) -> list[FileRecord]:
-        writer = TreeWriter(self._folder, self._fields, ranged=False)
+        writer = TreeWriter(result_folder(self._folder), self._fields, ranged=False)
         try:
             for task, finished in self._done:
                 rows = self._rows(task, finished)

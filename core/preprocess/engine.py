@@ -18,7 +18,6 @@ from ..dataset import (
     StepReader,
     digest_bytes,
     digest_of_stats,
-    fs,
     write_manifest,
 )
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
@@ -31,7 +30,7 @@ from .failures import FunctionFailed, ResultRefused, TaskFailed, counted
 from .job import Finished, Job, Task
 from .journal import Journal
 from .origin import result_origin
-from .places import journal_path, work_folder
+from .places import journal_path, result_folder
 from .plan import Plan, in_turn
 from .resuming import Unfinished, same_run
 from .taking import Taking
@@ -101,9 +100,9 @@ class Preprocessing:
             try:
                 with self.telling.told():
                     assembled, fields, work = run.rows()
-                manifest = self._complete(staging.path, assembled, fields, work, asked, step)
-                fs.remove(work_folder(staging.path))
-                if not staging.publish():
+                result = result_folder(staging.path)
+                manifest = self._complete(result, assembled, fields, work, asked, step)
+                if not staging.publish(result.name):
                     return _same_result(staging, manifest)
             except BaseException as error:
                 staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
@@ -222,7 +221,7 @@ class _Run:
         self._folder = staging.path
         self._progress = progress
         self._tasks = work.plan.tasks()
-        self._unfinished = Unfinished.at(staging.path) if staging.taken_up else None
+        self._unfinished = Unfinished.at(staging.path, work.taking.steps) if staging.taken_up else None
         self._finished = 0
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import HIDDEN, Array, Hasher, bytes_of, fs
+from ..dataset import Array, Hasher, bytes_of, fs, leaf_path
 from ..ted import Field, Key
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "journal_path",
     "part_path",
     "placed_folder",
+    "result_folder",
     "rows_digest",
     "take_back",
     "work_folder",
@@ -23,9 +24,14 @@ __all__ = [
 ]
 
 
+def result_folder(folder: Path) -> Path:
+    """The result, which is published alone: what tells of the run stays whole until then."""
+    return folder / "dataset"
+
+
 def work_folder(folder: Path) -> Path:
     """What is not part of the result."""
-    return folder / HIDDEN / "work"
+    return folder / "work"
 
 
 def placed_folder(folder: Path) -> Path:
@@ -43,21 +49,22 @@ def journal_path(folder: Path) -> Path:
     return work_folder(folder) / "journal.jsonl"
 
 
-def take_back(folder: Path) -> None:
-    """Bring a folder whose result was just being completed back to where only tasks have written into it."""
-    placed = placed_folder(folder)
-    for entry in sorted((folder / HIDDEN).iterdir()):
-        if entry != work_folder(folder):
-            fs.remove(entry)
-    for entry in sorted(folder.iterdir()):
-        if entry.name == HIDDEN:
-            continue
-        if (placed / entry.name).exists():
-            fs.remove(entry)
-        else:
-            fs.rename(entry, placed / entry.name)
-    for meta in sorted(placed.rglob("meta.json")):
-        fs.remove(meta)
+def take_back(folder: Path, fields: Sequence[Field], steps: int) -> None:
+    """Bring a folder whose result was being completed, or published, back to where only tasks have written into it.
+
+    What is published instead of another result takes that one's place here; none of it may be taken for rows of ours.
+    """
+    placed, result = placed_folder(folder), result_folder(folder)
+    if placed.is_dir() or not result.is_dir():
+        fs.remove(result)
+    else:
+        fs.rename(result, placed)
+    sizes = {placed / leaf_path(field.key): steps * field.row_bytes for field in fields}
+    for path in sorted(placed.rglob("*")):
+        if not path.is_dir() and (path.is_symlink() or path.stat().st_size > sizes.get(path, -1)):
+            fs.remove(path)
+    fs.make_folder(placed)
+    fs.make_folder(part_path(folder, 0).parent)
 
 
 def write_part(path: Path, arrays: Sequence[Array]) -> None:

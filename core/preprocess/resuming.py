@@ -23,13 +23,13 @@ class Unfinished(NamedTuple):
     finished: Mapping[int, Finished]
 
     @classmethod
-    def at(cls, folder: Path) -> Self | None:
-        """Read what is there and make it ready to be gone on with; None where nothing can be used."""
+    def at(cls, folder: Path, steps: int) -> Self | None:
+        """Read what a run of so many steps left and make it ready to be gone on with; None if it left nothing."""
         found = read_journal(journal_path(folder))
         if found is None:
             return None
         _, fields, finished = found
-        take_back(folder)
+        take_back(folder, fields, steps)
         return cls(fields, finished)
 
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:

@@ -152,6 +152,9 @@ class _ExportStaging(Staging):
                 hint="choose another destination",
             )
 
+    def _place_folder(self, built: Path) -> bool:
+        return self._place_file(built)
+
     def _place_file(self, built: Path) -> bool:
         """Put a file, or a folder, in place; an empty folder may lie there."""
         if self.destination.is_dir() and not any(self.destination.iterdir()):

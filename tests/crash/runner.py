@@ -1,4 +1,4 @@
-"""Strikes a job at its n-th change of the file system, looks at what is left, and runs it again.
+"""Strikes a job at its n-th change of the file system, looks at what is left, and runs it again at once, twice.
 
     python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
 
@@ -6,8 +6,8 @@ WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` 
 the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
 system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
 one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
-byte; a second run must succeed, give the same content and leave nothing behind. What a download has fetched may
-stay until its second run. `--strikes` spreads so many faults over the job, the last at its last operation; without
+byte; the next two runs must succeed, give the same content and leave nothing behind, with and without `resume` where
+there is one. What a download has fetched may stay until its second run. `--strikes` spreads so many faults over the job, the last at its last operation; without
 it every operation is struck. Prints one JSON document.
 """
 
@@ -42,6 +42,8 @@ MODULES = {
         "rbtool.converters.minari_source", "rbtool.core.verbs.download",
     ),
 }  # fmt: skip
+_FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "os.mkdir": 2}
+"""Where among the arguments of an event the folders begin that its paths count from, -1 for none."""
 WATCHED = {"rbtool.fs", "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
 
 
@@ -105,7 +107,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
         "download": _download,
     }
     for name, options in PREPROCESSING.items():
-        jobs[name] = lambda dest, options=options: rbtool.preprocess(data, dest=dest, **options)  # type: ignore[misc]
+        jobs[name] = lambda dest, options=options, **more: rbtool.preprocess(data, dest=dest, **options | more)  # type: ignore[misc]
     for form in forms[1:]:
         jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
         jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
@@ -194,7 +196,14 @@ def _changes(event: str, arguments: tuple[Any, ...], prefix: str) -> bool:
     if event == "open":
         path, _, flags = arguments
         return str(path).startswith(prefix) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    return any(str(part).startswith(prefix) for part in arguments if isinstance(part, str | bytes | os.PathLike))
+    paths = [os.fsdecode(part) for part in arguments if isinstance(part, str | bytes | os.PathLike)]
+    return any(path.startswith(prefix) for path in paths) or _is_below(event, arguments, prefix)
+
+
+def _is_below(event: str, arguments: tuple[Any, ...], prefix: str) -> bool:
+    """Tell whether a path of the event counts from a folder below the watched one that is open: rmtree works so."""
+    folders = arguments[_FOLDERS[event] :] if event in _FOLDERS else ()
+    return any(folder >= 0 and os.readlink(f"/proc/self/fd/{folder}").startswith(prefix) for folder in folders)
 
 
 def _state(dest: Path) -> str | None:
@@ -234,27 +243,41 @@ def _trial(
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if fault == "fill":
         if job is not _download and name not in PREPROCESSING:  # those go on where they ended
-            _nothing_left(out, dest, at)
+            _nothing_left(out, dest, f"struck at {at}")
         filler.unlink(missing_ok=True)
-    status, _ = _forked(job, out, dest, None, 0)
-    assert status == 0, f"struck at {at}: the second run failed"
-    assert _state(dest) == new, f"struck at {at}: the second run gave something else"
-    _nothing_left(out, dest, at)
+    for number, again in enumerate(_ways(name, job)):
+        place = out.with_name(f"{out.name}-{number}")
+        shutil.copytree(out, place, symlinks=True)
+        _twice(again, place, _destination(place, name), new, f"struck at {at}")
+        shutil.rmtree(place)
     return "new" if found == new else "old"
+
+
+def _ways(name: str, job: Callable[[Path], object]) -> list[Callable[[Path], object]]:
+    """How a job may be run again: just so, and where it resumes also from the start."""
+    return [job, lambda dest: job(dest, resume=False)] if name in PREPROCESSING else [job]  # type: ignore[call-arg]
+
+
+def _twice(job: Callable[[Path], object], out: Path, dest: Path, new: str, struck: str) -> None:
+    for run in ("the first run after it", "the second run after it"):
+        status, _ = _forked(job, out, dest, None, 0)
+        assert status == 0, f"{struck}: {run} failed"
+        assert _state(dest) == new, f"{struck}: {run} gave something else"
+        _nothing_left(out, dest, f"{struck}: {run}")
 
 
 def _who(name: str) -> str:
     return name.rpartition("-")[2] if name in {"preprocess-parent", "preprocess-worker"} else ""
 
 
-def _nothing_left(out: Path, dest: Path, at: int) -> None:
+def _nothing_left(out: Path, dest: Path, when: str) -> None:
     left = sorted(
         str(path.relative_to(out))
         for path in out.rglob("*")
         if not path.is_relative_to(dest) and not (path.is_dir() and dest.is_relative_to(path))
         if path.name != ".originals"
     )
-    assert not left, f"struck at {at}: {left} were left behind"
+    assert not left, f"{when}: {left} were left behind"
 
 
 def main() -> None:

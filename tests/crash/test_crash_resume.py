@@ -50,7 +50,7 @@ def victims(process: subprocess.Popen[bytes], who: str) -> list[int]:
 
 
 def journal_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob(".made.*/.rbtool/work/journal.jsonl"))
+    return sum(path.stat().st_size for path in folder.glob(".made.*/work/journal.jsonl"))
 
 
 @pytest.mark.slow

@@ -182,6 +182,37 @@ def test_a_run_that_ended_while_completing_is_completed(
     assert Manifest.load(tmp_path / "made").content_digest == whole.content_digest
 
 
+@pytest.mark.parametrize("function", [noisy, halved])
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("gone", [(), ("journal.jsonl",), ("action.memmap", "0.rows")])
+def test_a_run_killed_while_it_removes_a_folder_is_completed(
+    walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch, function, over: bool, gone: tuple[str, ...]
+) -> None:
+    whole = run(walks, function, tmp_path / "whole")
+    if over:
+        run(walks, torch.clone, tmp_path / "made")
+    remove = fs.remove
+
+    def stops(path: Path) -> None:
+        for inner in sorted(path.rglob("*")):
+            if inner.name in gone:
+                remove(inner)
+        if path.is_dir():
+            raise KeyboardInterrupt
+        remove(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs, "remove", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run(walks, function, tmp_path / "made", force=True)
+    published = (tmp_path / "made").exists() and Manifest.load(tmp_path / "made").content_digest == whole.content_digest
+    for number in range(2):
+        fail_in(-1 if published or number else 1)
+        found = run(walks, function, tmp_path / "made", resume=True, force=True)
+        assert found.content_digest == whole.content_digest
+        assert [entry.name for entry in sorted(tmp_path.iterdir())] == ["made", "walks", "whole"]
+
+
 def test_a_journal_reads_as_it_was_written(walks: Path, tmp_path: Path, fail_in) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
     found = journal.read_journal(places.journal_path(left))
