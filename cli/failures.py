@@ -53,9 +53,19 @@ def report(error: BaseException, out: Output) -> int:
 
     failure = _failure(error)
     logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"told": True})
-    trace = redact("".join(traceback.format_exception(error))) if out.debug else ""
+    trace = redact(_trace(error)) if out.debug else ""
     out.fail(failure._replace(message=redact(failure.message), hint=redact(failure.hint))._asdict(), trace)
     return failure.exit_code
+
+
+def _trace(error: BaseException) -> str:
+    """Write the traceback of an error without its hint, which has been shown."""
+    found = traceback.TracebackException.from_exception(error)
+    notes: list[str] = list(found.__notes__ or ())
+    if isinstance(error, RbtoolError) and error.note in notes:
+        notes.remove(error.note)
+    found.__notes__ = notes
+    return "".join(found.format())
 
 
 def _failure(error: BaseException) -> Failure:

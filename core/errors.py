@@ -13,10 +13,13 @@
     └── MissingKeyError(KeyError)                 1
 
 Each inherits the built-in error that a caller who does not know rbtool would catch. A message is one
-sentence: what was found, what was expected; `hint` is what to do about it, where there is something.
+sentence: what was found, what was expected; `hint` is what to do about it, where there is something, and tracebacks
+show it below the message.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 __all__ = [
     "AuthorisationError",
@@ -30,6 +33,7 @@ __all__ = [
     "RbtoolError",
     "SchemaError",
     "UsageError",
+    "did_you_mean",
 ]
 
 
@@ -41,7 +45,26 @@ class RbtoolError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self._hint = ""
         self.hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, "" where nothing is known; a note of the exception, so that tracebacks end with it."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        if self._hint:
+            self.__notes__.remove(self.note)
+        self._hint = hint
+        if hint:
+            self.add_note(self.note)
+
+    @property
+    def note(self) -> str:
+        """The hint as a traceback shows it."""
+        return f"hint: {self._hint}"
 
     def __str__(self) -> str:
         return self.message
@@ -105,3 +128,19 @@ class SchemaError(RbtoolError, RuntimeError):
 
 class MissingKeyError(RbtoolError, KeyError):
     """A key that was asked for is not there."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Write `; did you mean …?` for the known name that is nearest to `name`, "" where none comes near.
+
+    A dotted name is compared whole, then by its last part; the beginning of a name counts as near to it.
+    """
+    from difflib import get_close_matches  # only errors need it
+
+    names = {one.lower(): one for one in known}
+    typed = name.lower()
+    ends = {one.rpartition(".")[2]: one for one in names}
+    near = get_close_matches(typed, names, n=1)
+    near = near or [ends[end] for end in get_close_matches(typed.rpartition(".")[2], ends, n=1, cutoff=0.75)]
+    near = near or [one for one in names if typed and one.startswith(typed)]
+    return f"; did you mean {names[near[0]]!r}?" if near else ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, UsageError
-from ..ted import Field, Key
+from ..ted import Field, Key, unknown_field
 from .contracts import Array
 
 __all__ = ["CODECS", "Codec", "named_codecs", "parse_codecs"]
@@ -111,7 +111,7 @@ def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, 
     codecs = named_codecs(asked)
     for name in codecs:
         if name not in names:
-            raise UsageError(f"--compress names the field {name!r}; fields are {', '.join(sorted(names))}")
+            raise unknown_field(name, names)
     return {names[name].key: codec for name, codec in codecs.items()}
 
 

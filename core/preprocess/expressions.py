@@ -12,7 +12,6 @@ A name that is compared with nothing is true or false by itself.
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 __all__ = ["Condition", "Name", "parse_condition"]
 
@@ -165,8 +164,7 @@ def _require_known(text: str, names: Iterable[Name], known: Iterable[str]) -> No
     fields = sorted(known)
     for name in names:
         if name.field not in fields:
-            near = difflib.get_close_matches(name.field, fields, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(name.field, fields)
             raise UsageError(
                 f"the condition {text!r} names {name.field!r}, which is not there{meant}",
                 hint=f"there are {', '.join(fields)}",

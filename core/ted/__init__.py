@@ -22,7 +22,7 @@ from .keys import (
     key_name,
     safe_part,
 )
-from .schema import Field, Role, Timing, field_named, role_of, row_bytes, state_keys, ted_fields
+from .schema import Field, Role, Timing, field_named, role_of, row_bytes, state_keys, ted_fields, unknown_field
 
 __all__ = [
     "ACTION",
@@ -60,4 +60,5 @@ __all__ = [
     "state_keys",
     "ted_fields",
     "torch_name",
+    "unknown_field",
 ]

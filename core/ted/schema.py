@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..errors import MissingKeyError, SchemaError
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
 from .dtypes import numpy_dtype
 from .keys import ACTION, EPISODE, FLAGS, NEXT, REWARD, SINGLETONS, Key, key_name
 
@@ -58,6 +58,13 @@ def field_named(fields: Iterable[Field], key: Key) -> Field:
         if field.key == key:
             return field
     raise MissingKeyError(f"no field {key_name(key)!r} here; fields are {', '.join(f.name for f in known)}")
+
+
+def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) -> UsageError:
+    """Make the error for a field that a user names and that is not there; `near` are other names it may have."""
+    fields = sorted(known)
+    meant = did_you_mean(name, [*fields, *near])
+    return UsageError(f"there is no field {name!r} here{meant}", hint=f"fields are {', '.join(fields)}")
 
 
 def role_of(key: Key) -> Role:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..dataset import EpisodeTable, StepReader
 from ..errors import UsageError
-from ..ted import Field, as_numbers
+from ..ted import Field, as_numbers, unknown_field
 from .sampler_options import ALPHA, BETA, SamplerOptions
 
 if TYPE_CHECKING:
@@ -76,10 +75,7 @@ def priority_field(reader: StepReader, name: str) -> Field:
     """Find the leaf that initial priorities are taken from; UsageError if there is none or it holds no numbers."""
     field = next((field for field in reader.fields if field.name == name), None)
     if field is None:
-        names = [field.name for field in reader.fields]
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"is {near[0]} meant?" if near else f"fields are {', '.join(names)}"
-        raise UsageError(f"--priority is {name!r}, and {reader.path} has no such field", hint=hint)
+        raise unknown_field(name, [field.name for field in reader.fields])
     if field.role == "text" or field.dtype == "bool" or "complex" in field.dtype or 0 in field.shape:
         what = "text" if field.role == "text" else f"{field.dtype} {list(field.shape)}"
         raise UsageError(f"--priority is {name!r}, which is {what}: real numbers are expected")

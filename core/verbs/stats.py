@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from typing import ClassVar
 
 from ..checkpoint import VerifyingReader, open_steps
 from ..dataset import StepReader, TedReader, find_dataset, storage_root
-from ..errors import MissingKeyError, UsageError
+from ..errors import UsageError
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
-from ..ted import Field, key_name
+from ..ted import Field, key_name, unknown_field
 from .readable import has_steps
 from .results import Result, seconds_since
 
@@ -60,9 +59,8 @@ def stats(
     without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
     the storage root by content digest.
 
-    CorruptDataError for rows that are not those the manifest tells of. MissingKeyError for a field that is not there;
-    UsageError for one of which no numbers can be said, a quantile outside of [0, 1], a dataset without steps, and a raw
-    dataset.
+    CorruptDataError for rows that are not those the manifest tells of. UsageError for a field that is not there or of
+    which no numbers can be said, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
     """
     begun = time.perf_counter()
     fractions = tuple(quantiles)
@@ -107,7 +105,7 @@ def _named(name: str, known: set[str]) -> set[str]:
     return {leaf for leaf in known if leaf == name or leaf.startswith(f"{name}.")}
 
 
-def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> UsageError | MissingKeyError:
+def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> UsageError:
     """Say of a field why it is not among the `known` ones."""
     root = name.removeprefix("next.")
     if root != name and _named(root, known) and _named(name, {field.name for field in fields}):
@@ -116,9 +114,7 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
     if _named(name, {field.name for field in fields}):
         said = f"the field {name!r} is none that numbers can be said of"
         return UsageError(said, hint=f"there are {', '.join(sorted(known))}")
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-    return MissingKeyError(f"the field {name!r} is not there", hint=hint)
+    return unknown_field(name, known)
 
 
 def _taken(

@@ -34,7 +34,6 @@ FAILING = [
     ("rbtool inspct x", 2, "UsageError", "no such command 'inspct'. Did you mean 'inspect'?"),
     ("rbtool export cartpole x", 2, "UsageError", "--to is missing: minari, h5, npz or parquet"),
     ("rbtool checkpoint save cartpole x", 2, "UsageError", "--as is missing: ted, flat, nested or h5"),
-    ("rbtool stats cartpole --field rewrd", 1, "MissingKeyError", "the field 'rewrd' is not there"),
     ("rbtool stats minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
     ("rbtool check minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
     ("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5", 2, "UsageError", "is a file of a raw minari dataset"),
@@ -45,6 +44,33 @@ FAILING = [
     ("rbtool sample minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
 ]
+
+
+UNKNOWN_FIELDS = [
+    ("stats cartpole --field rewrd", "next.reward"),
+    ("stats cartpole.h5 --field obs", "observation"),
+    ("sample cartpole --sampler prioritized --priority next.rewrd", "next.reward"),
+    ("preprocess cartpole --dest x --select action,observaton", "observation"),
+    ("preprocess cartpole --dest x --exclude next.observaton", "next.observation"),
+    ("preprocess cartpole --dest x --filter 'lenght > 3'", "length"),
+    ("preprocess cartpole --dest x --where 'rewrd > 3'", "reward"),
+    ("preprocess cartpole --dest x --rename acton=move", "action"),
+    ("preprocess cartpole --dest x --cast ACTION=float32", "action"),
+    ("preprocess cartpole --dest x --cat all=observation,acton", "action"),
+    ("preprocess cartpole --dest x --resize observaton=8x8", "observation"),
+    ("preprocess cartpole --dest x --normalize observaton", "observation"),
+    ("convert cartpole x --layout packed --compress observaton=zstd", "observation"),
+    ("convert minari/cartpole/scripted-v0 x --layout packed --compress observaton=zstd", "observation"),
+    ("download minari cartpole/scripted-v0 --local --layout packed --compress observaton=zstd", "observation"),
+    ("checkpoint load cartpole.h5 x --layout packed --compress observaton=zstd", "observation"),
+]
+
+
+@pytest.mark.parametrize(("line", "near"), UNKNOWN_FIELDS)
+def test_a_field_that_is_not_there_is_a_usage_error_with_the_nearest_name(line, near, shell):
+    done = shell(f"rbtool {line}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"; did you mean {near!r}?\nhint: " in done.stderr
 
 
 @pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
@@ -87,6 +113,12 @@ def test_the_folder_of_a_file_is_named(shell, folder):
 def test_a_traceback_is_shown_only_when_asked_for(shell):
     assert "Traceback" not in shell("rbtool inspect ./nothing").stderr
     assert shell("rbtool inspect ./nothing --debug").stderr.count("Traceback") == 1
+
+
+def test_a_hint_is_shown_once_with_the_traceback_too(shell, tmp_path):
+    done = shell(f"rbtool inspect ./nothing --debug --log-file {tmp_path}/log")
+    assert done.stderr.count("hint: ") == 1
+    assert (tmp_path / "log").read_text().count("hint: ") == 1
 
 
 def test_the_log_file_gets_the_traceback(shell, tmp_path):

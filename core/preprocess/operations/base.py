@@ -50,7 +50,7 @@ class RowOperation(Operation):
 
     @abstractmethod
     def bind(self, fields: Fields) -> Step:
-        """Work out what it does to these fields. MissingKeyError or UsageError for what makes no sense with them."""
+        """Work out what it does to these fields. UsageError for what makes no sense with them."""
 
 
 class Step(ABC):

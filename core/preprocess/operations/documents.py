@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ...errors import DatasetNotFoundError, UsageError
+from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from .base import Operation
-from .fields import nearest
 from .normalize import Constants
 from .program import OPERATIONS, Program
 
@@ -39,7 +38,8 @@ def operation_of(document: Any, origin: str) -> Operation:
     kind = OPERATIONS.get(name)
     if kind is None:
         raise UsageError(
-            f"{origin} is {name!r}, which is none{nearest(name, OPERATIONS)}", hint=f"there are {', '.join(OPERATIONS)}"
+            f"{origin} is {name!r}, which is none{did_you_mean(name, OPERATIONS)}",
+            hint=f"there are {', '.join(OPERATIONS)}",
         )
     arguments = {key: value for key, value in document.items() if key != _KIND}
     return _made(kind, arguments, f"{origin} ({name})")
@@ -51,7 +51,7 @@ def _made(kind: type[Made], arguments: Mapping[str, Any], origin: str) -> Made:
     for key in arguments:
         if key not in parts:
             known = f"it takes {', '.join(parts)}" if parts else "it takes nothing"
-            raise UsageError(f"{origin} has {key!r}, which it does not know{nearest(key, parts)}", hint=known)
+            raise UsageError(f"{origin} has {key!r}, which it does not know{did_you_mean(key, parts)}", hint=known)
     for part in parts.values():
         if part.default is dataclasses.MISSING and part.name not in arguments:
             raise UsageError(f"{origin} lacks {part.name!r}")
@@ -119,7 +119,8 @@ def pipeline_program(path: str | Path) -> Program:
     for key in document:
         if key != _TABLE:
             raise UsageError(
-                f"{path} has {key!r}, which is not known{nearest(key, [_TABLE])}", hint="write [[operation]] tables"
+                f"{path} has {key!r}, which is not known{did_you_mean(key, [_TABLE])}",
+                hint="write [[operation]] tables",
             )
     tables = document.get(_TABLE)
     if not isinstance(tables, list) or not tables:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from ...errors import MissingKeyError, UsageError
-from ...ted import EPISODE, FLAGS, NEXT, SINGLETONS, Field, Key, key_name, safe_part
+from ...errors import UsageError
+from ...ted import EPISODE, FLAGS, NEXT, SINGLETONS, Field, Key, key_name, safe_part, unknown_field
 
-__all__ = ["KEPT", "LENGTH", "Fields", "in_next", "nearest", "new_key"]
+__all__ = ["KEPT", "LENGTH", "Fields", "in_next", "new_key"]
 
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)
 """What no operation removes, renames or gives another type: where episodes end."""
@@ -47,23 +46,19 @@ class Fields:
     def __getitem__(self, key: Key) -> Field:
         return self.by_key[key]
 
+    def knows(self, name: str) -> bool:
+        """Tell whether a name means any field."""
+        return bool(self._meant(name))
+
     def covered(self, name: str) -> list[Key]:
         """List the fields that a name means: the leaf or group of this name, and what `next` holds of it.
 
         So `reward` means `next.reward` where the root has none, and `next.reward` means that one alone.
-        MissingKeyError names what comes near.
+        UsageError names what comes near.
         """
-        under = name == NEXT or name.startswith(f"{NEXT}.")
-        found = [
-            key
-            for key in self.by_key
-            if _named(key, name) or (not under and key[0] == NEXT and len(key) > 1 and _named(key[1:], name))
-        ]
+        found = self._meant(name)
         if not found:
-            raise MissingKeyError(
-                f"no field {name!r} here{nearest(name, self._names())}",
-                hint=f"fields are {', '.join(field.name for field in self)}",
-            )
+            raise unknown_field(name, [field.name for field in self], near=self._names())
         return self._with_lengths(found)
 
     def twinned(self, name: str) -> list[Key]:
@@ -80,6 +75,14 @@ class Fields:
                     hint=f"name it {name.removeprefix(f'{NEXT}.')!r}: next follows",
                 )
         return found
+
+    def _meant(self, name: str) -> list[Key]:
+        under = name == NEXT or name.startswith(f"{NEXT}.")
+        return [
+            key
+            for key in self.by_key
+            if _named(key, name) or (not under and key[0] == NEXT and len(key) > 1 and _named(key[1:], name))
+        ]
 
     def _names(self) -> list[str]:
         names: dict[str, None] = {}
@@ -139,12 +142,6 @@ def new_key(name: str, what: str) -> Key:
     if key in (EPISODE, *FLAGS, *KEPT):
         raise UsageError(f"{what} would write {name!r}, whose place is taken by what says how episodes lie")
     return key
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Write `; did you mean …?` where something comes near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _named(key: Key, name: str) -> bool:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...dataset import Array
-from ...errors import UsageError
+from ...errors import UsageError, did_you_mean
 from ...ted import Field, as_numbers
 from .base import FieldStep, RowOperation, Step
-from .fields import Fields, nearest
+from .fields import Fields
 from .lazy import Lazy
 from .values import numbers_of
 
@@ -42,7 +42,8 @@ class Resize(RowOperation):
             raise UsageError(f"{self.key!r} was to be resized to {self.size!r}, height x width like 84x84 is expected")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise UsageError(
-                f"the layout of {self.key!r} is {self.layout!r}, hwc or chw is expected{nearest(self.layout, _LAYOUTS)}"
+                f"the layout of {self.key!r} is {self.layout!r}, hwc or chw is expected"
+                f"{did_you_mean(self.layout, _LAYOUTS)}"
             )
 
     def bind(self, fields: Fields) -> Step:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from ...dataset import Array
-from ...errors import SchemaError, UsageError
+from ...errors import SchemaError, UsageError, did_you_mean
 from ...stats import Moments, QuantileSketch
 from ...ted import NEXT, SINGLETONS, Field, Key, as_numbers, key_name
 from .base import Derivation, FieldStep, RowOperation
-from .fields import Fields, in_next, nearest
+from .fields import Fields, in_next
 from .lazy import Lazy, Sheet
 from .values import numbers_of
 
@@ -97,7 +97,7 @@ class Normalize(RowOperation):
         if self.method not in METHODS:
             raise UsageError(
                 f"{self.key!r} was to be normalized by {self.method!r}, one of {', '.join(METHODS)} is expected"
-                f"{nearest(self.method, METHODS)}"
+                f"{did_you_mean(self.method, METHODS)}"
             )
 
     def describe(self) -> dict[str, Any]:

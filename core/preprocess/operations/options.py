@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import UsageError, did_you_mean
 from .base import Operation
 from .choosing import Episodes, Filter
 from .documents import pipeline_program
-from .fields import nearest
 from .images import Resize
 from .joining import Cat, Flatten
 from .keys import Exclude, Rename, Select
@@ -53,7 +52,9 @@ def program_of(
         return program.of_episodes(_episodes(given["episodes"])) if given else program
     for name in given:
         if name not in OPTIONS and name != "gamma":
-            raise UsageError(f"there is no operation {name!r}{nearest(name, OPTIONS)}", hint=f"there are {_known()}")
+            raise UsageError(
+                f"there is no operation {name!r}{did_you_mean(name, OPTIONS)}", hint=f"there are {_known()}"
+            )
     discount = _Discount(given)
     program = Program(tuple(o for name, make in OPTIONS.items() if name in given for o in make(given[name], discount)))
     discount.require_use()

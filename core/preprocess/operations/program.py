@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...dataset import EpisodeTable
-from ...errors import MissingKeyError, UsageError
+from ...errors import UsageError
 from ...ted import NEXT, Field, Key, key_name
 from ..block import Block
 from .base import EpisodeChoice, Operation, RowOperation, Step
@@ -115,7 +115,7 @@ def _is_unmeasured(operation: Operation) -> bool:
 class BoundProgram:
     """What a program does to rows of given fields.
 
-    Binding it raises MissingKeyError or UsageError for whatever makes no sense with them, before a row is read.
+    Binding it raises UsageError for whatever makes no sense with them, before a row is read.
     """
 
     def __init__(self, program: Program, fields: Iterable[Field]) -> None:
@@ -182,14 +182,21 @@ class BoundProgram:
 def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation]) -> Step:
     try:
         return operation.bind(fields)
-    except MissingKeyError:
-        maker = next((made for made in later if _makes(made) in asdict(operation).values()), None)
+    except UsageError:
+        named = _texts_of(operation)
+        maker = next((made for made in later if _makes(made) in named and not fields.knows(_makes(made))), None)
         if maker is None:
             raise
-        raise MissingKeyError(
+        raise UsageError(
             f"{operation.name} names {_makes(maker)!r}, which {maker.name} makes only after it",
             hint="write the order that is meant into a file: --show-pipeline begins one, --pipeline does it",
         ) from None
+
+
+def _texts_of(operation: RowOperation) -> set[str]:
+    """The texts among the arguments of an operation, which names of fields are."""
+    values = [part for value in asdict(operation).values() for part in (value if isinstance(value, tuple) else [value])]
+    return {value for value in values if isinstance(value, str)}
 
 
 def _makes(operation: RowOperation) -> str:

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import UsageError, did_you_mean
 from ...ted import DTYPES, EPISODE, NEXT, Field, Key, as_numbers, is_floating, key_name
 from ..block import Column
 from .base import FieldStep, RowOperation, Step
-from .fields import KEPT, Fields, nearest
+from .fields import KEPT, Fields
 from .lazy import Lazy
 
 __all__ = ["Cast", "ClipReward", "numbers_of", "original_of", "require_discount", "reward_keys", "reward_type"]
@@ -33,7 +33,8 @@ class Cast(RowOperation):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(
-                f"{self.key!r} was to be cast to {self.dtype!r}, which is no element type{nearest(self.dtype, DTYPES)}",
+                f"{self.key!r} was to be cast to {self.dtype!r}, which is no element type"
+                f"{did_you_mean(self.dtype, DTYPES)}",
                 hint=f"there are {', '.join(DTYPES)}",
             )
 

@@ -20,7 +20,7 @@ __all__ = ["ProgramWork"]
 class ProgramWork(Work):
     """Does what a program says. Its result is the same however the rows are cut into blocks.
 
-    Making it checks the program against the fields of a dataset: MissingKeyError or UsageError for what makes no sense.
+    Making it checks the program against the fields of a dataset: UsageError for what makes no sense.
     `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured.
 
     While it `needs_measuring`, `reads` names what `measure` looks at; the work that `informed` returns reads what

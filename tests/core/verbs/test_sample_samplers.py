@@ -201,13 +201,12 @@ def test_leaves_that_are_no_priorities(written, dtype, role, shape, value, messa
         rbtool.sample(path, 2, sampler="prioritized", priority="x")
 
 
-@pytest.mark.parametrize(
-    ("key", "hint"), [("next.rewards", "is next.reward meant?"), ("zzz", "fields are action, episode, ")]
-)
-def test_a_priority_that_is_not_there(walks: Path, key: str, hint: str) -> None:
-    with pytest.raises(rbtool.UsageError, match=f"--priority is '{key}', and .*walks has no such field") as raised:
+@pytest.mark.parametrize(("key", "near"), [("next.rewards", "; did you mean 'next.reward'?"), ("zzz", "")])
+def test_a_priority_that_is_not_there(walks: Path, key: str, near: str) -> None:
+    with pytest.raises(rbtool.UsageError) as raised:
         rbtool.sample(walks, 2, sampler="prioritized", priority=key)
-    assert raised.value.hint.startswith(hint)
+    assert str(raised.value) == f"there is no field {key!r} here{near}"
+    assert raised.value.hint.startswith("fields are action, episode, ")
 
 
 def test_no_episode_is_as_long_as_a_slice(walks: Path) -> None:

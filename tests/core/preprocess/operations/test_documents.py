@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.errors import DatasetNotFoundError, MissingKeyError, UsageError
+from rbtool.core.errors import DatasetNotFoundError, UsageError
 from rbtool.core.preprocess.operations import OPERATIONS, OPTIONS, Program, pipeline_program, pipeline_text, program_of
 from rbtool.core.preprocess.operations.documents import program_of_documents
 from rbtool.core.preprocess.operations.normalize import Constants, Normalize
@@ -137,5 +137,14 @@ def test_options_that_are_not_understood(arguments, words):
 def test_a_misspelt_key_in_a_file_is_told_at_once(tmp_path, rows, work):
     place = tmp_path / "prep.toml"
     place.write_text("[[operation]]\nname = 'select'\nkeys = ['acton']\n")
-    with pytest.raises(MissingKeyError, match="did you mean 'action'"):
+    with pytest.raises(UsageError, match="did you mean 'action'"):
+        work(rows([2]), program_of(pipeline=place))
+
+
+@pytest.mark.parametrize("keys", ["keys = ['action', 'state']", "keys = ['state']"])
+def test_a_list_that_names_what_is_made_later_is_told_so(keys, tmp_path, rows, work):
+    place = tmp_path / "prep.toml"
+    cat = "[[operation]]\nname = 'cat'\nkey = 'state'\nparts = ['action']\n"
+    place.write_text(f"[[operation]]\nname = 'select'\n{keys}\n{cat}")
+    with pytest.raises(UsageError, match="select names 'state', which cat makes only after it"):
         work(rows([2]), program_of(pipeline=place))

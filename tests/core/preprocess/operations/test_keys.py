@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rbtool.core.errors import MissingKeyError, UsageError
+from rbtool.core.errors import UsageError
 
 ROOT = {"action", "episode", "observation.position", "observation.count"}
 ENDS = {"next.reward", "next.done", "next.terminated", "next.truncated"}
@@ -63,26 +63,26 @@ def test_the_length_of_a_text_goes_with_it(rows, work):
 
 
 @pytest.mark.parametrize(
-    ("operations", "error", "words"),
+    ("operations", "words"),
     [
-        ({"select": "acton"}, MissingKeyError, "no field 'acton' here; did you mean 'action'"),
-        ({"exclude": "observation.cuont"}, MissingKeyError, "did you mean 'observation.count'"),
-        ({"cast": "observaton=float32"}, MissingKeyError, "did you mean 'observation'"),
-        ({"rename": "done=finished"}, UsageError, "keeps its name"),
-        ({"rename": "action=episode"}, UsageError, "place is taken"),
-        ({"rename": "action=observation"}, UsageError, "a group too"),
-        ({"rename": "action=observation.count"}, UsageError, "there already"),
-        ({"rename": "action=next.action"}, UsageError, "stay apart"),
-        ({"rename": "action=a..b"}, UsageError, "no name for a field"),
-        ({"rename": "action=shape"}, UsageError, "tensordict keeps 'shape'"),
-        ({"rename": "next.observation=next.state"}, UsageError, "has to stay like it"),
-        ({"exclude": "done"}, UsageError, "say where episodes end"),
-        ({"exclude": "next"}, UsageError, "say where episodes end"),
-        ({"cast": "state=float32", "cat": "state=observation.position"}, MissingKeyError, "cat makes only after it"),
+        ({"select": "acton"}, "there is no field 'acton' here; did you mean 'action'"),
+        ({"exclude": "observation.cuont"}, "did you mean 'observation.count'"),
+        ({"cast": "observaton=float32"}, "did you mean 'observation'"),
+        ({"rename": "done=finished"}, "keeps its name"),
+        ({"rename": "action=episode"}, "place is taken"),
+        ({"rename": "action=observation"}, "a group too"),
+        ({"rename": "action=observation.count"}, "there already"),
+        ({"rename": "action=next.action"}, "stay apart"),
+        ({"rename": "action=a..b"}, "no name for a field"),
+        ({"rename": "action=shape"}, "tensordict keeps 'shape'"),
+        ({"rename": "next.observation=next.state"}, "has to stay like it"),
+        ({"exclude": "done"}, "say where episodes end"),
+        ({"exclude": "next"}, "say where episodes end"),
+        ({"cast": "state=float32", "cat": "state=observation.position"}, "cat makes only after it"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_a_row_is_read(operations, error, words, made, work):
-    with pytest.raises(error, match=words):
+def test_what_makes_no_sense_is_told_before_a_row_is_read(operations, words, made, work):
+    with pytest.raises(UsageError, match=words):
         work(made, **operations)
 
 

@@ -1,0 +1,54 @@
+"""What errors say beyond their sentence: the nearest name, and the hint, in tracebacks too."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+
+import pytest
+
+from rbtool.core.errors import MissingKeyError, RbtoolError, UsageError, did_you_mean
+
+NAMES = ["action", "observation.image", "next.reward", "observation.position"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("acton", "action"), ("ACTION", "action"), ("rewrd", "next.reward"), ("image", "observation.image"),
+        ("act", "action"), ("info.imgae", "observation.image"), ("next.rewrd", "next.reward"),
+    ],
+)  # fmt: skip
+def test_the_nearest_name(typed: str, meant: str) -> None:
+    assert did_you_mean(typed, NAMES) == f"; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("typed", ["zzz", ""])
+def test_no_name_is_offered_that_is_far_away(typed: str) -> None:
+    assert did_you_mean(typed, NAMES) == ""
+
+
+def _shown(error: RbtoolError) -> list[str]:
+    return "".join(traceback.format_exception(error)).splitlines()[-2:]
+
+
+@pytest.mark.parametrize("kind", [UsageError, MissingKeyError])
+def test_a_traceback_ends_with_the_hint(kind: type[RbtoolError]) -> None:
+    error = kind("no field", hint="take another")
+    for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert [line.rpartition(": ")[2] for line in _shown(one)] == ["no field", "take another"]
+        assert one.__notes__ == ["hint: take another"]
+
+
+def test_a_hint_that_is_given_later_takes_the_place_of_the_first() -> None:
+    error = UsageError("no field", hint="take another")
+    error.add_note("of somebody else")
+    error.hint = "take none"
+    assert error.__notes__ == ["of somebody else", "hint: take none"]
+    error.hint = ""
+    assert (error.__notes__, error.hint) == (["of somebody else"], "")
+
+
+def test_without_a_hint_there_is_no_note() -> None:
+    assert not hasattr(UsageError("no field"), "__notes__")
