@@ -34,6 +34,7 @@ __all__ = [
     "SchemaError",
     "UsageError",
     "did_you_mean",
+    "nearest",
 ]
 
 
@@ -131,7 +132,13 @@ class MissingKeyError(RbtoolError, KeyError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Write `; did you mean …?` for the known name that is nearest to `name`, "" where none comes near.
+    """Write `; did you mean …?` for the known name that is nearest to `name`, "" where none comes near."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Find the known name that is nearest to `name`, "" where none comes near.
 
     A dotted name is compared whole, then by its last part; the beginning of a name counts as near to it.
     """
@@ -143,4 +150,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(typed, names, n=1)
     near = near or [ends[end] for end in get_close_matches(typed.rpartition(".")[2], ends, n=1, cutoff=0.75)]
     near = near or [one for one in names if typed and one.startswith(typed)]
-    return f"; did you mean {names[near[0]]!r}?" if near else ""
+    return names[near[0]] if near else ""

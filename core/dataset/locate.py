@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from ..errors import DatasetNotFoundError, UsageError
+from ..errors import DatasetNotFoundError, UsageError, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .staging import mend
@@ -75,15 +76,13 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
         return path
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:
-        raise DatasetNotFoundError(
-            f"there is nothing at {path}", hint="name an existing path, or a dataset like minari:ID"
-        )
+        hint = _stored_like(os.fspath(name), storage_root(root)) or "name an existing path, or a dataset like minari:ID"
+        raise DatasetNotFoundError(f"there is nothing at {path}", hint=hint)
     folder = storage_root(root) / named["source"] / safe_id(named["id"])
     mend(folder)
     if not has_manifest(folder):
-        raise DatasetNotFoundError(
-            f"{name} is not in {storage_root(root)}", hint=_how_to_get(folder, named["source"], named["id"])
-        )
+        hint = _parts_of(folder, named["source"], named["id"]) or _how_to_get(named[0], storage_root(root))
+        raise DatasetNotFoundError(f"{name} is not in {storage_root(root)}", hint=hint)
     _mark_use(folder, root)
     return folder
 
@@ -103,24 +102,53 @@ def _mark_use(path: Path, root: str | os.PathLike[str] | None) -> None:
             fs.touch(path / HIDDEN)
 
 
-def _how_to_get(folder: Path, source: str, name: str) -> str:
+def _parts_of(folder: Path, source: str, name: str) -> str:
+    """Name the datasets of chosen episodes, or in another layout, that are stored of one that is not."""
     parts = sorted(path.name for path in folder.parent.glob("*@*") if path.name.startswith(f"{folder.name}@"))
-    if parts:
-        inside = name.rpartition("/")[0]
-        return "parts of it are: " + ", ".join(
-            f"{source}:{inside}/{part}" if inside else f"{source}:{part}" for part in parts
-        )
-    return f"fetch it with: rbtool download {source} {name.partition('@')[0]}"
+    inside = f"{source}:{name.rpartition('/')[0]}/" if "/" in name else f"{source}:"
+    return "parts of it are: " + ", ".join(f"{inside}{part}" for part in parts) if parts else ""
 
 
-def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
-    """Yield every dataset below the root with its manifest, or with what is wrong with it."""
+def _how_to_get(name: str, root: Path) -> str:
+    from .registry import source_names  # which needs the sources, and they this module
+
+    known, (source, _, id) = source_names(), name.partition(":")
+    if source not in known:
+        return f"there is no source {source!r} here; known are {', '.join(known)}"
+    return _stored_like(name, root) or f"fetch it with: rbtool download {source} {shlex.quote(id.partition('@')[0])}"
+
+
+def _stored_like(name: str, root: Path) -> str:
+    """Offer the stored dataset whose name ends like `name` or comes near; "" for a path, and where there is none."""
+    if name.startswith((".", "/", "~")):
+        return ""
+    stored = {folder.relative_to(root).as_posix() for folder in _dataset_folders(root)}
+    words = name.replace(":", "/", 1).strip("/")
+    same = sorted(one for one in stored if f"/{one}".endswith(f"/{words}"))
+    near = same or sorted(one for one in stored if one.partition("/")[2] == _near_id(words, stored))
+    return f"did you mean {near[0].replace('/', ':', 1)}, which is stored?" if near and "/" in near[0] else ""
+
+
+def _near_id(words: str, stored: Iterable[str]) -> str:
+    """Find the nearest id; the source, which many have in common, makes none alike."""
+    sources = {one.partition("/")[0] for one in stored}
+    source, _, rest = words.partition("/")
+    return nearest(rest if source in sources and rest else words, [one.partition("/")[2] for one in stored])
+
+
+def _dataset_folders(root: Path) -> Iterator[Path]:
     for folder, names, _ in os.walk(root):
         here = Path(folder)
         names[:] = sorted(name for name in names if not name.startswith("."))
         if has_manifest(here):
             names.clear()
-            try:
-                yield here, Manifest.load(here)
-            except (ValueError, OSError) as error:
-                yield here, error
+            yield here
+
+
+def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
+    """Yield every dataset below the root with its manifest, or with what is wrong with it."""
+    for here in _dataset_folders(root):
+        try:
+            yield here, Manifest.load(here)
+        except (ValueError, OSError) as error:
+            yield here, error

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean
 from .contracts import Reader
 from .sinks import Sink
 from .sources import Source
@@ -61,7 +61,8 @@ def source_class(name: str) -> type[Source]:
     """Load the source of that name; raise UsageError for one that is not known."""
     targets = _targets("rbtool.sources", _SOURCES)
     if name not in targets:
-        raise UsageError(f"source {name!r} is unknown; known are {', '.join(sorted(targets))}")
+        meant = did_you_mean(name, targets)
+        raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known are {', '.join(sorted(targets))}")
     return _load(targets[name], Source)  # type: ignore[type-abstract]
 
 

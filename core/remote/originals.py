@@ -179,6 +179,10 @@ class Originals:
         path = self.files / file.path
         return path.is_file() and path.stat().st_size == file.size
 
+    def has_any(self) -> bool:
+        """Tell whether anything has come, were it the beginning of a file."""
+        return any(path.is_file() and path.stat().st_size for path in self.files.rglob("*"))
+
     def present(self, dataset: RemoteDataset) -> int:
         """Bytes of the dataset's files that are there, finished or in part; not verified."""
         found = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
-from ..errors import DatasetNotFoundError, RbtoolError, UsageError
+from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
 from ..remote import Originals, stored_originals
 from .listing import fits, stored_name
 
@@ -83,7 +83,7 @@ def chosen_entries(
             path = _place(name, root)
             fitting = [entry.path for entry in entries if entry.path == path]
         if not fitting:
-            raise _not_stored(name, root)
+            raise _not_stored(name, root, [entry.name for entry in entries])
         chosen.update(fitting)
     return [entry for entry in entries if entry.path in chosen]
 
@@ -95,10 +95,12 @@ def _place(name: str, root: Path) -> Path | None:
     return root / real.relative_to(base) if name and base in real.parents else None
 
 
-def _not_stored(name: str, root: Path) -> RbtoolError:
+def _not_stored(name: str, root: Path, known: Sequence[str]) -> RbtoolError:
     if not name:
         return UsageError("a name is empty", hint="is a variable not set?")
-    hint = "see what is there: rbtool cache ls"
+    same = [entry for entry in known if entry.endswith((f":{name}", f"/{name}"))]
+    near = same[0] if same else nearest(name, known)
+    hint = f"did you mean {near}?" if near else "see what is there: rbtool cache ls"
     if not os.path.lexists(Path(name).expanduser()):
         said = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
         return DatasetNotFoundError(said, hint=hint)

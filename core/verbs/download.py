@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from ..dataset import (
     reader_class,
     safe_id,
     source_class,
+    source_names,
     storage_root,
 )
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..progress import Progress, Silent
 from .layouts import layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload
@@ -126,8 +128,11 @@ def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
     dataset_id = dataset_id.removeprefix(f"{source}:")
     if dataset_id:
         return source, dataset_id
-    if "/" in source:
-        raise UsageError(f"no source is named for {source}", hint=f"name it, like: rbtool download minari {source}")
+    known = source_names()
+    if source not in known and not nearest(source, known):
+        line = f"rbtool download {known[0]} {shlex.quote(source)}"
+        raise UsageError(f"no source is named for {source!r}", hint=f"name it, like: {line}")
+    source_class(source)
     raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} D4RL/door/human-v2")
 
 

@@ -280,7 +280,8 @@ class RemoteDownload:
                 self.progress.note(f"the remote changed while it was fetched ({error}): looking again")
                 return self._fetch_listed(self._describe(found, revision), originals)
         except NetworkError as error:
-            error.hint = error.hint or "run it again: what came so far is kept"
+            if originals.has_any():
+                error.hint = error.hint or "run it again: what came so far is kept"
             raise
 
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:

@@ -115,6 +115,22 @@ def test_a_traceback_is_shown_only_when_asked_for(shell):
     assert shell("rbtool inspect ./nothing --debug").stderr.count("Traceback") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("download door-human-v1", "name it, like: rbtool download minari door-human-v1"),
+        ("download 'a b'", "name it, like: rbtool download minari 'a b'"),
+        ("download minri", "error: source 'minri' is unknown; did you mean 'minari'?\nhint: known are minari"),
+        ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
+        ("inspect d4rl:door", "hint: there is no source 'd4rl' here; known are minari"),
+        ("stats cartpole/scripted-v0", "hint: did you mean minari:cartpole/scripted-v0, which is stored?"),
+        ("cache rm cartpole/scripted-v0 -y", "hint: did you mean minari:cartpole/scripted-v0?"),
+    ],
+)
+def test_a_hint_leads_to_what_is_meant(line, said, shell):
+    assert said in shell(f"rbtool {line}").stderr
+
+
 def test_a_hint_is_shown_once_with_the_traceback_too(shell, tmp_path):
     done = shell(f"rbtool inspect ./nothing --debug --log-file {tmp_path}/log")
     assert done.stderr.count("hint: ") == 1

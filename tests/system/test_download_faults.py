@@ -214,3 +214,10 @@ def test_a_remote_that_is_none(machine, remote):
 def test_no_server_at_all(machine, hub):
     done = machine.run("download", "minari", SMALL, HF_ENDPOINT="http://127.0.0.1:9")
     assert (done.returncode, done.stderr.count("error: ")) == (5, 1), done.stderr
+    assert "is kept" not in done.stderr
+
+
+def test_what_came_before_the_network_went_is_kept(machine, hub):
+    hub.faults += [Fault(MAIN, "cut:20000", 1), Fault(MAIN, "reset", 99)]
+    done = machine.run("download", "minari", SMALL)
+    assert (done.returncode, "hint: run it again: what came so far is kept" in done.stderr) == (5, True), done.stderr

@@ -55,3 +55,25 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
     [(path, problem)] = stored_datasets(tmp_path)
     assert path.name == "x"
     assert isinstance(problem, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("D4RL/door/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("minari/D4RL/door/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("D4RL/dor/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("minari:D4RL/door/human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("minari:atari/pong-v0", "fetch it with: rbtool download minari atari/pong-v0"),
+        ("d4rl:door", "there is no source 'd4rl' here; known are minari"),
+        ("./human-v2", "name an existing path, or a dataset like minari:ID"),
+        ("pong", "name an existing path, or a dataset like minari:ID"),
+    ],
+)
+def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -> None:
+    for stored in ("minari/D4RL/door/human-v2", "minari/cartpole/demo-v0"):
+        write_walks(tmp_path / stored, [(3, "open")])
+    with pytest.raises(DatasetNotFoundError) as caught:
+        find_dataset(name, tmp_path)
+    assert caught.value.hint == hint

@@ -153,3 +153,9 @@ def test_whoever_waited_for_a_folder_that_is_gone_has_a_new_one(originals, other
         assert process.stdout.readline() == "waiting\n"
         originals.remove()
     assert process.communicate(timeout=20)[0] == "True\n"
+
+
+def test_what_has_come_is_more_than_the_record_of_it(originals):
+    assert originals.has_any()
+    (originals.files / "data/one").write_bytes(b"")
+    assert not originals.has_any()
