@@ -66,10 +66,9 @@ def ls(*, out: Output, root: Root = None) -> None:
     names = [entry.name for entry in result.entries if entry.what == "dataset"]
     out.show(result, names, lambda width: _table(result.entries, width, hints=True))
     for line in _totals(result):
-        for part in folded([Styled(line, "dim")], out.width_beside, 2):
-            out.summary(*part)
+        out.summary(Styled(line, "dim"))
     if any(entry.prunable for entry in result.entries):
-        out.next(f"rbtool cache prune{_root_option(root)}")
+        out.suggest(f"rbtool cache prune{_root_option(root)}")
 
 
 def rm(
@@ -118,7 +117,7 @@ def verify(
 
     with out.progress() as progress:
         result = cache.verify(*(names or ()), root=root, progress=progress)
-    out.show(result, dict.fromkeys(problem.name for problem in result.problems), lambda width: _verdict(result))
+    out.show(result, dict.fromkeys(problem.name for problem in result.problems), lambda width: _verdict(result, width))
     return 3 if result.problems else 0
 
 
@@ -174,24 +173,21 @@ def _root_option(root: str | None) -> str:
 
 
 def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = False) -> list[list[Cell]]:
-    """Set a line an entry; where the screen is narrow the last use goes first, then the hints. Names stay whole."""
+    """Set a row an entry, and below it what is wrong with it."""
     now = datetime.datetime.now(datetime.UTC)
-    rows: list[list[Cell]] = []
-    for used, hint in ((True, hints), (False, hints), (False, False)):
-        rows = [_row(entry, now if used else None, hint=hint) for entry in entries]
-        sound = Table([row for row, entry in zip(rows, entries, strict=True) if not entry.problem])
-        if width is None or sound.width <= width:
-            break
-    return Table(rows, right=_RIGHT).lines()
+    table = Table([_row(entry, now, hint=hints) for entry in entries], right=_RIGHT)
+    lines: list[list[Cell]] = []
+    for entry, block in zip(entries, table.blocks(width), strict=True):
+        lines += block
+        if entry.problem:
+            lines += folded(["    ", Styled(f"cannot be read: {entry.problem}", "red")], width, 4)
+    return lines
 
 
-def _row(entry: CacheEntry, now: datetime.datetime | None, *, hint: bool) -> list[Cell]:
+def _row(entry: CacheEntry, now: datetime.datetime, *, hint: bool) -> list[Cell]:
     row: list[Cell] = [Styled(entry.name, "bold"), _LABELS.get(entry.what, entry.what), size(entry.bytes)]
-    if now is not None:
-        row.append(ago(entry.last_used, now) if entry.last_used else "")
-    if entry.problem:
-        row.append(Styled(f"cannot be read: {entry.problem}", "red"))
-    elif entry.in_use:
+    row.append(ago(entry.last_used, now) if entry.last_used else "")
+    if entry.in_use:
         row.append(Styled("in use", "yellow"))
     elif entry.prunable and hint:
         row.append(Styled("prune removes it", "dim"))
@@ -225,7 +221,7 @@ def _counted_kinds(entries: Iterable[CacheEntry]) -> str:
     return ", ".join(counted(count, _LABELS.get(what, what)) for what, count in counts.items())
 
 
-def _verdict(result: CacheVerifyResult) -> list[list[Cell]]:
+def _verdict(result: CacheVerifyResult, width: int | None) -> list[list[Cell]]:
     """Set the problems, and the answer."""
     lines: list[Line] = [
         [Styled("damaged", "red"), Styled(problem.name, "bold"), problem.message] for problem in result.problems
@@ -233,4 +229,5 @@ def _verdict(result: CacheVerifyResult) -> list[list[Cell]]:
     parts = [counted(result.datasets, "dataset")]
     parts += [counted(result.originals, "original")] if result.originals else []
     told = f"{counted(len(result.problems), 'problem')} in" if result.problems else "sound:"
-    return [*Table(lines).lines(), [f"{told} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]]
+    answer = [f"{told} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]
+    return [part for line in [*Table(lines).lines(), answer] for part in folded(line, width, 4)]

@@ -12,7 +12,7 @@ from .help import Example
 from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, verb, verb_group
 from .output import Output
 from .published import show_published
-from .text import Cell, Styled, counted
+from .text import Cell, Styled, counted, folded
 
 if TYPE_CHECKING:
     from ..core.checkpoint import Difference
@@ -117,12 +117,16 @@ def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root
 
     with out.progress() as progress:
         result = verbs.verify(checkpoint, dataset, root=root, progress=progress)
-    out.show(result, [one.key for one in result.differences], lambda width: verify_lines(result))
+    out.show(result, [one.key for one in result.differences], lambda width: verify_lines(result, width))
     return 0 if result.equal else 3
 
 
-def verify_lines(result: CheckpointVerifyResult) -> list[list[Cell]]:
+def verify_lines(result: CheckpointVerifyResult, width: int | None = None) -> list[list[Cell]]:
     """Set the differences, and the answer."""
+    return [part for line in _verdict(result) for part in folded(line, width, 4)]
+
+
+def _verdict(result: CheckpointVerifyResult) -> list[list[Cell]]:
     lines: list[list[Cell]] = [[Styled("differs", "red"), f"  {_difference(one)}"] for one in result.differences]
     notes: list[list[Cell]] = [[f"note: {note}"] for note in result.notes]
     if result.equal:

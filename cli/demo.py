@@ -51,13 +51,13 @@ def _show(out: Output, result: Any) -> None:
     from .inspect import inspect_lines
     from .sample import sample_lines
 
-    ways: dict[str, Callable[[Any], Iterable[Line]]] = {
+    ways: dict[str, Callable[[Any, int | None], Iterable[Line]]] = {
         "check": check_lines,
         "checkpoint verify": verify_lines,
-        "inspect": lambda shown: inspect_lines(shown, out.width_beside),
+        "inspect": inspect_lines,
         "sample": sample_lines,
     }
-    for line in ways[result.kind](result):
+    for line in ways[result.kind](result, out.width_beside):
         out.summary(*line)
 
 
@@ -74,4 +74,4 @@ def _lines(result: DemoResult) -> list[Line]:
             *([f"  checkpoint  {path}"] for path in one.checkpoints.values()),
             [f"  loaded      {one.loaded}"],
         ]
-    return [*lines, ["go on with"], *([f"  {command}"] for command in result.next)]
+    return [*lines, ["go on with"], *([f"  {command}"] for command in result.suggestions)]

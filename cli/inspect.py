@@ -52,9 +52,9 @@ def inspect(
     result = run(dataset, episode=episode, head=head, root=root)
     out.show(result, [str(result.path)], lambda width: inspect_lines(result, width))
     if result.episode is None and result.type == "source":
-        out.next(f"rbtool convert {shlex.quote(dataset)} DEST")
+        out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")
     elif result.episode is None and result.first_episode is not None:
-        out.next(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
+        out.suggest(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
 
 
 def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .text import Cell, Line, Styled, Table, counted, number, vector
+from .text import Cell, Line, Styled, Table, counted, folded, number, vector
 
 if TYPE_CHECKING:
     from ..core.verbs.episode_view import EpisodeView, RowView
@@ -25,8 +25,8 @@ def episode_lines(view: EpisodeView, fields: tuple[FieldView, ...], width: int |
     facts.append(f"return {number(view.total_reward)}")
     head: list[Cell] = [Styled(f"episode {view.episode}", "bold"), f"   {', '.join(facts)}"]
     if table.width <= (width or _WIDEST):
-        return [head, *table.lines()]
-    return [head, *_step_by_step(view, states, actions, results, width)]
+        return [*folded(head, width, 4), *table.lines()]
+    return [*folded(head, width, 4), *_step_by_step(view, states, actions, results, width)]
 
 
 def _split(values: Any, fields: tuple[FieldView, ...]) -> tuple[list[str], list[str], list[str]]:
@@ -82,12 +82,12 @@ def _step_by_step(
         parts: list[Line] = []
         for name in states:
             after = f"next.{name}"
-            arrow = ["→", vector(row.values[after])] if after in results else []
+            arrow = [f"→ {vector(row.values[after])}"] if after in results else []
             parts.append([name, vector(row.values[name]), *arrow])
         parts += [[name, vector(row.values[name])] for name in actions]
-        parts += [["reward", "", "→", _reward(row)]]
+        parts += [["reward", f"→ {_reward(row)}"]]
         only_after = [name for name in results if name.removeprefix("next.") not in states]
-        parts += [[name, "", "→", vector(row.values[name])] for name in only_after]
+        parts += [[name, f"→ {vector(row.values[name])}"] for name in only_after]
         lines.append([Styled(f"t = {row.step:,}", "bold"), Styled(f"  {_end(row)}".rstrip(), "yellow")])
-        lines += [["  ", *line] for line in Table(parts, elastic=3).lines(width and width - 2)]
+        lines += [["  ", *line] for line in Table(parts).lines(width and width - 2)]
     return lines

@@ -35,11 +35,11 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
         yield from folded(_titled("next", apart), width, _TITLE)
     spreads = [("length", result.length), ("return", result.returns)]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
-    yield from Table(rows, optional=(4,)).lines(width)
+    yield from Table(rows, indent=_TITLE).lines(width)
     if result.layouts:
         yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
     yield [Styled("fields", "dim")]
-    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), elastic=0, optional=(3,)).lines(width)
+    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), _TITLE).lines(width)
     for line in (*_spaces(result), *_remarks(result), *_origin(result)):
         yield from folded(line, width, _TITLE)
 

@@ -11,7 +11,7 @@ from ..core.errors import UsageError
 from .help import Example
 from .options import Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, size
+from .text import Cell, Line, Styled, Table, counted, folded, size
 
 if TYPE_CHECKING:
     from ..core.verbs.listing import StoredDataset
@@ -68,7 +68,7 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
     else:
         out.say(f"there is no folder {result.root}, so no datasets are stored in it")
-    out.next(f"rbtool inspect {sound[0].name}" if sound else "rbtool list --remote minari, or: rbtool demo")
+    out.suggest(f"rbtool inspect {sound[0].name}" if sound else "rbtool list --remote minari, or: rbtool demo")
 
 
 def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:
@@ -84,7 +84,7 @@ def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | N
     age = f", as of {_ago(result.age)} (--refresh asks again)" if result.cached else ""
     out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
     if entries:
-        out.next(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
+        out.suggest(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
 
 
 def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[list[Cell]]:
@@ -98,7 +98,7 @@ def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[lis
         ]
         for entry in entries
     ]
-    return _narrowed(Table(rows, right=_RIGHT), width).lines()
+    return Table(rows, right=_RIGHT).lines(width)
 
 
 def _ago(seconds: float) -> str:
@@ -126,11 +126,5 @@ def _lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Ce
         for entry in datasets
         if entry.problem
     ]
-    return _narrowed(Table(rows, right=_RIGHT), width).lines() + Table(broken).lines()
-
-
-def _narrowed(table: Table, width: int | None) -> Table:
-    """Leave out the last columns until the rest fits."""
-    while width is not None and table.width > width and len(table.rows[0]) > 2:
-        table = Table([row[:-1] for row in table.rows], right=_RIGHT)
-    return table
+    below = [part for line in Table(broken).lines() for part in folded(line, width, 4)]
+    return Table(rows, right=_RIGHT).lines(width) + below

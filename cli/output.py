@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .text import Cell, Line, Styled, clean
+from .text import Cell, Line, Styled, clean, folded
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
@@ -84,9 +84,10 @@ class Output:
             self._beside(line)
 
     def summary(self, *line: Cell) -> None:
-        """Tell people on stderr what the JSON document holds anyway."""
+        """Tell people on stderr what the JSON document holds anyway, in lines that the terminal has room for."""
         if not self.as_json:
-            self.say(*line)
+            for part in folded(line, self.width_beside, 2):
+                self.say(*part)
 
     @property
     def width_beside(self) -> int | None:
@@ -97,10 +98,10 @@ class Output:
         """Warn on stderr, also with `-q`."""
         self._beside([Styled("warning: ", "yellow"), text])
 
-    def next(self, command: str) -> None:
-        """Say what to type next, where somebody types."""
+    def suggest(self, command: str) -> None:
+        """Say what to type now, where somebody types."""
         if not self.as_json and self._is_terminal(sys.stderr):
-            self.say(Styled(f"next: {command}", "dim"))
+            self.say(Styled(f"try: {command}", "dim"))
 
     @property
     def can_ask(self) -> bool:

@@ -10,14 +10,14 @@ from .text import amount, clean
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task, TaskID
+    from rich.text import Text
 
 __all__ = ["LineProgress", "TerminalProgress"]
 
 _EVERY = 0.1  # seconds between two pictures
 _QUICK = 1.0  # seconds in which nobody needs to hear how far it is
-_LABEL = 14
-_BAR = 20
+_WIDE, _NARROW = 80, 45
 _PAST = {"looking over": "looked over"}
 
 
@@ -90,7 +90,7 @@ class TerminalProgress:
         self._unit, self._total, self._count = unit, total, 0
         self._begun = time.monotonic()
         bars = self._open()
-        self._task = bars.add_task(clean(label).ljust(_LABEL), total=total, count="", speed="")
+        self._task = bars.add_task(clean(label), total=total, count="", speed="")
         self._draw(self._begun)
 
     def advance(self, amount: int) -> None:
@@ -124,17 +124,14 @@ class TerminalProgress:
     def _open(self) -> Progress:
         if self._bars is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+            from rich.progress import Progress, ProgressColumn
 
-            self._console = Console(file=self._stream, force_terminal=True, highlight=False)
-            self._bars = Progress(
-                TextColumn("  {task.description}", style="bold", markup=False),
-                TextColumn("{task.fields[count]:>18}", markup=False),
-                BarColumn(_BAR),
-                TaskProgressColumn("{task.percentage:>3.0f} %", markup=False),
-                TextColumn("{task.fields[speed]}", style="dim", markup=False),
-                console=self._console, auto_refresh=False, redirect_stdout=False,
-            )  # fmt: skip
+            class Stage(ProgressColumn):
+                def render(self, task: Task) -> Text:
+                    return _stage_line(task, console.width)
+
+            console = self._console = Console(file=self._stream, force_terminal=True, highlight=False)
+            self._bars = Progress(Stage(), console=console, auto_refresh=False, redirect_stdout=False)
             self._bars.start()
         return self._bars
 
@@ -158,6 +155,26 @@ class TerminalProgress:
             self._bars.update(self._task, total=1, completed=1)
             self._bars.refresh()
         self._task = None
+
+
+def _stage_line(task: Task, width: int) -> Text:
+    """Draw a stage in one line. Where a screen is narrow the bar gets short, then the speed goes; never how much."""
+    from rich.text import Text
+
+    label, count, bar = (14, 18, 20) if width >= _WIDE else (10, 15, 8 if width >= _NARROW else 0)
+    total, done = task.total or 0, task.finished
+    filled = bar * int(task.completed) // int(total) if total else 0
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"  {task.description:<{label}} ", "bold")
+    line.append(f"{task.fields['count']:>{count}} ")
+    line.append("━" * filled, "bar.finished" if done else "bar.complete")
+    line.append("━" * (bar - filled) + " " * bool(bar), "bar.back")
+    line.append(f"{task.percentage:>3.0f} %" if task.total is not None else "     ", "progress.percentage")
+    room = width - line.cell_len - 1
+    for said in (task.fields["speed"], task.fields["speed"].partition("  ")[0]):
+        if said and len(said) <= room:
+            return line.append(f" {said}", "dim")
+    return line
 
 
 def _left(count: int, total: int, seconds: float) -> str:

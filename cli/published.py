@@ -32,7 +32,7 @@ def show_published(out: Output, result: Published, named: str | None = None, nex
             out.warn(f"{path} is there and whole, but stdout could not take its name")
         raise
     if not result.dry_run:
-        out.next(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")
+        out.suggest(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")
 
 
 def _summary(result: Published) -> list[Line]:

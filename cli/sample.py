@@ -156,7 +156,7 @@ def sample_lines(result: SampleResult, width: int | None = None) -> list[list[Ce
         *folded(title, width, 2),
         *folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE),
         [Styled("batch", "dim")],
-        *Table(rows, right=frozenset({3}), elastic=0, optional=(3, 1)).lines(width),
+        *Table(rows, right=frozenset({3})).lines(width),
         *(line for said in (_speed(result.timing) if result.timing else []) for line in folded(said, width, _TITLE)),
     ]
 

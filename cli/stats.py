@@ -70,7 +70,7 @@ def _fractions(text: str) -> Sequence[float]:
 def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell]]:
     """Set a line for each dimension of the small leaves and one for each large leaf, and what deserves a remark.
 
-    On a screen of `width` columns first the type goes, then the quantiles from the outside in, then the deviation.
+    On a screen of `width` columns that is too narrow each of them becomes a block of lines, the heads too.
     """
     shown = _middle_and_ends(result.fractions)
     heads = ["mean", "std", "min", *(_name(result.fractions[place]) for place in shown), "max"]
@@ -84,9 +84,7 @@ def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell
         f"quantiles within {result.quantile_error:.1%}",
         "remembered" if result.remembered else f"{result.seconds:.1f} s",
     ]
-    quantiles = [2 + heads.index(_name(result.fractions[place])) for place in shown]
-    optional = (1, *quantiles[::2], *quantiles[1::2], 3)
-    table = Table(rows, right=frozenset(range(2, 2 + len(heads))), elastic=0, optional=optional)
+    table = Table(rows, right=frozenset(range(2, 2 + len(heads))))
     lines: list[Line] = [*remarks, [" · ".join(facts)]]
     return [*table.lines(width), *(part for line in lines for part in folded(line, width, 2))]
 

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..core.progress import readable_size as size
@@ -49,39 +49,26 @@ Line: TypeAlias = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows whose columns line up. `right` are the columns set to the right.
+    """Rows whose columns line up. `right` are columns set to the right, `glued` ones that stay with the one before.
 
-    Where there is no room, those of `optional` are left out, the first one first, and then `elastic` is cut: names, in
-    the first column, in their middle, anything else at its end.
+    Where a screen is too narrow every row becomes a block: the columns that have no room go on in lines below,
+    indented, and line up there. Nothing is left out or cut.
     """
 
     rows: Sequence[Line]
     right: frozenset[int] = frozenset()
-    elastic: int = -1
-    optional: tuple[int, ...] = ()
+    glued: frozenset[int] = frozenset()
+    indent: int = 4
 
     def lines(self, width: int | None = None) -> list[list[Cell]]:
-        """Set the rows; where they are wider than `width`, as narrow as that if they can be."""
-        if self.optional and self.width > (width or math.inf):
-            return self._without(self.optional[0]).lines(width)
+        """Set the rows for a screen of `width` columns, in one line each where that is None."""
+        return [line for block in self.blocks(width) for line in block]
+
+    def blocks(self, width: int | None = None) -> list[list[list[Cell]]]:
+        """Set the rows, as the lines of each."""
         wide = self._widths()
-        excess = sum(wide) + len(_GAP) * (len(wide) - 1) - (width or math.inf)
-        if excess > 0 and 0 <= self.elastic < len(wide):
-            wide[self.elastic] = max(8, int(wide[self.elastic] - excess))
-        return [self._line(row, wide) for row in self.rows]
-
-    def _without(self, column: int) -> Table:
-        """The same table, one column less."""
-
-        def moved(other: int) -> int:
-            return other - (other > column)
-
-        return Table(
-            [[cell for place, cell in enumerate(row) if place != column] for row in self.rows],
-            right=frozenset(moved(other) for other in self.right if other != column),
-            elastic=moved(self.elastic),
-            optional=tuple(moved(other) for other in self.optional[1:]),
-        )
+        spans = self._spans(wide, width)
+        return [self._block(row, wide, spans, width) for row in self.rows]
 
     @property
     def width(self) -> int:
@@ -93,14 +80,35 @@ class Table:
         columns = max((len(row) for row in self.rows), default=0)
         return [max(width_of(row[n]) for row in self.rows if n < len(row)) for n in range(columns)]
 
-    def _line(self, row: Line, wide: Sequence[int]) -> list[Cell]:
+    def _spans(self, wide: Sequence[int], width: int | None) -> list[range]:
+        """Say which columns stand in the first line of a block, and which in each below."""
+        starts = [0]
+        for column in range(1, len(wide)):
+            end = next((n for n in range(column + 1, len(wide)) if n not in self.glued), len(wide))
+            first, indent = starts[-1], self.indent if len(starts) > 1 else 0
+            taken = indent + sum(wide[first:end]) + len(_GAP) * (end - first - 1)
+            if column not in self.glued and taken > (width or math.inf):
+                starts.append(column)
+        return [range(*pair) for pair in pairwise([*starts, len(wide)])]
+
+    def _block(self, row: Line, wide: Sequence[int], spans: Sequence[range], width: int | None) -> list[list[Cell]]:
+        lines: list[list[Cell]] = []
+        for span in spans:
+            cells = row[span.start : span.stop]
+            if lines and not any(map(width_of, cells)):
+                continue
+            line = self._line(cells, wide[span.start : span.stop], span.start)
+            lines += folded([" " * self.indent, *line] if lines else line, width, self.indent)
+        return lines
+
+    def _line(self, row: Line, wide: Sequence[int], first: int) -> list[Cell]:
         line: list[Cell] = []
         for column, cell in enumerate(row):
             text, style = cell if isinstance(cell, Styled) else (cell, "")
-            text = (_cut if column else _shortened)(clean(text), wide[column])
+            text = clean(text)
             blank = " " * (wide[column] - width_of(text))
             last = all(not width_of(other) for other in row[column + 1 :])
-            padded = blank + text if column in self.right else text if last else text + blank
+            padded = blank + text if first + column in self.right else text if last else text + blank
             line += [Styled(padded, style), *([] if last else [_GAP])]  # type: ignore[arg-type]
             if last:
                 break
@@ -118,27 +126,6 @@ def width_of(cell: Cell) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
-
-
-def _cut(text: str, width: int) -> str:
-    if width_of(text) <= width:
-        return text
-    while text and width_of(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _shortened(text: str, width: int) -> str:
-    """Cut a name in its middle: its end tells as much as its beginning, which keeps what it is indented by."""
-    if width_of(text) <= width:
-        return text
-    end = ""
-    while width_of(text[-len(end) - 1 :]) <= 3 * (width - 1) // 4:
-        end = text[-len(end) - 1 :]
-    head = text[: len(text) - len(end)]
-    while head and width_of(head) + width_of(end) > width - 1:
-        head = head[:-1]
-    return f"{head}…{end}"
 
 
 def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:

@@ -76,7 +76,7 @@ class DemoResult(Result):
     folder: Path
     root: Path
     datasets: tuple[DemoDataset, ...]
-    next: tuple[str, ...]
+    suggestions: tuple[str, ...]
     seconds: float
 
 
@@ -103,7 +103,7 @@ def demo(
         folder=home,
         root=home / "store",
         datasets=datasets,
-        next=_next_commands(home, datasets[0]),
+        suggestions=_suggestions(home, datasets[0]),
         seconds=round(time.perf_counter() - begun, 1),
     )
 
@@ -118,7 +118,7 @@ def _claim(home: Path) -> None:
             fs.replace_file(home / name, text.encode())
 
 
-def _next_commands(home: Path, dataset: DemoDataset) -> tuple[str, ...]:
+def _suggestions(home: Path, dataset: DemoDataset) -> tuple[str, ...]:
     root = f"--root {_quoted(home / 'store')}"
     return (
         f"rbtool list {root}",

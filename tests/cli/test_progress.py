@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from rich.progress import Task, TaskID
 
 from rbtool.cli import progress as module
 from rbtool.cli.progress import LineProgress
@@ -106,3 +109,20 @@ def test_a_stage_without_a_total_says_what_was_done(label, count, line):
     progress.advance(count)
     progress.done()
     assert lines == [line]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (100, "  converting                 2.5 MB ━━━━━━━━━━━━━━━━━━━━  50 % 12.1 MB/s  0:03 left"),
+        (80, "  converting                 2.5 MB ━━━━━━━━━━━━━━━━━━━━  50 % 12.1 MB/s"),
+        (60, "  converting          2.5 MB ━━━━━━━━  50 % 12.1 MB/s"),
+        (48, "  converting          2.5 MB ━━━━━━━━  50 %"),
+        (40, "  converting          2.5 MB  50 %"),
+    ],
+)
+def test_a_narrow_terminal_keeps_percent_and_size(width, shown):
+    fields = {"count": "2.5 MB", "speed": "12.1 MB/s  0:03 left"}
+    task = Task(TaskID(0), "converting", 5_000_000, 2_500_000, _get_time=time.monotonic, fields=fields)
+    assert module._stage_line(task, width).plain == shown
+    assert len(shown) <= width

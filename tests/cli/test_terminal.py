@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from terminal import type_line
 
@@ -26,7 +28,7 @@ def test_a_bar_moves_in_a_terminal(terminal):
     assert BAR in shown
     assert "converting" in shown
     assert "100 %" in shown
-    assert "next: rbtool inspect there" in shown
+    assert "try: rbtool inspect there" in shown
 
 
 def test_the_result_in_a_pipe_stays_bare_while_the_bar_moves(terminal, folder):
@@ -79,19 +81,40 @@ def test_results_fit_the_terminal_and_stay_whole_in_a_pipe(terminal, folder):
     assert code == 3
     lines_shown = [line for line in shown.replace("\r", "").splitlines() if "path=" not in line]  # a word, however long
     assert max(map(len, lines_shown)) <= 60
-    assert "…" not in shown.partition("field ")[2].partition("steps ·")[0]
+    table = shown.partition("field ")[2].partition("steps ·")[0]
+    assert "…" not in table
+    assert all(f" {head}" in table for head in ("dtype", "mean", "std", "min", "q1", "q50", "q99", "max"))
     terminal("rbtool stats cartpole > out; rbtool check bad > found", 60)
     assert max(map(len, (folder / "found").read_text().splitlines())) > 80
     assert "float64" in (folder / "out").read_text()
 
 
+@pytest.mark.parametrize("columns", [50, 60, 80])
+def test_a_narrow_bar_shows_how_much_in_one_line(terminal, columns):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there", columns)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rpartition("\r")[2] for line in shown.split("\r\n")]
+    (bar,) = [line for line in lines if "100 %" in line]
+    assert (code, len(bar) <= columns) == (0, True)
+    assert re.match(rf"  converting +4,864 steps {BAR}+ 100 %", bar)
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("line", ["list", "cache ls"])
+def test_a_narrow_listing_keeps_its_columns(terminal, line):
+    wide, narrow = (
+        terminal(f"rbtool {line}", columns, NO_COLOR="1")[1].partition("1 dataset")[0] for columns in (120, 40)
+    )
+    assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
+    assert narrow.split() == wide.split()
+
+
 def test_a_summary_is_broken_between_words_in_a_narrow_terminal(terminal):
     code, shown = terminal("rbtool inspect minari/tuple/trunc-v0", 50, NO_COLOR="1")
-    summary = shown.replace("\r", "").partition("\nfields")[0] + shown.replace("\r", "").partition("\nspace")[2]
+    lines = shown.replace("\r", "").splitlines()
     assert code == 0
-    assert max(len(line) for line in summary.splitlines() if not line.startswith(("next", "length", "return"))) <= 50
-    assert any(line.startswith("         ") for line in summary.splitlines())
-    assert "kB" not in {line.strip() for line in summary.splitlines()}
+    assert max(map(len, lines)) <= 50
+    assert "         [-1, 1])" in lines
+    assert "kB" not in {line.strip() for line in lines}
 
 
 def test_steps_left_out_are_marked_where_each_has_a_block(terminal):
@@ -107,7 +130,7 @@ def test_the_first_episode_there_is_is_proposed(terminal):
         "rbtool convert minari/cartpole/scripted-v0 'a part' --episodes 3:5 -q; rbtool inspect 'a part'"
     )
     assert code == 0
-    assert "next: rbtool inspect 'a part' --episode 3 --head 5" in shown
+    assert "try: rbtool inspect 'a part' --episode 3 --head 5" in shown
 
 
 def test_an_error_ends_the_bar(terminal):
