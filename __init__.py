@@ -6,11 +6,29 @@ document that `--json` prints. Importing rbtool imports no torch: each name belo
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import os
+import sys
 
-from .core.version import __version__
+
+def _leave_current_folder() -> None:
+    """Take the current folder off the import path where `python -m rbtool` put it: a `json.py` there would run.
+
+    It stays where this package itself was found there. Called before anything is imported that may lie there.
+    """
+    here = os.getcwd()  # noqa: PTH109  # pathlib may not be loaded yet
+    started = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
+    ours = started == __name__ or (started.startswith("-") and started.endswith(f"m{__name__}"))
+    if ours and sys.path[:1] == [here] and not sys.flags.safe_path and os.path.dirname(__path__[0]) != here:  # noqa: PTH120
+        del sys.path[0]
+
+
+_leave_current_folder()
+
+import importlib  # noqa: E402
+from collections.abc import Iterable  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from .core.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from .core import (

@@ -7,11 +7,13 @@ import difflib
 import importlib
 import os
 import pickle
+import shlex
 import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +24,7 @@ from ..dataset import digest_file
 from ..errors import UsageError
 from .failures import error_text
 from .fingerprints import fingerprint_of
-from .imports import imported_modules
+from .imports import imported_modules, only_from
 
 __all__ = ["ChunkFunction", "FileFunction", "GivenFunction", "ModuleFunction", "PickledFunction", "find_function"]
 
@@ -99,23 +101,35 @@ class FileFunction(ChunkFunction):
 
 @dataclass(frozen=True, slots=True)
 class ModuleFunction(ChunkFunction):
-    """`module:name`, of an installed module or one in the current folder."""
+    """`module:name`, of an installed module or one in `folder`, from which nothing else is imported."""
 
     module: str
     name: str
+    folder: Path
 
     @property
     def label(self) -> str:  # type: ignore[override]
         return f"{self.module}:{self.name}"
 
     def load(self) -> Loaded:
-        if str(Path.cwd()) not in sys.path:  # as `python -m` would find it
-            sys.path.insert(0, str(Path.cwd()))
         try:
-            module = importlib.import_module(self.module)
+            with only_from(self.folder, self.module.partition(".")[0]):
+                module = importlib.import_module(self.module)
         except Exception as error:
-            raise UsageError(f"module {self.module} cannot be imported: {error_text(error)}") from error
+            raise UsageError(
+                f"module {self.module} cannot be imported: {error_text(error)}", hint=self._beside(error)
+            ) from error
         return _attribute(module, self.name, f"module {self.module}")
+
+    def _beside(self, error: Exception) -> str | None:
+        """Say how a module that it misses, and that is in the folder too, is found."""
+        missed = error.name if isinstance(error, ModuleNotFoundError) else None
+        file = self.folder.joinpath(*self.module.split(".")).with_suffix(".py")
+        found = missed and PathFinder.find_spec(missed.partition(".")[0], [str(self.folder)])
+        if not found or not file.is_file():
+            return None
+        place = shlex.quote(f"{file.relative_to(self.folder)}:{self.name}")
+        return f"name the file, and what is beside it is imported too: {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +194,7 @@ def find_function(function: Loaded | str) -> ChunkFunction:
         hint = "write it like FILE.py:NAME or module:name"
         raise UsageError(f"the function {function!r} is not understood", hint=hint)
     if not place.endswith(".py"):
-        return ModuleFunction(place, name)
+        return ModuleFunction(place, name, Path.cwd())
     path = Path(place).expanduser().absolute()
     if not path.is_file():
         raise UsageError(f"there is no file {place}, which should hold the function {name!r}")

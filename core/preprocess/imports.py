@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -13,13 +16,14 @@ from importlib.machinery import (
     ExtensionFileLoader,
     FileFinder,
     ModuleSpec,
+    PathFinder,
     SourceFileLoader,
     SourcelessFileLoader,
 )
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["FreshModules", "imported_modules"]
+__all__ = ["FreshModules", "imported_modules", "only_from"]
 
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
@@ -97,6 +101,38 @@ def _find(name: str, places: list[str], looked_up: dict[str, ModuleSpec | None])
 def _submodules(places: list[str]) -> list[str]:
     names = {entry.name.partition(".")[0] for place in places for entry in Path(place).iterdir()}
     return sorted(name for name in names if name.isidentifier() and name not in ("__init__", "__pycache__"))
+
+
+@contextlib.contextmanager
+def only_from(folder: Path, name: str) -> Iterator[None]:
+    """Have the module or package of one top-level name, and no other, found in a folder as if it came first.
+
+    A folder on the import path would also give its `json.py` or `torch.py` to whoever imports those next.
+    """
+    finders = _OneModule(name, folder, regular=True), _OneModule(name, folder, regular=False)
+    importlib.invalidate_caches()
+    sys.meta_path.insert(0, finders[0])
+    sys.meta_path.append(finders[1])  # a folder without `__init__.py` comes after all modules on the import path
+    try:
+        yield
+    finally:
+        for finder in finders:
+            sys.meta_path.remove(finder)
+
+
+class _OneModule(MetaPathFinder):
+    def __init__(self, name: str, folder: Path, *, regular: bool) -> None:
+        self._name = name
+        self._folder = str(folder)
+        self._regular = regular
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        found = PathFinder.find_spec(fullname, [self._folder], target)
+        return found if found is not None and (found.loader is not None) == self._regular else None
 
 
 class FreshModules:

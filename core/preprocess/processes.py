@@ -168,10 +168,13 @@ class ForkStarter(Starter):
 
 
 def launch(module: str, descriptor: int) -> int:
-    """Start `module.main(descriptor)` in a new interpreter with our import path; return the process's number."""
+    """Start `module.main(descriptor)` in a new interpreter with our import path; return the process's number.
+
+    Without `-P` the interpreter would take the modules that it imports first from the current folder.
+    """
     path = json.dumps([str(entry) for entry in sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM.format(module), str(descriptor), path],
+        [sys.executable, "-P", "-c", _PROGRAM.format(module), str(descriptor), path],
         stdin=subprocess.DEVNULL,
         stdout=_standard_error(),  # what the function prints must not mix with our own result
         pass_fds=(descriptor,),

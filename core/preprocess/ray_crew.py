@@ -114,6 +114,7 @@ def _imported() -> Any:
         with _environment(_QUIET):
             import ray
             import ray.exceptions
+            import ray.job_config
     except ImportError as error:
         raise UsageError(
             f"engine ray needs Ray, which is not installed here ({error})", hint="pip install 'rbtool[ray]'"
@@ -127,10 +128,22 @@ def _connect(ray: Any, workers: int) -> None:
     where = {"address": address} if address else {"address": "local", **quiet}
     try:
         with _environment(_QUIET):
-            ray.init(**where, logging_level=logging.ERROR)
+            ray.init(**where, logging_level=logging.ERROR, **_without_current_folder(ray, address))
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         place = f"the Ray cluster {address}" if address else "a Ray of our own"
         raise UsageError(f"{place} cannot be reached: {error_text(error)}") from error
+
+
+def _without_current_folder(ray: Any, address: str | None) -> dict[str, Any]:
+    """Keep Ray from putting our current folder first on the import path of all workers, `json.py` and all.
+
+    It does so unless the job has a working folder of its own. Its client does not.
+    """
+    if address is not None and address.startswith("ray://"):
+        return {}
+    config = ray.job_config.JobConfig()
+    config._runtime_env_has_working_dir = lambda: True
+    return {"job_config": config}
 
 
 @contextlib.contextmanager
