@@ -22,7 +22,7 @@ def episode_lines(view: EpisodeView, fields: tuple[FieldView, ...], width: int |
     states, actions, results = _split(view.rows[0].values, fields) if view.rows else ([], [], [])
     table = Table([_header(states, actions, results), *_rows(view, states, actions, results)], right=frozenset({0}))
     facts = [counted(view.length + 1, "observation"), counted(view.length, "step"), view.end]
-    facts.append(f"return {number(view.total_reward)}")
+    facts.append("no return" if view.total_reward is None else f"return {number(view.total_reward)}")
     head: list[Cell] = [Styled(f"episode {view.episode}", "bold"), f"   {', '.join(facts)}"]
     if table.width <= (width or _WIDEST):
         return [*folded(head, width, 4), *table.lines()]

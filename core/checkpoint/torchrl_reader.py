@@ -23,12 +23,11 @@ from ..dataset import (
     has_manifest,
     load_json,
     read_tree,
-    running_return,
+    sum_rewards,
 )
 from ..errors import FormatError, RbtoolError, UsageError
 from ..ted import (
     NEXT,
-    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     EndReason,
@@ -135,8 +134,9 @@ class TorchrlReader(StepReader):
         reasons = np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither))
         columns = {
             "episode": np.arange(len(stops)), "start": stops - lengths, "length": lengths,
-            "return": self._returns(stops - lengths, stops), "terminated": terminated, "truncated": truncated,
-            "end_reason": reasons, "explicit_start": np.full(len(stops), -1),
+            "return": sum_rewards(self, stops - lengths, lengths),
+            "terminated": terminated, "truncated": truncated, "end_reason": reasons,
+            "explicit_start": np.full(len(stops), -1),
         }  # fmt: skip
         rest = ("explicit_next", "seed", "has_seed")
         return EpisodeTable.from_columns(columns | {name: np.zeros(len(stops)) for name in rest})
@@ -233,20 +233,6 @@ class TorchrlReader(StepReader):
                 rows = as_numbers(self.read(key, start, stop)[self._ended[low:high] - start], field.dtype)
                 found[low:high] = (rows.reshape(high - low, -1) != 0).any(1)
         return found
-
-    def _returns(self, starts: Array, stops: Array) -> Array:
-        """Sum the rewards of each episode where a step has one number; else zeros."""
-        totals = np.zeros(len(stops))
-        field = next((field for field in self.fields if field.key == NEXT_REWARD), None)
-        if field is None or field.shape not in {(), (1,)} or "complex" in field.dtype:
-            return totals
-        for start, stop in leaf_parts(self.manifest.steps, field.row_bytes):
-            rewards = as_numbers(self.read(NEXT_REWARD, start, stop), field.dtype).reshape(-1)
-            low, high = np.searchsorted(stops, (start, stop - 1), side="right")
-            for number in range(low, min(high + 1, len(stops))):
-                part = rewards[max(starts[number] - start, 0) : stops[number] - start]
-                totals[number] = running_return(totals[number], part)
-        return totals
 
 
 def stat_fingerprint(path: Path) -> str:

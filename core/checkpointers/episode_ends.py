@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..checkpoint import FilledStorage, differing_rows, leaf_parts
-from ..dataset import Array, EpisodeTable, StepReader, running_return
+from ..dataset import Array, EpisodeTable, StepReader, sum_rewards
 from ..ted import (
     NEXT,
-    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     EndReason,
@@ -21,10 +20,7 @@ from ..ted import (
 )
 from .lanes import Order
 
-__all__ = ["episode_returns", "find_episodes"]
-
-_MOST_STEPS = 1 << 20
-"""Of how many steps the rewards are in memory at once."""
+__all__ = ["find_episodes"]
 
 
 def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags: Sequence[Key]) -> EpisodeTable:
@@ -88,7 +84,7 @@ def _table(reader: StepReader, ended: Array, flagged: Array) -> EpisodeTable:
         "episode": np.arange(len(last)),
         "start": last + 1 - lengths,
         "length": lengths,
-        "return": _returns(reader, last + 1 - lengths, lengths),
+        "return": sum_rewards(reader, last + 1 - lengths, lengths),
         "terminated": terminated,
         "truncated": truncated,
         "end_reason": np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither)),
@@ -108,46 +104,3 @@ def _at(reader: StepReader, key: Key, steps: Array) -> Array:
             rows = reader.read(key, start, stop)[steps[low:high] - start]
             found.append((as_numbers(rows, field.dtype).reshape(high - low, -1) != 0).any(1))
     return np.concatenate(found) if found else np.zeros(0, bool)
-
-
-def _returns(reader: StepReader, starts: Array, lengths: Array) -> Array:
-    """Sum the rewards of each episode, where a step has one number; else zeros."""
-    fields = [field for field in reader.fields if field.key == NEXT_REWARD and field.shape in {(), (1,)}]
-    totals = np.zeros(len(starts))
-    if not fields or "complex" in fields[0].dtype:
-        return totals
-
-    def read(start: int, stop: int) -> Array:
-        rewards = reader.read(NEXT_REWARD, start, stop).reshape(-1)
-        return as_numbers(rewards, fields[0].dtype).astype(np.float64)
-
-    stops, row = starts + lengths, 0
-    while row < len(starts):
-        begin = int(starts[row])
-        after = int(np.searchsorted(stops, begin + _MOST_STEPS, side="right"))
-        if after > row:
-            rewards = read(begin, int(stops[after - 1]))
-            totals[row:after] = episode_returns(rewards, starts[row:after] - begin, lengths[row:after])
-        else:  # one episode that is longer than all that is read at once
-            after = row + 1
-            for start in range(begin, int(stops[row]), _MOST_STEPS):
-                totals[row] = running_return(totals[row], read(start, min(start + _MOST_STEPS, int(stops[row]))))
-        row = after
-    return totals
-
-
-def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
-    """Add the rewards of each episode strictly one after the other, as `running_return` does for one of them.
-
-    Few long episodes are added up one by one, many short ones all at once step by step.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
-        if len(starts) <= int(lengths.max()):
-            stops = (starts + lengths).tolist()
-            sums = [np.add.accumulate(rewards[a:b])[-1] for a, b in zip(starts.tolist(), stops, strict=True)]
-            return 0.0 + np.array(sums)
-        total, order = np.zeros(len(starts)), np.argsort(-lengths, kind="stable")
-        alive = len(starts) - np.searchsorted(np.sort(lengths), np.arange(int(lengths.max())), side="right")
-        for step, count in enumerate(alive.tolist()):
-            total[order[:count]] += rewards[starts[order[:count]] + step]
-        return total

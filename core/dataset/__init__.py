@@ -61,6 +61,15 @@ from .recorder import PackedRecorder
 from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
 from .regular import open_regular, read_regular, require_regular
 from .repair import RecordingState, examine_recording, repair_recording, require_restorable
+from .returns import (
+    episode_returns,
+    one_step_reward,
+    return_field,
+    return_field_of,
+    returns_are_known,
+    sum_rewards,
+    table_with_returns,
+)
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
@@ -168,6 +177,7 @@ __all__ = [
     "digest_of_stats",
     "dump_json",
     "env_metadata_bytes",
+    "episode_returns",
     "episode_text_bytes",
     "examine_recording",
     "find_dataset",
@@ -185,6 +195,7 @@ __all__ = [
     "merge_ranges",
     "named_codecs",
     "normal_form",
+    "one_step_reward",
     "open_regular",
     "open_source",
     "parse_codecs",
@@ -210,6 +221,9 @@ __all__ = [
     "require_regular",
     "require_removable",
     "require_restorable",
+    "return_field",
+    "return_field_of",
+    "returns_are_known",
     "row_builder",
     "rows_of",
     "running_return",
@@ -221,7 +235,9 @@ __all__ = [
     "source_names",
     "storage_root",
     "stored_datasets",
+    "sum_rewards",
     "sweep",
+    "table_with_returns",
     "unfinished_recording",
     "verify_records",
     "write_dataset",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
+from ..ted import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
 from ..ted.checks import Finding, Rows, Rule
 from .contracts import Array, StepReader
 from .digest import digest_file
@@ -23,18 +23,20 @@ __all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
 
 
 class EpisodeTableRule(Rule):
-    """The table says of every episode what its rows say: number, place, return, how it ends."""
+    """The table says of every episode what its rows say: number, place, return, how it ends.
+
+    `reward` is the leaf that adds up to the return, None where there is none.
+    """
 
     rule_id = "TED010"
     name = "episode table"
 
-    def __init__(self, fields: Sequence[Field], steps: int, table: EpisodeTable) -> None:
+    def __init__(self, fields: Sequence[Field], steps: int, table: EpisodeTable, reward: Field | None) -> None:
         super().__init__(fields, steps)
         self.table = table
+        self._reward = reward
         self._problems: list[str] = []
         self._total = 0.0
-        rewards = [field.dtype for field in fields if field.key == NEXT_REWARD and field.shape in ((), (1,))]
-        self._reward_type = next((dtype for dtype in rewards if "complex" not in dtype), None)
 
     def see(self, rows: Rows) -> None:
         """Compare number, flags and return of the episodes in these rows."""
@@ -52,8 +54,8 @@ class EpisodeTableRule(Rule):
                 if wrong.any():
                     row = int(ends[wrong.argmax()])
                     self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
-        if self._reward_type is not None:
-            self._see_rewards(rows, as_numbers(rows.columns[NEXT_REWARD], self._reward_type), ends)
+        if self._reward is not None:
+            self._see_rewards(rows, as_numbers(rows.columns[self._reward.key], self._reward.dtype), ends)
 
     def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:
         begin = 0

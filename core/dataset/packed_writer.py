@@ -15,6 +15,7 @@ from .contracts import StepReader
 from .manifest import Layout, Manifest
 from .packed_builder import PackedBuilder
 from .record_numbers import RecordNumbers
+from .returns import table_with_returns
 
 __all__ = ["row_builder", "write_dataset"]
 
@@ -45,7 +46,9 @@ def write_dataset(
     `progress` hears of the steps done. CorruptDataError where the episode table of the source does not lay its
     episodes one after the other.
     """
-    table, steps = source.episodes, source.manifest.steps
+    # a checkpoint has to give the table that it was saved with, whatever that says
+    table = source.episodes if source.manifest.kind == "checkpoint" else table_with_returns(source)
+    steps = source.manifest.steps
     RecordNumbers(table, steps, str(source.path))
     ends = table.start + table.length - 1
     with row_builder(folder, source.fields, layout, codecs) as builder:

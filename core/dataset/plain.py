@@ -6,6 +6,7 @@ Nothing is recorded about such a folder, so the episodes are found from the `epi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,21 +17,19 @@ from ..errors import FormatError
 from ..ted import (
     EPISODE,
     NEXT_DONE,
-    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     Field,
     Key,
     end_reason,
-    field_named,
     role_of,
 )
 from .builder import created_by
 from .contracts import Array, StepReader
 from .digest import digest_of_stats
 from .episodes import EpisodeRow, EpisodeTable
-from .ingest import running_return
 from .manifest import Manifest, Request
+from .returns import sum_rewards
 from .ted_reader import pread_file_rows
 from .tree import leaf_path, read_tree
 
@@ -59,7 +58,8 @@ class PlainReader(StepReader):
     def episodes(self) -> EpisodeTable:
         """The table as the data tell it."""
         bounds = self._bounds()
-        return EpisodeTable.from_rows([self._row(number, *span) for number, span in enumerate(pairwise(bounds))])
+        table = EpisodeTable.from_rows([self._row(number, *span) for number, span in enumerate(pairwise(bounds))])
+        return replace(table, total_reward=sum_rewards(self, table.start, table.length))
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
@@ -95,7 +95,4 @@ class PlainReader(StepReader):
         )
         if EPISODE in self._keys:
             number = int(self.read(EPISODE, start, start + 1).reshape(-1)[0])
-        total = 0.0
-        if NEXT_REWARD in self._keys and field_named(self.fields, NEXT_REWARD).row_bytes:
-            total = running_return(0.0, self.read(NEXT_REWARD, start, stop))
-        return EpisodeRow(number, stop - start, total, terminated, truncated, end_reason(terminated, truncated))
+        return EpisodeRow(number, stop - start, 0.0, terminated, truncated, end_reason(terminated, truncated))

@@ -12,14 +12,13 @@ from typing import Self
 import numpy as np
 
 from ..errors import SchemaError, UsageError
-from ..ted import NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
+from ..ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
 from . import fs
 from .builder import Origin, provenance_step, write_manifest
 from .commits import COMMITS, COMMITS_COPY, Commit, CommitLog, episode_digest
 from .contracts import Array
 from .digest import FileRecord
 from .episodes import EPISODES, EpisodeRow, EpisodeTable
-from .ingest import running_return
 from .leaf_writer import record_file
 from .locks import lock_folder
 from .manifest import HIDDEN, FieldRange, Manifest, Request
@@ -27,6 +26,7 @@ from .packed_builder import PackedRows
 from .packed_schema import SCHEMA, PackedSchema
 from .record_numbers import RecordNumbers
 from .recorded_fields import RECORDING, fields_bytes
+from .returns import episode_return
 
 __all__ = ["PackedRecorder", "recording_table", "seal"]
 
@@ -76,7 +76,7 @@ class PackedRecorder:
         self._require_whole()
         self._torn = True
         try:
-            commit = self._written(columns, _row(columns, episode, seed, cut_off))
+            commit = self._written(columns, _row(columns, episode, seed, cut_off, self.fields))
         except SchemaError:  # raised before anything is written
             self._torn = False
             raise
@@ -155,13 +155,14 @@ class PackedRecorder:
             self.close()
 
 
-def _row(columns: Mapping[Key, Array], episode: int, seed: int | None, cut_off: bool) -> EpisodeRow:
+def _row(
+    columns: Mapping[Key, Array], episode: int, seed: int | None, cut_off: bool, fields: Sequence[Field]
+) -> EpisodeRow:
     """Summarise an episode; one whose last step bears neither flag ends with the recording."""
     terminated, truncated = (
         key in columns and bool(np.any(columns[key][-1])) for key in (NEXT_TERMINATED, NEXT_TRUNCATED)
     )
-    rewards = columns.get(NEXT_REWARD)
-    total = running_return(0.0, rewards) if rewards is not None and rewards.size else 0.0
+    total = episode_return(columns, fields)
     length = len(next(iter(columns.values())))
     reason = EndReason.END_OF_FILE if cut_off else end_reason(terminated, truncated)
     return EpisodeRow(episode, length, total, terminated, truncated, reason, seed)

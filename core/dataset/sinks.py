@@ -15,6 +15,7 @@ from ..ted import Field, Key
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .manifest import Dropped
+from .returns import table_with_returns
 
 __all__ = ["Chosen", "Sink"]
 
@@ -31,7 +32,7 @@ class Chosen:
     @cached_property
     def table(self) -> EpisodeTable:
         """The episode table of these alone; `start` counts from the first of their steps."""
-        columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
+        columns = {name: column[self.rows] for name, column in table_with_returns(self.reader).columns().items()}
         columns["start"] = np.cumsum(columns["length"]) - columns["length"]
         columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
         return EpisodeTable.from_columns(columns)

@@ -13,7 +13,8 @@ from ..ted import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
 from .episodes import ResultEpisodes
 from .job import Finished, Task
 from .places import PartFile, part_path, placed_folder, result_folder
-from .taking import Taking
+from .taking import Taking, result_return_field
+from .work import Work
 
 __all__ = ["Assembled", "Assembly"]
 
@@ -48,7 +49,9 @@ class Assembly:
     comes before is there too. Once one did not, the rows are copied into new files at the end. A context manager.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], taking: Taking, tasks: int, *, anew: bool = True) -> None:
+    def __init__(
+        self, folder: Path, fields: Sequence[Field], taking: Taking, work: Work, tasks: int, *, anew: bool = True
+    ) -> None:
         self._folder = folder
         self._fields = tuple(fields)
         self._keys = {field.key for field in fields}
@@ -57,7 +60,7 @@ class Assembly:
         self._done: list[tuple[Task, Finished]] = []
         self._in_place = True
         self._ranges: dict[Key, FieldRange] = {}
-        self._episodes = ResultEpisodes(taking, fields)
+        self._episodes = ResultEpisodes(taking, fields, result_return_field(taking, work, fields))
         placed = placed_folder(folder)
         if anew:
             fs.make_folder(placed)

@@ -251,7 +251,7 @@ class _Run:
             fields = of.fields(crew)
         anew = self._unfinished is None
         with (
-            Assembly(self._folder, fields, of.taking, len(self._tasks), anew=anew) as assembly,
+            Assembly(self._folder, fields, of.taking, work, len(self._tasks), anew=anew) as assembly,
             InTurn() as books,
         ):
             crew.tell("open", self._folder, fields)

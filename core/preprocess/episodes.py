@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..dataset import Array, EpisodeTable, running_return
-from ..ted import NEXT, NEXT_REWARD, Field, Key, as_numbers, end_reason, state_keys
+from ..ted import NEXT, Field, Key, as_numbers, end_reason, state_keys
 from ..ted.checks.following import rows_equal
 from .job import Finished
-from .taking import Taking, reward_field
+from .taking import Taking
 
 __all__ = ["Changes", "ResultEpisodes", "RowAccess"]
 
@@ -52,12 +52,13 @@ class _Open:
 class ResultEpisodes:
     """Follows the finished tasks from the front and keeps the books on the episodes of the result.
 
+    `reward` is the leaf that adds up to the return of an episode, None where there is none.
     `renumbered` counts the episodes whose number another one had already, `emptied` those that came to nothing.
     """
 
-    def __init__(self, taking: Taking, fields: Sequence[Field]) -> None:
+    def __init__(self, taking: Taking, fields: Sequence[Field], reward: Field | None) -> None:
         self._taking = taking
-        self._reward = reward_field(tuple(fields))
+        self._reward = reward
         self._states = state_keys(fields)
         self._columns: dict[str, list[Array]] = {}
         self._used: set[int] = set()
@@ -114,14 +115,14 @@ class ResultEpisodes:
         columns["broken"][0] |= was.broken or not all(follows)
         columns["total"][0] = was.total
         if self._reward is not None:
-            rewards = as_numbers(rows.read(NEXT_REWARD, 0, count), self._reward.dtype)
+            rewards = as_numbers(rows.read(self._reward.key, 0, count), self._reward.dtype)
             columns["total"][0] = running_return(was.total, rewards)
 
     def _take_returns_of_source(self, columns: dict[str, Array]) -> None:
         """Without rewards, an episode that has all its steps has the return it had."""
         source, table = columns["source"], self._taking.table
         whole = columns["length"] == table.length[source]
-        columns["total"][whole] = table.total_reward[source[whole]]
+        columns["total"][whole] = self._taking.returns[source[whole]]
 
     def _number(self, ids: Array, fresh: Array) -> None:
         """Give episodes whose number is taken another one, above all of the source."""

@@ -14,7 +14,6 @@ from ..errors import CorruptDataError
 from ..ted import (
     EPISODE,
     NEXT,
-    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     Field,
@@ -29,7 +28,7 @@ from .block import Block
 from .failures import ResultRefused
 from .job import Finished, Job, Task
 from .places import part_path, placed_folder, rows_digest, write_part
-from .taking import Taking, reward_field
+from .taking import Taking, result_return_field
 from .work import Context, Work
 
 __all__ = ["TaskRunner"]
@@ -46,6 +45,7 @@ class TaskRunner:
         self._taking = Taking(self._reader, job.chosen, job.steps)
         self._fields: tuple[Field, ...] = ()
         self._states: list[Key] = []
+        self._reward: Field | None = None
         self._held: tuple[int, Block | BaseException] | None = None
         self._folder = Path()
         self._files: RowFiles | None = None
@@ -93,6 +93,7 @@ class TaskRunner:
         """Prepare to write rows of these fields for the result that is built in `folder`."""
         self._folder, self._fields = folder, tuple(fields)
         self._states = state_keys(fields)
+        self._reward = result_return_field(self._taking, self._work, fields)
         self._files = RowFiles(placed_folder(folder), fields)
 
     def run(self, task: Task) -> Finished:
@@ -186,14 +187,14 @@ class TaskRunner:
         return flags
 
     def _returns(self, block: Block) -> Array:
-        """The sum of each run's rewards, one after the other; NaN where the result has no rewards."""
+        """The sum of each run's rewards of single steps, one after the other; NaN where the result has none."""
         pieces = block.pieces
-        reward = reward_field(self._fields)
+        reward = self._reward
         if reward is None:
             return np.full(len(pieces), np.nan)
         if not block.rows:
             return np.zeros(len(pieces))
-        rewards = as_numbers(block.columns[NEXT_REWARD].values, reward.dtype).reshape(-1)
+        rewards = as_numbers(block.columns[reward.key].values, reward.dtype).reshape(-1)
         returns = np.zeros(len(pieces))
         single = pieces.rows == 1
         returns[single] += rewards[pieces.starts[single]]

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, StepReader, running_return
+from ..dataset import (
+    Array,
+    EpisodeTable,
+    StepReader,
+    return_field,
+    sum_rewards,
+    table_with_returns,
+)
 from ..ted import (
     NEXT_DONE,
-    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     EndReason,
     Field,
     Key,
-    as_numbers,
 )
 from .block import Block, Column, Pieces
+from .work import Work
 
-__all__ = ["Taking", "reward_field"]
+__all__ = ["Taking", "result_return_field"]
 
 
 class Taking:
@@ -47,7 +53,7 @@ class Taking:
 
     @cached_property
     def table(self) -> EpisodeTable:
-        """The episode table of what is taken; `start` counts from the first step taken."""
+        """The episode table of what is taken; `start` counts from the first step taken. Its returns are `returns`."""
         columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
         columns["start"] = self._before
         columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
@@ -63,9 +69,14 @@ class Taking:
         fields = {field.key: field for field in reader.fields}
         if NEXT_TERMINATED in fields:
             columns["terminated"][-1] = reader.read(NEXT_TERMINATED, start + length - 1, start + length).any()
-        if (reward := reward_field(reader.fields)) is not None:
-            rewards = as_numbers(reader.read(reward.key, start, start + length), reward.dtype)
-            columns["return"][-1] = running_return(0.0, rewards)
+
+    @cached_property
+    def returns(self) -> Array:
+        """The return of each episode as far as it is taken; NaN where it is not known."""
+        found = table_with_returns(self.reader).total_reward[self.rows]
+        if self.cut:
+            found[-1:] = sum_rewards(self.reader, self._source_start[-1:], self.table.length[-1:])
+        return found
 
     def block(self, fields: dict[Key, Field], start: int, stop: int, *, fresh: bool) -> Block:
         """Read the steps `[start, stop)` of these leaves, into fresh arrays or only to be looked at."""
@@ -116,9 +127,7 @@ class Taking:
         return np.array(found, np.int64)
 
 
-def reward_field(fields: tuple[Field, ...]) -> Field | None:
-    """The reward, where it is one real number a step."""
-    for field in fields:
-        if field.key == NEXT_REWARD and field.shape in ((), (1,)) and "complex" not in field.dtype:
-            return field
-    return None
+def result_return_field(taking: Taking, work: Work, fields: Iterable[Field]) -> Field | None:
+    """The leaf of a result that adds up to the return of an episode, as `return_field` finds it."""
+    before = (step.arguments for step in taking.reader.manifest.provenance)
+    return return_field(fields, (*before, work.arguments()))

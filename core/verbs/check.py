@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..checkpoint import STORAGE, open_steps
-from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, rows_of
+from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, return_field_of, rows_of
 from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
 from ..ted import EndReason
@@ -142,7 +142,10 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
         return [], reader.manifest.episodes, names
     steps = reader.manifest.steps
     try:
-        rules = [*_rules_of_rows(reader), EpisodeTableRule(reader.fields, steps, reader.episodes)]
+        rules = [
+            *_rules_of_rows(reader),
+            EpisodeTableRule(reader.fields, steps, reader.episodes, return_field_of(reader.manifest)),
+        ]
     except (CorruptDataError, FormatError) as error:
         return (
             [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, Reader, StepReader
+from ..dataset import Array, EpisodeTable, Reader, StepReader, returns_are_known, table_with_returns
 from ..errors import UsageError
 from ..ted import NEXT, EndReason, Field, Key, as_numbers, key_name, ted_fields
 
@@ -30,26 +30,30 @@ class RowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeView:
-    """An episode: its number, its length in steps, how it ends, and some of its rows (the last one always)."""
+    """An episode: its number, its length in steps, how it ends, and some of its rows (the last one always).
+
+    `total_reward` is None where rewards are sums over n steps and those of single steps are not kept.
+    """
 
     episode: int
     length: int
     end: str
-    total_reward: float
+    total_reward: float | None
     rows: tuple[RowView, ...]
 
 
 def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView:
     """Show an episode of what rbtool wrote."""
-    row = _row_of(reader.episodes, number)
-    start = int(reader.episodes.start[row])
+    table = table_with_returns(reader)
+    row = _row_of(table, number)
+    start = int(table.start[row])
 
     def read(key: Key, step: int) -> Array:
         return np.asarray(reader.read(key, start + step, start + step + 1)[0])
 
-    wanted = _wanted(int(reader.episodes.length[row]), head)
+    wanted = _wanted(int(table.length[row]), head)
     rows = [_row_view(reader.fields, step, lambda key, step=step: read(key, step)) for step in wanted]  # type: ignore[misc]
-    return _view(reader.episodes, row, rows)
+    return _view(table, row, rows, known=returns_are_known(reader.manifest))
 
 
 def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | None) -> EpisodeView:
@@ -92,12 +96,12 @@ def _wanted(length: int, head: int | None) -> list[int]:
     return sorted({*range(min(length, length if head is None else head)), length - 1})
 
 
-def _view(table: EpisodeTable, row: int, rows: Iterable[RowView]) -> EpisodeView:
+def _view(table: EpisodeTable, row: int, rows: Iterable[RowView], *, known: bool = True) -> EpisodeView:
     return EpisodeView(
         episode=int(table.episode[row]),
         length=int(table.length[row]),
         end=EndReason(int(table.end_reason[row])).name.lower().replace("_", " "),
-        total_reward=float(table.total_reward[row]),
+        total_reward=float(table.total_reward[row]) if known else None,
         rows=tuple(rows),
     )
 

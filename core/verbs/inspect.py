@@ -23,7 +23,9 @@ from ..dataset import (
     StepReader,
     find_dataset,
     open_source,
+    returns_are_known,
     storage_root,
+    table_with_returns,
 )
 from ..errors import UsageError
 from ..ted import BoundaryCounts, Field, Key, row_bytes, ted_fields
@@ -34,6 +36,10 @@ from .results import Result
 __all__ = ["FieldView", "InspectResult", "Spread", "inspect"]
 
 _BINS = 10
+_NO_RETURNS = (
+    "there is no return: next.reward holds sums over n steps, and next.original_reward, the reward of every step, "
+    "is not there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +124,11 @@ def inspect(
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format such as Minari's.
 
     `dataset` is a path or `source:id`. Of what rbtool wrote only the manifest and the episode table are read, so
-    the time does not grow with the data. With `episode`, the source's number of one, its first `head` steps (all
-    by default) and its last are shown too. Raises DatasetNotFoundError, FormatError, or UsageError for an
-    episode that is not there and for the checkpoint of a buffer that is not one of steps.
+    the time does not grow with the data; of n-step data also the reward of every step, for `returns`. With `episode`,
+    the source's number of one, its first `head` steps (all by default) and its last are shown too.
+
+    Raises DatasetNotFoundError, FormatError, or UsageError for an episode that is not there and for the
+    checkpoint of a buffer that is not one of steps.
     """
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, it must be 1 or more")
@@ -137,8 +145,8 @@ def inspect(
 def _of_steps(
     reader: StepReader, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
 ) -> InspectResult:
-    manifest, table = reader.manifest, reader.episodes
-    layouts = _layouts(reader)
+    manifest, table = reader.manifest, table_with_returns(reader)
+    known, layouts = returns_are_known(manifest), _layouts(reader)
     return InspectResult(
         name=_name(reader.path, manifest, storage_root(root)),
         path=reader.path,
@@ -151,12 +159,12 @@ def _of_steps(
         bytes_saved=max(0, layouts["ted"] - layouts[manifest.layout]) if manifest.layout in layouts else 0,
         ends=table.counts(),
         length=Spread.of(table.length),
-        returns=Spread.of(table.total_reward),
+        returns=Spread.of(table.total_reward) if known else None,
         fields=_fields(reader.fields, manifest.steps, manifest.ranges),
         spaces=manifest.spaces,
         renamed_keys=manifest.renamed_keys,
         dropped_keys=manifest.dropped_keys,
-        notes=manifest.notes,
+        notes=manifest.notes if known else (*manifest.notes, _NO_RETURNS),
         content_digest=manifest.content_digest if manifest.files else None,
         resolved_revision=manifest.resolved_revision,
         created_by=manifest.created_by if manifest.files else None,

@@ -18,6 +18,7 @@ from ..dataset import (
     find_dataset,
     provenance_step,
     require_apart,
+    table_with_returns,
 )
 from ..errors import UsageError
 from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
@@ -185,7 +186,7 @@ def _known(engine: str) -> str:
 def _taking(reader: StepReader, work: Work, num_frames: int | None) -> Taking:
     if not reader.manifest.steps:
         raise UsageError("the dataset has no steps: there is nothing to preprocess")
-    taking = Taking(reader, work.chooses(reader.episodes))
+    taking = Taking(reader, work.chooses(table_with_returns(reader)))
     if not taking.steps:
         raise UsageError(f"{work.label} leaves none of the {len(reader.episodes):,} episodes")
     if num_frames is None:

@@ -60,7 +60,14 @@ class Filter(EpisodeChoice):
         return condition
 
     def keeps(self, table: EpisodeTable) -> Any:
-        return self._parsed().holds(_values(table), len(table))
+        condition = self._parsed()
+        asks = any(name.field == "return" for name in condition.names)
+        if asks and len(table) and np.isnan(table.total_reward).all():
+            raise UsageError(
+                f"the condition {self.condition!r} names return, which is not known of any episode",
+                hint="n-step data must keep next.original_reward, the reward of every step",
+            )
+        return condition.holds(_values(table), len(table))
 
 
 def _values(table: EpisodeTable) -> Mapping[Name, Array]:

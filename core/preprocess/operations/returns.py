@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dataset import Array
+from ...dataset import Array, one_step_reward
 from ...errors import UsageError
 from ...ted import NEXT_REWARD, Field, Key, as_numbers, key_name
 from ..endings import flagged
@@ -16,7 +16,7 @@ from .base import RowOperation, Step
 from .borders import flags_there, last_rows
 from .fields import Fields
 from .lazy import Sheet
-from .values import numbers_of, original_of, require_discount, reward_type
+from .values import numbers_of, require_discount, reward_type
 
 __all__ = ["McReturn", "ReturnToGo"]
 
@@ -28,16 +28,20 @@ class _Returns(RowOperation):
 
     def _step(self, fields: Fields, gamma: float) -> Step:
         require_discount(gamma, self.name)
-        reward = original_of(NEXT_REWARD)
-        if reward not in fields:  # of n-step rewards the sum would count each reward n times
-            reward = NEXT_REWARD
-        if reward not in fields:
+        if NEXT_REWARD not in fields:
             raise UsageError(f"{self.name} needs next.reward, which is not there")
+        field = one_step_reward(fields)
+        if field is None:
+            raise UsageError(
+                f"{self.name} needs the reward of every step, but next.reward holds sums over n steps, and "
+                "next.original_reward is not there"
+            )
         if self.out in fields:
             raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which is there already")
-        field = fields[reward]
         made = Field(self.out, reward_type(field, self.name), field.shape, "info")
-        return _ReturnStep(fields.replaced({self.out: made}, made=[self.out]), made, reward, flags_there(fields), gamma)
+        return _ReturnStep(
+            fields.replaced({self.out: made}, made=[self.out]), made, field.key, flags_there(fields), gamma
+        )
 
 
 @dataclass(frozen=True)

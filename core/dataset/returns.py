@@ -1,0 +1,139 @@
+"""The return of an episode: the sum of the rewards of its single steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..ted import NEXT, NEXT_REWARD, Field, Key, as_numbers
+from .contracts import Array, StepReader
+from .episodes import EpisodeTable
+from .ingest import running_return
+from .manifest import Manifest
+
+__all__ = [
+    "episode_return",
+    "episode_returns",
+    "one_step_reward",
+    "return_field",
+    "return_field_of",
+    "returns_are_known",
+    "sum_rewards",
+    "table_with_returns",
+]
+
+_STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
+_ONE_STEP: Key = (NEXT, "original_reward")
+_N_STEP = "n-step"
+_MOST_STEPS = 1 << 20
+"""Of how many steps the rewards are in memory at once."""
+
+
+def return_field(fields: Iterable[Field], made_by: Iterable[Mapping[str, Any]] = ()) -> Field | None:
+    """The leaf that adds up to the return of an episode; None where no leaf has one real reward a step."""
+    field = one_step_reward(fields, made_by)
+    return field if field is not None and _is_number(field) else None
+
+
+def one_step_reward(fields: Iterable[Field], made_by: Iterable[Mapping[str, Any]] = ()) -> Field | None:
+    """The leaf with the reward of each step alone; None where there is none.
+
+    In n-step data `next.reward` is a sum over a window, and windows overlap; such data keep the rewards of single steps
+    as `next.original_reward`. They have `steps_to_next_obs`, or `made_by`, the arguments in their provenance, names the
+    operation.
+    """
+    by_key = {field.key: field for field in fields}
+    n_step = _STEPS_TO_NEXT in by_key or _ONE_STEP in by_key or any(map(_sums_rewards, made_by))
+    return by_key.get(_ONE_STEP if n_step else NEXT_REWARD)
+
+
+def _is_number(field: Field) -> bool:
+    return field.shape in {(), (1,)} and "complex" not in field.dtype
+
+
+def return_field_of(manifest: Manifest) -> Field | None:
+    """`return_field` of the rows that a manifest describes."""
+    return return_field(manifest.fields, (step.arguments for step in manifest.provenance))
+
+
+def _sums_rewards(arguments: Mapping[str, Any]) -> bool:
+    operations = arguments.get("operations")
+    parts = operations if isinstance(operations, list) else []
+    return any(isinstance(part, Mapping) and part.get("name") == _N_STEP for part in parts)
+
+
+def table_with_returns(reader: StepReader) -> EpisodeTable:
+    """The episode table of a dataset or checkpoint with the returns that its rows have: NaN where they are not known.
+
+    The tables of n-step data that rbtool 0.1 wrote hold sums of overlapping rewards, so those returns are added up
+    anew, in bounded memory; all other tables are taken as they are.
+    """
+    table, field = reader.episodes, return_field_of(reader.manifest)
+    if returns_are_known(reader.manifest) and (field is None or field.key == NEXT_REWARD):
+        return table
+    return replace(table, total_reward=sum_rewards(reader, table.start, table.length))
+
+
+def returns_are_known(manifest: Manifest) -> bool:
+    """Whether episodes have returns: not where rewards are sums over n steps and those of single steps are gone."""
+    return return_field_of(manifest) is not None or not any(
+        field.key == NEXT_REWARD and _is_number(field) for field in manifest.fields
+    )
+
+
+def episode_return(columns: Mapping[Key, Array], fields: Iterable[Field]) -> float:
+    """The return of an episode, given the rows of its leaves: 0 without rewards, NaN where `sum_rewards` gives it."""
+    field = one_step_reward(fields)
+    if field is not None and field.key in columns:
+        return running_return(0.0, as_numbers(columns[field.key], field.dtype))
+    return math.nan if NEXT_REWARD in columns else 0.0
+
+
+def sum_rewards(reader: StepReader, starts: Array, lengths: Array) -> Array:
+    """The return of each run of steps, ascending, in bounded memory.
+
+    Zeros where no step has a single real reward; NaN where its rewards are sums over n steps and nothing else is kept.
+    """
+    totals = np.zeros(len(starts))
+    field = return_field_of(reader.manifest)
+    if field is None:
+        return totals if returns_are_known(reader.manifest) else np.full(len(starts), np.nan)
+    key, dtype = field.key, field.dtype
+
+    def read(start: int, stop: int) -> Array:
+        return as_numbers(reader.read(key, start, stop).reshape(-1), dtype).astype(np.float64)
+
+    stops, row = starts + lengths, 0
+    while row < len(starts):
+        begin = int(starts[row])
+        after = int(np.searchsorted(stops, begin + _MOST_STEPS, side="right"))
+        if after > row:
+            rewards = read(begin, int(stops[after - 1]))
+            totals[row:after] = episode_returns(rewards, starts[row:after] - begin, lengths[row:after])
+        else:  # one episode that is longer than all that is read at once
+            after = row + 1
+            for start in range(begin, int(stops[row]), _MOST_STEPS):
+                totals[row] = running_return(totals[row], read(start, min(start + _MOST_STEPS, int(stops[row]))))
+        row = after
+    return totals
+
+
+def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
+    """Add the rewards of each episode strictly one after the other, as `running_return` does for one of them.
+
+    Few long episodes are added up one by one, many short ones all at once step by step.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
+        if len(starts) <= int(lengths.max()):
+            stops = (starts + lengths).tolist()
+            sums = [np.add.accumulate(rewards[a:b])[-1] for a, b in zip(starts.tolist(), stops, strict=True)]
+            return 0.0 + np.array(sums)
+        total, order = np.zeros(len(starts)), np.argsort(-lengths, kind="stable")
+        alive = len(starts) - np.searchsorted(np.sort(lengths), np.arange(int(lengths.max())), side="right")
+        for step, count in enumerate(alive.tolist()):
+            total[order[:count]] += rewards[starts[order[:count]] + step]
+        return total
