@@ -1,7 +1,7 @@
 """What the values of a dataset are like: counts, moments, extremes and quantiles, in one pass over its rows."""
 
 from .collect import FieldStats, collect_stats, described_fields
-from .moments import Moments
+from .moments import Moments, mean_of
 from .quantiles import QUANTILE_ERROR, QuantileSketch
 from .store import StatsStore
 
@@ -13,4 +13,5 @@ __all__ = [
     "StatsStore",
     "collect_stats",
     "described_fields",
+    "mean_of",
 ]

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..dataset import Array, StepReader
 from ..progress import Progress
-from ..ted import NEXT, Field, Key, as_numbers, state_keys
+from ..ted import NEXT, Field, Key, as_numbers, is_floating, state_keys
 from .moments import Moments
 from .quantiles import QuantileSketch
 
@@ -29,7 +27,8 @@ class FieldStats:
 
     `count` is of finite values; NaN and infinite ones are counted apart. `std` is the deviation of the values there
     are. `constant` lists the dimensions that never vary, which nothing should be divided by. `quantiles` gives for
-    each fraction asked for one number a dimension. None stands where there is no finite value.
+    each fraction asked for one number a dimension. Extremes and quantiles of whole numbers are ints, exact whatever
+    their size. None stands where there is no finite value.
     """
 
     key: Key
@@ -42,9 +41,9 @@ class FieldStats:
     infinite: tuple[int, ...]
     mean: tuple[float | None, ...]
     std: tuple[float | None, ...]
-    min: tuple[float | None, ...]
-    max: tuple[float | None, ...]
-    quantiles: tuple[tuple[float | None, ...], ...]
+    min: tuple[int | float | None, ...]
+    max: tuple[int | float | None, ...]
+    quantiles: tuple[tuple[int | float | None, ...], ...]
     constant: tuple[int, ...]
 
 
@@ -81,10 +80,9 @@ def _described(reader: StepReader, field: Field, fractions: Sequence[float], pro
         moments.merge(Moments.of(values))
         sketch.update(values)
         progress.advance(block.nbytes)
-    quantiles = sketch.quantiles(fractions, moments.min, moments.max)
-    if not field.dtype.startswith(("float", "bfloat")):
-        quantiles = np.rint(quantiles)  # the middle of a bucket of whole numbers need not be one
-    known = moments.count > 0
+    quantiles = [_numbers(row, moments.count) for row in sketch.quantiles(fractions, moments.min, moments.max)]
+    if not is_floating(field.dtype):
+        quantiles = [_whole_numbers(row, moments) for row in quantiles]
     return FieldStats(
         key=field.key,
         dtype=field.dtype,
@@ -94,11 +92,11 @@ def _described(reader: StepReader, field: Field, fractions: Sequence[float], pro
         count=tuple(moments.count.tolist()),
         nan=tuple(moments.nan.tolist()),
         infinite=tuple(moments.infinite.tolist()),
-        mean=_numbers(moments.mean, known),
-        std=_numbers(moments.std, known),
-        min=_numbers(moments.min, known),
-        max=_numbers(moments.max, known),
-        quantiles=tuple(_numbers(row, known) for row in quantiles),
+        mean=_numbers(moments.mean, moments.count),
+        std=_numbers(moments.std, moments.count),
+        min=tuple(moments.lowest),
+        max=tuple(moments.highest),
+        quantiles=tuple(quantiles),
         constant=tuple(moments.constant.nonzero()[0].tolist()),
     )
 
@@ -111,5 +109,16 @@ def _blocks(reader: StepReader, field: Field) -> Iterator[Array]:
         yield reader.read(field.key, start, min(start + rows, steps))
 
 
-def _numbers(values: Array, known: Array) -> tuple[float | None, ...]:
-    return tuple(value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True))
+def _numbers(values: Array, counts: Array) -> tuple[float | None, ...]:
+    return tuple(value if count else None for value, count in zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _whole_numbers(values: Sequence[float | None], moments: Moments) -> tuple[int | float | None, ...]:
+    """Round quantiles of whole numbers to such, for the middle of a bucket need not be one; extremes stay exact."""
+    found: list[int | float | None] = []
+    for value, low, high in zip(values, moments.lowest, moments.highest, strict=True):
+        if value is None or low is None or high is None:
+            found.append(None)
+        else:
+            found.append(low if value == float(low) else high if value == float(high) else round(value))
+    return tuple(found)

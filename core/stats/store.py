@@ -14,7 +14,7 @@ from .collect import FieldStats
 
 __all__ = ["StatsStore"]
 
-_VERSION = 3
+_VERSION = 4
 
 
 class StatsStore:
@@ -73,11 +73,14 @@ def _described(manifest: Manifest) -> dict[str, Any]:
 
 
 _TYPES = get_type_hints(FieldStats)
+_FLOATS = ("mean", "std", "min", "max", "quantiles")
 
 
 def _field_stats(entry: dict[str, Any]) -> FieldStats:
     """Make the entry of a document what it was; ValueError, KeyError or TypeError for what it cannot have been."""
     found = {name: _tuples(entry[name]) for name in _TYPES}
+    for name in _FLOATS:
+        found[name] = _floats(found[name])
     width = len(found["count"])
     for name in ("nan", "infinite", "mean", "std", "min", "max"):
         if len(found[name]) != width:
@@ -86,6 +89,11 @@ def _field_stats(entry: dict[str, Any]) -> FieldStats:
 
 
 def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
-    return float(value) if value in ("inf", "-inf", "nan") else value
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _floats(value: Any) -> Any:
+    """Undo how strict JSON writes numbers that are not finite; a field may bear such a name."""
+    if isinstance(value, tuple):
+        return tuple(_floats(item) for item in value)
+    return float(value) if isinstance(value, str) else value

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..dataset import Array, EpisodeTable, Reader, StepReader, returns_are_known, table_with_returns
 from ..errors import UsageError
+from ..stats import mean_of
 from ..ted import NEXT, EndReason, Field, Key, as_numbers, key_name, ted_fields
 
 __all__ = ["EpisodeView", "RowView", "source_view", "steps_view"]
@@ -128,4 +129,4 @@ def _value(row: Array, field: Field) -> Any:
     if numbers.size <= _MOST_NUMBERS:
         return numbers.tolist()
     low, high = numbers.min().item(), numbers.max().item()
-    return {"shape": list(numbers.shape), "min": low, "max": high, "mean": float(numbers.mean())}
+    return {"shape": list(numbers.shape), "min": low, "max": high, "mean": mean_of(numbers)}

@@ -28,6 +28,7 @@ from ..dataset import (
     table_with_returns,
 )
 from ..errors import UsageError
+from ..stats import mean_of
 from ..ted import BoundaryCounts, Field, Key, row_bytes, ted_fields
 from .episode_view import EpisodeView, source_view, steps_view
 from .readable import has_steps
@@ -57,13 +58,19 @@ class Spread:
         if not len(numbers):
             return None
         finite = numbers[np.isfinite(numbers)]
-        counts = np.histogram(finite, bins=_BINS)[0] if len(finite) else np.zeros(_BINS, int)
+        counts = _counts(finite.astype(np.float64)) if len(finite) else np.zeros(_BINS, int)
         return cls(
             min=numbers.min().item(),
-            mean=float(numbers.mean()),
+            mean=mean_of(numbers),
             max=numbers.max().item(),
             histogram=tuple(counts.tolist()),
         )
+
+
+def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Count in equal bins; scaled, for the width of a bin may be beyond float64."""
+    scaled = np.ldexp(finite, -int(np.frexp(np.abs(finite).max())[1]))
+    return np.histogram(scaled, bins=_BINS)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

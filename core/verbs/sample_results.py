@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..dataset import EpisodeTable
+from ..stats import mean_of
 from ..ted import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 from .results import Result
 from .sample_timing import SampleTiming
@@ -141,6 +142,4 @@ def _sampled(name: str, dtype: str, values: torch.Tensor, *, is_text: bool = Fal
     numbers = numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers
     if not numbers.size:
         return SampledField(**known)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite values have an infinite or undefined mean
-        mean = float(numbers.mean(dtype=np.float64))
-    return SampledField(**known, min=numbers.min().item(), mean=mean, max=numbers.max().item())
+    return SampledField(**known, min=numbers.min().item(), mean=mean_of(numbers), max=numbers.max().item())

@@ -28,13 +28,14 @@ FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 class StatsResult(Result):
     """The statistics of each leaf; `fractions` say which quantiles its `quantiles` are.
 
-    A quantile is off by no more than `quantile_error` of its value. `remembered` says that no row was read, because
+    A quantile is off by no more than `quantile_error` of its value. `content_digest` is None where no digests are
+    recorded, as in a checkpoint that TorchRL wrote. `remembered` says that no row was read, because
     the statistics of the same contents were taken before.
     """
 
     kind: ClassVar[str] = "stats"
     path: Path
-    content_digest: str
+    content_digest: str | None
     steps: int
     episodes: int
     fractions: tuple[float, ...]
@@ -76,7 +77,7 @@ def stats(
         found, remembered = _taken(reader, wanted, fractions, StatsStore(storage_root(root)), progress or Silent())
         return StatsResult(
             path=reader.path,
-            content_digest=manifest.content_digest,
+            content_digest=manifest.content_digest if reader.has_digests else None,
             steps=manifest.steps,
             episodes=len(reader.episodes),
             fractions=fractions,

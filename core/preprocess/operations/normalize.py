@@ -138,7 +138,9 @@ def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch 
     still = ~(scale > 0) & ~np.isnan(scale) | moments.constant
     loc = np.where(moments.constant, np.where(moments.count > 0, moments.min, 0.0), loc)
     scale = np.where(still, 1.0, scale)
-    if not (np.isfinite(loc) & np.isfinite(scale)).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        reach = np.where(moments.count > 0, np.maximum(moments.max - loc, loc - moments.min), 0.0)
+    if not (np.isfinite(loc) & np.isfinite(scale) & np.isfinite(reach)).all():
         raise SchemaError(f"the values of {name!r} are spread beyond what float64 can hold: cast or clip them first")
     return Constants(
         name, tuple(loc.tolist()), tuple(scale.tolist()), tuple(np.flatnonzero(still).tolist()),

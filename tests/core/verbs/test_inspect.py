@@ -7,6 +7,7 @@ import pytest
 import rbtool
 from rbtool.core.dataset import TedReader
 from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.inspect import Spread
 from rbtool.core.verbs.results import to_document
 
 EPISODES = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
@@ -100,3 +101,10 @@ def test_an_empty_dataset_has_no_spread(tmp_path: Path) -> None:
     result = rbtool.inspect(tmp_path / "empty")
     assert (result.steps, result.episodes, result.length, result.returns) == (0, 0, None, None)
     assert rbtool.check(tmp_path / "empty").findings == ()
+
+
+@pytest.mark.parametrize("size", [1e300, 1.7e308, 1e-300])
+def test_returns_of_any_size_are_summarised(size: float) -> None:
+    found = Spread.of(np.array([-size, size, size / 2]))
+    assert found.mean == pytest.approx(size / 6, rel=1e-14)
+    assert (found.min, found.max, found.histogram) == (-size, size, (1, 0, 0, 0, 0, 0, 0, 1, 0, 1))

@@ -14,6 +14,7 @@ import rbtool
 from rbtool.core.dataset import TedReader
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.stats import FieldStats
+from rbtool.core.ted import Field
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
@@ -171,3 +172,36 @@ def test_damaged_rows_of_other_layouts_are_not_remembered(walks: Path, tmp_path:
     file.write_bytes(data)
     with pytest.raises(CorruptDataError):
         stats(made)
+
+
+@pytest.mark.parametrize("case", ["flat_full", "nested_wrapped", "h5_partly_7of16"])
+def test_a_checkpoint_of_torchrl_is_read_each_time(case: str, walks: Path, tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "data" / "torchrl_checkpoints" / case / "checkpoint"
+    found = [stats(path) for _ in range(2)]
+    assert [(result.content_digest, result.remembered) for result in found] == [(None, False)] * 2
+    assert found[0].fields == found[1].fields
+    assert found[0].fields[0].count[0] == found[0].steps
+    assert not (tmp_path / "home" / ".stats").exists()
+
+
+def test_fields_may_be_called_like_numbers_that_are_not_finite(written: Callable[..., Path]) -> None:
+    names = ("nan", "inf", "-inf")
+    columns = {Field((name,), "int64", (), "info"): np.arange(2) + place for place, name in enumerate(names)}
+    columns |= {Field(("next", "-inf"), "float32", (), "info"): np.array([np.nan, 1], np.float32)}
+    path = written(columns, [2])
+    first, again = stats(path), stats(path)
+    assert (first.remembered, again.remembered) == (False, True)
+    assert first.fields == again.fields
+    assert [field.key for field in again.fields][:3] == [(name,) for name in names]
+
+
+def test_whole_numbers_beyond_float64_are_exact_and_remembered_so(written: Callable[..., Path]) -> None:
+    values = np.array([2**53, 2**53 + 1, 2**53 + 3], np.int64)
+    path = written({Field(("time",), "int64", (), "info"): values}, [3])
+    for _ in range(2):
+        (field,) = stats(path).fields
+        assert (field.min, field.max) == ((2**53,), (2**53 + 3,))
+        assert field.std == pytest.approx([np.std([0, 1, 3])], rel=1e-15)
+        assert all(type(value) is int and 2**53 <= value <= 2**53 + 3 for (value,) in field.quantiles)
+    document = json.loads(json.dumps(to_document(stats(path))))
+    assert document["fields"][0]["max"] == [2**53 + 3]

@@ -182,7 +182,11 @@ def test_constants_of_other_fields_are_refused(rows, work):
 
 def test_values_spread_beyond_float64_are_refused(rows, work):
     with pytest.raises(SchemaError, match="spread beyond"):
-        work(rows([2], x=np.array([-1.7e308, 1.7e308])), normalize="x")
+        work(rows([4], x=np.array([-1.7e308, -1.7e308, -1.7e308, 1.7e308])), normalize="x")
+
+
+def test_values_whose_squares_are_beyond_float64_are_normalized(rows, do):
+    assert do(rows([2], x=np.array([-1.7e308, 1.7e308])), normalize="x")["x"].tolist() == [-1, 1]
 
 
 def test_many_numbers_are_measured_part_by_part(rows, work):
