@@ -1,6 +1,6 @@
 """Checkpoints: the steps of a dataset or a buffer in one of four forms, and whatever reads them back."""
 
-from .buffer_steps import BufferSteps
+from .buffer_steps import BufferSteps, whole_episodes
 from .compare import Difference, compare_steps
 from .compression import Compression
 from .filled import STORAGE, FilledStorage
@@ -62,6 +62,7 @@ __all__ = [
     "step_ends",
     "steps_digest",
     "torchrl_form",
+    "whole_episodes",
     "with_ends",
     "write_torchrl",
 ]

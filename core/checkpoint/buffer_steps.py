@@ -1,4 +1,4 @@
-"""The rows of a buffer, as a dataset has them: every episode ends with a flag, and every step names its episode."""
+"""Rows as a dataset has them: every episode ends with a flag, and every step names its episode."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, Manifest, Request, StepReader
+from ..dataset import Array, EpisodeTable, Manifest, PlainReader, Request, StepReader
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key
+from .filled import STORAGE
 from .rows import leaf_parts
 
-__all__ = ["BufferSteps"]
+__all__ = ["BufferSteps", "whole_episodes"]
 
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
 
 
 class BufferSteps(StepReader):
-    """The rows of the checkpoint of a buffer, with what TED asks for and a buffer need not have.
+    """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
 
     The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
     reason says that the recording stops there. Where `terminated` or `truncated` is missing it follows from `done`,
@@ -34,7 +35,9 @@ class BufferSteps(StepReader):
         made = [Field(EPISODE, "int64", (), "id")] if EPISODE not in self._known else []
         lacking = [key for key in (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED) if key not in self._known]
         made += [Field(key, "bool", shape, "done") for key in lacking]
-        request = Request(SOURCE, str(self.path), self.path.name)
+        request = rows.manifest.request
+        if request.source == STORAGE:
+            request = Request(SOURCE, str(self.path), self.path.name)
         self.manifest = replace(rows.manifest, fields=(*rows.fields, *made), request=request)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -56,11 +59,8 @@ class BufferSteps(StepReader):
         count = len(self._unfinished)
         if not count:
             return self.manifest
-        what = (
-            "an episode that the buffer had not finished ends"
-            if count == 1
-            else (f"{count:,} episodes that the buffer had not finished end")
-        )
+        some = "an episode that was not finished ends"
+        what = some if count == 1 else f"{count:,} episodes that were not finished end"
         return replace(self.manifest, notes=(*self.manifest.notes, f"{what} truncated: the flags were set"))
 
     @property
@@ -159,3 +159,12 @@ class BufferSteps(StepReader):
         rows = [self._raw.read(EPISODE, int(start), int(start) + 1).reshape(1) for start in table.start]
         numbers = np.concatenate(rows).astype(np.int64) if rows else table.episode
         return numbers if len(np.unique(numbers)) == len(numbers) else table.episode
+
+
+def whole_episodes(reader: StepReader) -> StepReader:
+    """Rows that may lack flags, of a buffer or of a TED tree that another program wrote, as a dataset has them.
+
+    So that what is made of them is a dataset: `reader` itself where it is one, or the checkpoint of one.
+    """
+    of_buffer = reader.manifest.kind == "checkpoint" and reader.manifest.request.source == STORAGE
+    return BufferSteps(reader) if of_buffer or isinstance(reader, PlainReader) else reader

@@ -1,11 +1,12 @@
 """Reads a TED memory-map directory that has no manifest: what TorchRL caches, or a hand-made tensordict.
 
 Nothing is recorded about such a folder, so the episodes are found from the `episode` leaf or, without one, from
-`("next", "done")`.
+`("next", "done")`. Padded trajectories, batch `[N, T]` with a mask, are read without their padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,25 +20,37 @@ from ..ted import (
     NEXT_DONE,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
+    EndReason,
     Field,
     Key,
     end_reason,
+    key_name,
     role_of,
 )
 from .builder import created_by
 from .contracts import Array, StepReader
 from .digest import digest_of_stats
 from .episodes import EpisodeRow, EpisodeTable
-from .manifest import Manifest, Request
+from .manifest import Dropped, Manifest, Request
 from .returns import sum_rewards
+from .strict_json import load_json
 from .ted_reader import pread_file_rows
-from .tree import leaf_path, read_tree
+from .tree import Leaf, leaf_path, read_tree
 
 __all__ = ["PlainReader"]
 
 
+_MASKS: tuple[Key, ...] = (("mask",), ("collector", "mask"))
+"""What tells steps from padding in trajectories that `split_trajectories`, or a collector, has padded."""
+
+
 class PlainReader(StepReader):
-    """Rows of a tensordict folder of batch `[N]` that nobody vouches for."""
+    """Rows of a tensordict folder of batch `[N]` that nobody vouches for.
+
+    Of a batch `[N, T]` of padded trajectories those rows count that a mask marks, one trajectory after the other, and
+    the mask goes. FormatError for a batch of more dimensions without a mask, or with one that has gaps: whether its
+    rows are steps is not known.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,13 +58,19 @@ class PlainReader(StepReader):
         rows = {leaf.shape[0] for leaf in leaves.values() if leaf.shape}
         if len(rows) != 1 or any(leaf.nested or not leaf.shape for leaf in leaves.values()):
             raise FormatError(f"{path} is a tensordict folder, but not one row a step: its leaves differ in length")
-        fields = tuple(Field(key, leaf.dtype, leaf.shape[1:], role_of(key)) for key, leaf in leaves.items())
-        self._steps = rows.pop()
+        mask = _mask_of(path, leaves)
+        skip = 1 if mask is None else 2
+        fields = tuple(
+            Field(key, leaf.dtype, leaf.shape[skip:], role_of(key)) for key, leaf in leaves.items() if key != mask
+        )
+        self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(path, mask, leaves[mask])
+        self._steps = self._spans.steps
         self._keys = {field.key for field in fields}
+        dropped = () if mask is None else (Dropped(key_name(mask), "it tells steps from padding, which is not kept"),)
         files = digest_of_stats(path / leaf_path(key) for key in leaves)
         self.manifest = Manifest(
             kind="dataset", layout="ted", request=Request("tensordict", str(path), path.name), steps=self._steps,
-            episodes=0, fields=fields, files=(), content_digest=files, created_by=created_by(),
+            episodes=0, fields=fields, files=(), content_digest=files, created_by=created_by(), dropped_keys=dropped,
         )  # fmt: skip
 
     @cached_property
@@ -68,7 +87,9 @@ class PlainReader(StepReader):
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one leaf by position."""
-        return pread_file_rows(self.path / leaf_path(key), self._leaf(key, start, stop), start, stop)
+        leaf, path = self._leaf(key, start, stop), self.path / leaf_path(key)
+        parts = [pread_file_rows(path, leaf, *span) for span in self._spans.between(start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, *leaf.shape), leaf.numpy), *parts])
 
     def documents(self) -> dict[str, bytes]:
         """Such a folder has none."""
@@ -84,9 +105,11 @@ class PlainReader(StepReader):
             starts = np.flatnonzero((numbers[1:] != numbers[:-1]).any(1)) + 1
         elif NEXT_DONE in self._keys:
             starts = np.flatnonzero(self.read(NEXT_DONE, 0, self._steps).reshape(self._steps, -1)[:-1].any(1)) + 1
+        elif len(self._spans.before) > 1:
+            starts = np.empty(0, np.int64)
         else:
             raise FormatError(f"{self.path} has neither 'episode' nor 'next.done': its episodes cannot be told apart")
-        return [0, *starts.tolist(), self._steps] if self._steps else [0]
+        return np.union1d(starts, [*self._spans.before, self._steps] if self._steps else [0]).tolist()
 
     def _row(self, number: int, start: int, stop: int) -> EpisodeRow:
         terminated, truncated = (
@@ -95,4 +118,56 @@ class PlainReader(StepReader):
         )
         if EPISODE in self._keys:
             number = int(self.read(EPISODE, start, start + 1).reshape(-1)[0])
-        return EpisodeRow(number, stop - start, 0.0, terminated, truncated, end_reason(terminated, truncated))
+        reason = end_reason(terminated, truncated)
+        if reason is EndReason.END_OF_FILE and NEXT_DONE in self._keys and self.read(NEXT_DONE, stop - 1, stop).any():
+            reason = EndReason.INFERRED
+        return EpisodeRow(number, stop - start, 0.0, terminated, truncated, reason)
+
+
+class _Spans:
+    """Where the steps lie among the rows of the files: runs of rows, and how many steps come before each run."""
+
+    def __init__(self, starts: Array, lengths: Array) -> None:
+        self._starts = starts
+        self._ends = np.cumsum(lengths)
+        self.before = self._ends - lengths
+        self.steps = int(lengths.sum())
+
+    @classmethod
+    def whole(cls, rows: int) -> _Spans:
+        """All rows."""
+        return cls(np.zeros(1, np.int64), np.array([rows]))
+
+    @classmethod
+    def of(cls, path: Path, key: Key, leaf: Leaf) -> _Spans:
+        """One run for each trajectory of a padded batch that has steps."""
+        count, time = leaf.shape[:2]
+        mask = pread_file_rows(path / leaf_path(key), Field(key, leaf.dtype, (time,), "info"), 0, count)
+        edges = np.diff(mask.astype(np.int8), axis=1, prepend=0, append=0)
+        if ((edges == 1).sum(1) > 1).any():
+            raise FormatError(f"{path} holds padded trajectories, but its mask {key_name(key)!r} has gaps")
+        lanes, first = np.nonzero(edges == 1)
+        return cls(lanes * time + first, np.nonzero(edges == -1)[1] - first)
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The rows of the files, half-open, that hold the steps `[start, stop)`."""
+        first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right").tolist()
+        for run in range(first, min(last + 1, len(self._starts)) if stop > start else first):
+            shift = int(self._starts[run] - self.before[run])
+            yield max(start, int(self.before[run])) + shift, min(stop, int(self._ends[run])) + shift
+
+
+def _mask_of(path: Path, leaves: Mapping[Key, Leaf]) -> Key | None:
+    """The mask of padded trajectories; None where the batch has one dimension, and every row is a step."""
+    document = load_json(path / "meta.json")
+    batch = tuple(document.get("shape") or ()) if isinstance(document, dict) else ()
+    if len(batch) < 2:
+        return None
+    if len(batch) == 2 and all(leaf.shape[:2] == batch for leaf in leaves.values()):
+        for key in _MASKS:
+            if key in leaves and leaves[key].dtype == "bool" and leaves[key].shape in {batch, (*batch, 1)}:
+                return key
+    raise FormatError(
+        f"{path} is a tensordict folder of batch {list(batch)} without a mask, expected one row a step",
+        hint="reshape it to one row a step, and leave the padding out",
+    )

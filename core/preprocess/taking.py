@@ -73,7 +73,7 @@ class Taking:
     @cached_property
     def returns(self) -> Array:
         """The return of each episode as far as it is taken; NaN where it is not known."""
-        found = table_with_returns(self.reader).total_reward[self.rows]
+        found: Array = table_with_returns(self.reader).total_reward[self.rows]
         if self.cut:
             found[-1:] = sum_rewards(self.reader, self._source_start[-1:], self.table.length[-1:])
         return found

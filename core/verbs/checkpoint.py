@@ -117,7 +117,7 @@ def save(
     path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
     require_apart(path, target)
     with open_saved(path) as source:
-        if isinstance(source, BufferSteps):
+        if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
             hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
             what = "in TorchRL's layout, with no manifest" if isinstance(source, TorchrlSteps) else "of a buffer"
             raise UsageError(f"{path} is a checkpoint {what}, and a dataset is expected", hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BUFFER, STORAGE, STORAGE_FOLDER, STORAGE_METADATA, BufferSteps, find_torchrl, open_steps
+from ..checkpoint import BUFFER, STORAGE_FOLDER, STORAGE_METADATA, BufferSteps, find_torchrl, open_steps, whole_episodes
 from ..dataset import StepReader, has_manifest, is_ours, load_json, mend
 from ..errors import RbtoolError, UsageError
 from .readable import has_steps
@@ -39,9 +39,7 @@ def open_saved(path: Path) -> StepReader:
         has_steps(path, raw=True)  # says that this buffer has none
     place = own or path
     _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
-    reader = open_steps(place)
-    manifest = reader.manifest
-    return BufferSteps(reader) if (manifest.kind, manifest.request.source) == ("checkpoint", STORAGE) else reader
+    return whole_episodes(open_steps(place))
 
 
 def _own_steps(path: Path) -> Path | None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..checkpoint import open_steps
+from ..checkpoint import open_steps, whole_episodes
 from ..dataset import (
     Chosen,
     Sink,
@@ -72,7 +72,7 @@ def export(
     source, destination = find_dataset(dataset, root), Path(dest).expanduser()
     require_apart(source, destination)
     has_steps(source)
-    with open_steps(source) as reader:
+    with whole_episodes(open_steps(source)) as reader:
         chosen = Chosen(reader, _rows(reader, episodes))
         sink = kind(chosen, destination.name)
         sink.check()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checkpoint import open_steps, standing
+from ..checkpoint import open_steps, standing, whole_episodes
 from ..dataset import (
     Manifest,
     Provenance,
@@ -121,7 +121,7 @@ def preprocess(
 def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> StepReader:
     path = find_dataset(dataset, root)
     has_steps(path)  # says best what something else is
-    return open_steps(path)
+    return whole_episodes(open_steps(path))
 
 
 def _place(dest: str | os.PathLike[str] | None) -> Path:
