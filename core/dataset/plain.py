@@ -109,7 +109,8 @@ class PlainReader(StepReader):
             starts = np.empty(0, np.int64)
         else:
             raise FormatError(f"{self.path} has neither 'episode' nor 'next.done': its episodes cannot be told apart")
-        return np.union1d(starts, [*self._spans.before, self._steps] if self._steps else [0]).tolist()
+        bounds: list[int] = np.union1d(starts, [*self._spans.before, self._steps] if self._steps else [0]).tolist()
+        return bounds
 
     def _row(self, number: int, start: int, stop: int) -> EpisodeRow:
         terminated, truncated = (

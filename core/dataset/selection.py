@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -11,15 +12,17 @@ from ..errors import UsageError
 __all__ = ["EpisodeRanges", "normal_form", "parse_episodes", "select_episodes"]
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
-"""Half-open ranges of the source's episode numbers; an open end is None."""
+"""Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""
 
 _PART = re.compile(r"\s*(?:(\d+)|(\d*):(\d*))\s*")
 
 
 def parse_episodes(text: str) -> list[tuple[int, int | None]]:
-    """Read a selection into half-open ranges, sorted and merged; an open end is None.
+    """Read a selection into half-open ranges, sorted; an open end is None.
 
-    Raises UsageError for anything but numbers and `A:B` ranges joined by commas.
+    Ranges that touch are merged. A single number stays a range of its own, also inside of others: it asks for just this
+    episode, where a range takes those that are there. Raises UsageError for anything but numbers and `A:B` ranges
+    joined by commas.
     """
     ranges: list[tuple[int, int | None]] = []
     for part in text.split(","):
@@ -31,7 +34,13 @@ def parse_episodes(text: str) -> list[tuple[int, int | None]]:
         if stop is not None and stop <= first:
             raise UsageError(f"--episodes {part.strip()!r} holds no episode: ranges run from A up to, not including, B")
         ranges.append((first, stop))
-    return _merge(sorted(ranges, key=lambda part: part[0]))
+    singles = {part for part in ranges if _is_single(part)}
+    merged = _merge(sorted((part for part in ranges if part not in singles), key=lambda part: part[0]))
+    return sorted([*merged, *singles], key=lambda part: (part[0], part[1] is None, part[1]))
+
+
+def _is_single(part: tuple[int, int | None]) -> bool:
+    return part[1] == part[0] + 1
 
 
 def _merge(ranges: Iterable[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
@@ -50,27 +59,30 @@ def normal_form(ranges: Iterable[tuple[int, int | None]]) -> str | None:
     parts = list(ranges)
     if parts == [(0, None)]:
         return None
-    return ",".join(str(a) if b == a + 1 else f"{a}:{'' if b is None else b}" for a, b in parts)
+    return ",".join(
+        str(part[0]) if _is_single(part) else f"{part[0]}:{'' if part[1] is None else part[1]}" for part in parts
+    )
 
 
-def select_episodes(ranges: Iterable[tuple[int, int | None]], numbers: Sequence[int]) -> list[int]:
-    """Return the episode numbers chosen, in storage order; every number asked for must be there."""
-    known, top = set(numbers), max(numbers, default=-1)
+def select_episodes(ranges: EpisodeRanges, numbers: Sequence[int]) -> list[int]:
+    """Return the episode numbers chosen, in storage order.
+
+    A range takes the episodes that are there, whatever gaps their numbers have. UsageError for a single number that is
+    not there, and where nothing is left.
+    """
+    known = sorted(set(numbers))
     chosen: set[int] = set()
-    for first, stop in ranges:
-        wanted = range(first, top + 1 if stop is None else stop)
-        absent = _first_absent(wanted, known, top)
-        if absent is not None:
-            held = f"{min(known)} to {top}" if known else "none"
-            raise UsageError(
-                f"--episodes asks for episode {absent}, which is not there: there are {len(known)} ({held})"
-            )
-        chosen.update(wanted)
+    for part in ranges:
+        first, stop = part
+        found = known[bisect_left(known, first) : len(known) if stop is None else bisect_left(known, stop)]
+        if _is_single(part) and not found:
+            raise UsageError(f"--episodes asks for episode {first}, which is not there: {_there(known)}")
+        chosen.update(found)
+    if not chosen:
+        asked = normal_form(ranges) or ":"
+        raise UsageError(f"--episodes {asked} holds none of the episodes that are there: {_there(known)}")
     return [number for number in numbers if number in chosen]
 
 
-def _first_absent(wanted: range, known: set[int], top: int) -> int | None:
-    """First number of the range that is not there, found without walking far beyond the last that is."""
-    if wanted.start > top:
-        return wanted.start
-    return next((number for number in range(wanted.start, min(wanted.stop, top + 2)) if number not in known), None)
+def _there(known: Sequence[int]) -> str:
+    return f"there are {len(known)} ({f'{known[0]} to {known[-1]}' if known else 'none'})"

@@ -9,8 +9,8 @@ from rbtool.core.dataset import normal_form, parse_episodes, select_episodes
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
-        ("0:100,250", "0:100,250"), ("3", "3"), ("5,1,2,0:2", "0:3,5"), ("0:5,5:9", "0:9"), (" 7 , 2:4 ", "2:4,7"),
-        (":3", "0:3"), ("0:", None), (":", None), ("4:,9", "4:"), ("1,1", "1"), ("0:9,2:3", "0:9"),
+        ("0:100,250", "0:100,250"), ("3", "3"), ("5,1,2,0:2", "0:2,1,2,5"), ("0:5,5:9", "0:9"), (" 7 , 2:4 ", "2:4,7"),
+        (":3", "0:3"), ("0:", None), (":", None), ("4:,9", "4:,9"), ("1,1", "1"), ("0:9,2:4", "0:9"),
     ],
 )  # fmt: skip
 def test_a_selection_has_one_normal_form(text: str, normal: str | None) -> None:
@@ -29,16 +29,31 @@ def test_episodes_keep_their_storage_order() -> None:
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [("25", 25), ("99", 99), ("0:26", 25), ("24:1000000000000", 25), ("30:", 30), ("1,77:80", 77)],
+    [("25", 25), ("99", 99), ("0:30,27", 27), ("0:26,25", 25), ("1,77", 77)],
 )
 def test_what_is_not_there_is_named(text: str, first: int) -> None:
     with pytest.raises(UsageError, match=rf"asks for episode {first}, which is not there: there are 25 \(0 to 24\)"):
         select_episodes(parse_episodes(text), range(25))
 
 
-def test_holes_in_the_numbering_are_named() -> None:
-    with pytest.raises(UsageError, match="asks for episode 2"):
-        select_episodes(parse_episodes("0:4"), [0, 1, 3])
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("0:4", [0, 1, 3]), ("2:", [3, 8, 42]), ("42:", [42]), (":", [0, 1, 3, 8, 42]), ("7:9,0", [0, 8]),
+        ("0:1000000000000", [0, 1, 3, 8, 42]), ("40:41,42", "episode 40"), ("4:8", "holds none"), ("43:", "holds none"),
+        ("2,0:9", "episode 2"), ("0:9,2", "episode 2"),
+    ],
+)  # fmt: skip
+def test_ranges_take_what_is_there_and_single_numbers_must_be_there(text: str, chosen: list[int] | str) -> None:
+    numbers = [0, 1, 3, 8, 42]
+    if isinstance(chosen, list):
+        assert select_episodes(parse_episodes(text), numbers) == chosen
+        return
+    with pytest.raises(UsageError, match=rf"{chosen}.*: there are 5 \(0 to 42\)"):
+        select_episodes(parse_episodes(text), numbers)
+
+
+def test_of_no_episodes_none_can_be_chosen() -> None:
     with pytest.raises(UsageError, match=r"there are 0 \(none\)"):
         select_episodes(parse_episodes("0"), [])
 
