@@ -35,7 +35,7 @@ def parse_episodes(text: str) -> list[tuple[int, int | None]]:
             raise UsageError(f"--episodes {part.strip()!r} holds no episode: ranges run from A up to, not including, B")
         ranges.append((first, stop))
     singles = {part for part in ranges if _is_single(part)}
-    merged = _merge(sorted((part for part in ranges if part not in singles), key=lambda part: part[0]))
+    merged = _merge(sorted((part for part in ranges if part not in singles), key=_first))
     return sorted([*merged, *singles], key=lambda part: (part[0], part[1] is None, part[1]))
 
 
@@ -54,14 +54,20 @@ def _merge(ranges: Iterable[tuple[int, int | None]]) -> list[tuple[int, int | No
     return merged
 
 
-def normal_form(ranges: Iterable[tuple[int, int | None]]) -> str | None:
-    """Write a selection in its one normal form; None stands for everything."""
-    parts = list(ranges)
+def normal_form(selection: str | EpisodeRanges) -> str | None:
+    """Write a selection in its one normal form; None stands for everything.
+
+    Selections that take the same episodes, where all are there, have the same one: it names a request, and is not what
+    to select by.
+    """
+    parts = _merge(sorted(parse_episodes(selection) if isinstance(selection, str) else selection, key=_first))
     if parts == [(0, None)]:
         return None
-    return ",".join(
-        str(part[0]) if _is_single(part) else f"{part[0]}:{'' if part[1] is None else part[1]}" for part in parts
-    )
+    return ",".join(str(a) if _is_single((a, b)) else f"{a}:{'' if b is None else b}" for a, b in parts)
+
+
+def _first(part: tuple[int, int | None]) -> int:
+    return part[0]
 
 
 def select_episodes(ranges: EpisodeRanges, numbers: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..checkpoint import is_steps
-from ..dataset import Request, find_dataset, normal_form, open_source, parse_episodes
+from ..dataset import Request, find_dataset, normal_form, open_source
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from .checkpoint_buffers import is_of_buffer
@@ -65,9 +65,9 @@ def convert(
             force=force, dry_run=dry_run, progress=heard,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
-    chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
+    chosen = normal_form(episodes) if episodes is not None else None
     with open_source(source) as reader:
-        facts = facts_of(reader, chosen, heard)
+        facts = facts_of(reader, episodes if chosen else None, heard)
         conversion = SourceConversion(
             reader=reader,
             facts=facts,

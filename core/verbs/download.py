@@ -17,7 +17,6 @@ from ..dataset import (
     dataset_folder,
     named_codecs,
     normal_form,
-    parse_episodes,
     reader_class,
     safe_id,
     source_class,
@@ -93,7 +92,7 @@ def download(
     source, id = _named(source, id)
     origin = source_class(source)()
     safe_id(id)
-    chosen = normal_form(parse_episodes(episodes)) if episodes is not None else None
+    chosen = episodes if episodes is not None and normal_form(episodes) else None
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     named_codecs(methods)  # what can be wrong with them whatever the fields are
@@ -157,8 +156,9 @@ def _from_cache(
     if source.local_cache is None:
         raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
     original = source.local_cache.find(dataset_id, reader_class(source.name))
+    normal = normal_form(chosen) if chosen else None
     request = Request(
-        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=chosen, layout=layout[0], origin="local"
+        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local"
     )
     with reader_class(source.name)(original) as reader:
         facts = facts_of(reader, chosen, progress)
@@ -171,7 +171,7 @@ def _from_cache(
             destination=dataset_folder(request, root),
             request=request,
             verb="download",
-            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": chosen}
+            arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": normal}
             | layout_arguments(*layout),
             force=force,
             dry_run=dry_run,

@@ -118,7 +118,7 @@ def _result(
     numbers = chosen.table.episode.tolist()
     whole = len(numbers) == len(chosen.reader.episodes)
     manifest = chosen.reader.manifest
-    ranges = None if whole or episodes is None else normal_form(parse_episodes(episodes))
+    ranges = None if whole or episodes is None else normal_form(episodes)
     entries = published_entries(
         replace(manifest, request=replace(manifest.request, episodes=ranges or manifest.request.episodes)), path, begun
     )

@@ -20,6 +20,7 @@ from ..dataset import (
     dataset_folder,
     fs,
     mend,
+    normal_form,
     parse_codecs,
     parse_episodes,
     reader_class,
@@ -66,6 +67,11 @@ class RemoteDownload:
     exact_id: bool
     frozen: bool
     progress: Progress
+
+    @property
+    def _normal(self) -> str | None:
+        """The choice of episodes as requests are compared by it."""
+        return normal_form(self.episodes) if self.episodes else None
 
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
@@ -137,7 +143,7 @@ class RemoteDownload:
 
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
-        return Request(self.source.name, asked, found.id, self.revision, self.episodes, self.layout, "remote")
+        return Request(self.source.name, asked, found.id, self.revision, self._normal, self.layout, "remote")
 
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
@@ -308,7 +314,7 @@ class RemoteDownload:
     def _convert(self, found: Resolution, remote: RemoteDataset, originals: Originals) -> dict[str, Any]:
         arguments = {
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
-            "from": remote.address, "episodes": self.episodes, "revision": self.revision,
+            "from": remote.address, "episodes": self._normal, "revision": self.revision,
             **layout_arguments(self.layout, self.compress),
         }  # fmt: skip
         record = originals.record()

@@ -69,7 +69,7 @@ def test_the_manifest_says_where_it_comes_from(tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "ted", episodes="2,0:2")
     manifest = Manifest.load(tmp_path / "ted")
     assert (manifest.request.source, manifest.request.id) == ("minari", "cartpole/scripted-v0")
-    assert (manifest.request.episodes, manifest.request.origin) == ("0:2,2", "file")
+    assert (manifest.request.episodes, manifest.request.origin) == ("0:3", "file")
     (step,) = manifest.provenance
     assert (step.verb, dict(step.arguments)) == ("convert", {"path": str(CARTPOLE), "episodes": "0:3"})
     assert sorted(step.inputs) == ["main_data.hdf5", "metadata.json"]
