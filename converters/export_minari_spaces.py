@@ -73,7 +73,7 @@ def _box(field: Field, role: str) -> Any:
     if kind == "c" or field.dtype == "bfloat16":
         raise SchemaError(f"{field.name} is {field.dtype}, for which there is no space")
     if kind == "b":
-        return spaces.Box(False, True, field.shape, np.bool_)
+        return spaces.Box(0, 1, field.shape, np.bool_)  # newer versions of gymnasium refuse bools as bounds
     if kind == "f":
         return spaces.Box(-math.inf, math.inf, field.shape, field.numpy.type)
     limits = np.iinfo(field.numpy)

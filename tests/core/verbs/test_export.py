@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import minari
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
+from tensordict import TensorDict
 
 from rbtool.core.dataset import Chosen, TedReader, fs
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpaceError, SchemaError, UsageError
@@ -236,3 +239,16 @@ def test_a_limit_on_file_size(to: str, tmp_path: Path) -> None:
         [sys.executable, "-c", SCRIPT, str(tmp_path), to], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+def test_flags_as_observations_without_a_space_go_to_minari_and_back(shape: tuple[int, ...], tmp_path: Path) -> None:
+    seen = torch.arange(5 * max(1, int(np.prod(shape)))).reshape(5, *shape) % 3 == 0
+    ends = torch.tensor([[False], [False], [False], [True]])
+    after = {"observation": seen[1:], "reward": torch.ones(4, 1), "done": ends, "terminated": ends}
+    data = TensorDict({"observation": seen[:-1], "action": seen[:-1], "next": after}, [4])
+    data.clone().memmap(tmp_path / "tree")
+    export(convert(tmp_path / "tree", tmp_path / "made").path, tmp_path / "out", to="minari")
+    convert(tmp_path / "out", tmp_path / "again")
+    assert np.array_equal(rows_of(tmp_path / "again", ("observation",), slice(None)), seen[:-1].numpy())
+    assert minari.MinariDataset(tmp_path / "out" / "data").observation_space.dtype == np.bool_

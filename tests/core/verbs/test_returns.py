@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import MANIFEST, EpisodeTable, Manifest, PackedRecorder, content_digest, record_file
+from rbtool.core.dataset import MANIFEST, Manifest, PackedRecorder, content_digest, record_file
 from rbtool.core.dataset.episodes import EPISODES
 from rbtool.core.errors import UsageError
 from rbtool.core.ted import Field, role_of
@@ -152,4 +152,4 @@ def test_a_recording_of_n_step_transitions_keeps_their_returns(tmp_path: Path) -
     fields = [Field(key, rows.dtype.name, rows.shape[1:], role_of(key)) for key, rows in columns.items()]
     with PackedRecorder(tmp_path / "recorded", fields) as recorder:
         recorder.add_episode(columns, episode=0)
-    assert EpisodeTable.load(tmp_path / "recorded").total_reward.tolist() == [3.0]
+    assert returns(tmp_path / "recorded") == [3.0]
