@@ -18,21 +18,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import OutOfSpaceError
+from ..errors import OutOfSpaceError, UsageError
 
 __all__ = [
     "announced",
     "create",
     "exchange",
+    "folder_below",
     "free_space",
     "fsync",
     "link_to",
     "make_folder",
+    "make_folder_below",
     "open_to_append",
     "open_to_change",
     "open_to_fill",
     "out_of_space",
     "pwrite",
+    "refuse_links",
     "remove",
     "remove_empty_folder",
     "rename",
@@ -50,6 +53,7 @@ __all__ = [
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+_CLOEXEC, _NOFOLLOW, _DIRECTORY = (getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY"))
 _NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
 _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
 _SYNC_WRITE = 2  # the flag of sync_file_range that does not wait
@@ -104,29 +108,32 @@ def require_space(folder: Path, needed: int) -> None:
 def create(path: Path) -> int:
     """Create a file that must not exist yet and return its descriptor, open for writing and reading."""
     with announced("create", path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
 
 
 def open_to_fill(path: Path) -> int:
-    """Open for writing a file that `create` made, perhaps in another process, and return its descriptor."""
+    """Open for writing a file that `create` made, perhaps in another process, and return its descriptor.
+
+    A symbolic link is refused, here and below, so that the bytes end up in no other file.
+    """
     with announced("open", path):
-        return os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        return os.open(path, os.O_WRONLY | _NOFOLLOW | _CLOEXEC)
 
 
 def open_to_change(path: Path) -> int:
     """Open for reading and writing a file that `create` made and return its descriptor."""
     with announced("open", path):
-        return os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        return os.open(path, os.O_RDWR | _NOFOLLOW | _CLOEXEC)
 
 
-def open_to_append(path: Path) -> int:
+def open_to_append(path: Path, *, within: int | None = None) -> int:
     """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor.
 
-    A symbolic link is refused, so that the bytes end up in no other file.
+    Here and below, `within` is the descriptor of the folder that the path lies in, which nobody can exchange then.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     with announced("open", path):
-        return os.open(path, flags, 0o666)
+        return os.open(path if within is None else path.name, flags, 0o666, dir_fd=within)
 
 
 def write(descriptor: int, data: memoryview, path: Path) -> None:
@@ -206,6 +213,58 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
 
+@contextlib.contextmanager
+def folder_below(root: Path, folder: Path, *, make: bool = False) -> Iterator[int]:
+    """Give the descriptor of a folder at or below a root, which is reached by no symbolic link, made if need be.
+
+    The root may be a link itself. UsageError for any other, FileNotFoundError for a folder that is not there.
+    """
+    if make:
+        make_folder(root)
+    descriptor, here = os.open(root, os.O_RDONLY | _DIRECTORY | _CLOEXEC), root
+    try:
+        for name in folder.relative_to(root).parts:
+            here /= name
+            if make:
+                with announced("mkdir", here), contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=descriptor)
+            above, descriptor = descriptor, _open_own(name, descriptor, here)
+            os.close(above)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_own(name: str, within: int, path: Path) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | _DIRECTORY | _NOFOLLOW | _CLOEXEC, dir_fd=within)
+    except OSError as error:
+        error.filename = str(path)
+        _refuse_link(path)
+        raise
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UsageError(
+            f"{path} is a symbolic link, and nothing is written or removed through one; a folder is expected",
+            hint="move the link away, or name the folder that it leads to with --root",
+        )
+
+
+def refuse_links(root: Path, path: Path) -> None:
+    """Raise UsageError for a symbolic link below a root on the way to a path, or at the path itself."""
+    for above in reversed((path, *path.parents)):
+        if root in above.parents:
+            _refuse_link(above)
+
+
+def make_folder_below(root: Path, folder: Path) -> None:
+    """Create a folder at or below a root as `folder_below` does."""
+    with folder_below(root, folder, make=True):
+        pass
+
+
 def sync_folder(path: Path) -> None:
     """Wait until the folder's entries (created, renamed) are on the disk."""
     with announced("fsync", path):
@@ -216,10 +275,13 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
-def rename(source: Path, target: Path) -> None:
+def rename(source: Path, target: Path, *, within: int | None = None) -> None:
     """Rename; a file replaces a file at once, a folder must not find another in its way."""
     with announced("rename", target):
-        source.rename(target)
+        if within is None:
+            source.rename(target)
+        else:
+            os.rename(source.name, target.name, src_dir_fd=within, dst_dir_fd=within)
 
 
 def rename_new(source: Path, target: Path) -> None:
@@ -234,10 +296,13 @@ def rename_new(source: Path, target: Path) -> None:
                 source.unlink()
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a whole folder, if it is there."""
+def remove(path: Path, *, within: int | None = None) -> None:
+    """Remove a file or a whole folder, if it is there; `within` a folder files only."""
     with announced("remove", path):
-        if path.is_dir() and not path.is_symlink():
+        if within is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path.name, dir_fd=within)
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -249,16 +314,16 @@ def link_to(target: Path, path: Path) -> None:
         path.symlink_to(target)
 
 
-def remove_empty_folder(path: Path) -> None:
+def remove_empty_folder(path: Path, *, within: int | None = None) -> None:
     """Remove a folder; raises OSError if anything is in it."""
     with announced("rmdir", path):
-        path.rmdir()
+        os.rmdir(path if within is None else path.name, dir_fd=within)
 
 
 def touch(path: Path) -> None:
     """Set the time at which a file or folder was last changed to now."""
     with announced("touch", path):
-        os.utime(path)
+        os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
 
 def exchange(one: Path, other: Path) -> bool:

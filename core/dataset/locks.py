@@ -16,7 +16,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> int:
     process has it.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO there would keep us waiting
     except FileNotFoundError:
         return -1
     try:

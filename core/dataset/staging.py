@@ -44,16 +44,23 @@ class Staging:
 
     Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
     checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
-    is a dataset in which somebody keeps files of their own. A symbolic link stands for the place it leads to.
+    is a dataset in which somebody keeps files of their own. A symbolic link stands for the place it leads to; `below`
+    a storage root no link on the way to the destination is followed, but UsageError is raised.
 
     Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
     `takes` accepts is gone on with instead of a fresh one, and `taken_up` says so.
     """
 
     def __init__(
-        self, destination: Path, *, replace: bool = False, takes: Callable[[Path], bool] | None = None
+        self,
+        destination: Path,
+        *,
+        replace: bool = False,
+        takes: Callable[[Path], bool] | None = None,
+        below: Path | None = None,
     ) -> None:
-        self.destination = Path(os.path.realpath(destination))
+        self.destination = destination if below is not None else Path(os.path.realpath(destination))
+        self._root = below
         self.replace = replace
         self.kept = False
         self.taken_up = False
@@ -64,7 +71,10 @@ class Staging:
     def __enter__(self) -> Staging:
         mend(self.destination)
         self.refuse_if_taken()
-        fs.make_folder(self.destination.parent)
+        if self._root is None:
+            fs.make_folder(self.destination.parent)
+        else:
+            fs.make_folder_below(self._root, self.destination.parent)
         self._take_up()
         try:
             sweep(self.destination)
@@ -82,7 +92,7 @@ class Staging:
         if self._takes is None:
             return
         for leftover in sorted(self.destination.parent.glob(_pattern(self.destination, _MARK))):
-            self._lock = lock_folder(leftover)
+            self._lock = -1 if leftover.is_symlink() else lock_folder(leftover)
             if self._lock < 0:
                 continue
             try:
@@ -109,6 +119,8 @@ class Staging:
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        if self._root is not None:
+            fs.refuse_links(self._root, self.destination)
         around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
         if around is not None:
             raise UsageError(f"{self.destination} lies inside the dataset {around}", hint="choose another destination")
@@ -218,7 +230,7 @@ def mend(destination: Path) -> None:
     if destination.exists() or not destination.parent.is_dir():
         return
     for aside in sorted(destination.parent.glob(_pattern(destination, _ASIDE))):
-        lock = lock_folder(aside)
+        lock = -1 if aside.is_symlink() else lock_folder(aside)
         if lock < 0:
             continue
         try:

@@ -33,10 +33,12 @@ class SourceFolder:
     def _store(self) -> Path:
         """The storage root to download into: there, datasets of the source go to `<store>/<source>/<id>`.
 
-        A folder that bears the source's name is that very place. For any other the store is a hidden one inside it,
-        on the same file system, and what was downloaded is moved out of it.
+        A folder that bears the source's name is that very place, unless it is a link, which a store has none of. For
+        any other the store is a hidden one inside it, on the same file system, and what was downloaded is moved out
+        of it.
         """
-        return self.folder.parent if self.folder.name == self.source else self.folder / _STORE
+        named = self.folder.name == self.source and not self.folder.is_symlink()
+        return self.folder.parent if named else self.folder / _STORE
 
     def find(self, asked: str) -> Path | None:
         """Return where the dataset is, by its id or by words that were found to mean it; None if it is not there."""

@@ -121,13 +121,13 @@ class ModuleFunction(ChunkFunction):
             ) from error
         return _attribute(module, self.name, f"module {self.module}")
 
-    def _beside(self, error: Exception) -> str | None:
+    def _beside(self, error: Exception) -> str:
         """Say how a module that it misses, and that is in the folder too, is found."""
         missed = error.name if isinstance(error, ModuleNotFoundError) else None
         file = self.folder.joinpath(*self.module.split(".")).with_suffix(".py")
         found = missed and PathFinder.find_spec(missed.partition(".")[0], [str(self.folder)])
         if not found or not file.is_file():
-            return None
+            return ""
         place = shlex.quote(f"{file.relative_to(self.folder)}:{self.name}")
         return f"name the file, and what is beside it is imported too: {place}"
 

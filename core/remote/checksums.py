@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..dataset import open_regular
 from ..errors import FormatError, UsageError
 
 __all__ = ["Hasher", "blocks_of", "hasher", "matches"]
@@ -88,19 +91,28 @@ def hasher(checksum: str, size: int) -> Hasher:
     return Hasher(checksum, known.begin(size))
 
 
-def matches(path: Path, size: int, checksum: str) -> bool:
-    """Tell whether the file at `path` has this size and checksum; its bytes are read only if the size is right."""
+def matches(path: Path, size: int, checksum: str, *, within: int | None = None) -> bool:
+    """Tell whether the file at `path` has this size and checksum; its bytes are read only if the size is right.
+
+    `within` is the descriptor of the folder that it lies in; what is no file there, or a link to one, does not match.
+    """
     checking = hasher(checksum, size)
-    if path.stat().st_size != size:
+    try:
+        descriptor = open_regular(path, within=within)
+    except (FormatError, OSError):
+        if within is None:
+            raise
         return False
-    for block in blocks_of(path):
-        checking.update(block)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if os.fstat(descriptor).st_size != size:
+            return False
+        for block in blocks_of(file):
+            checking.update(block)
     return checking.matches()
 
 
-def blocks_of(path: Path) -> Iterator[memoryview]:
+def blocks_of(file: io.FileIO) -> Iterator[memoryview]:
     """Yield the bytes of a file in blocks of 1 MiB; each is gone when the next is asked for."""
     buffer = memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while got := file.readinto(buffer):
-            yield buffer[:got]
+    while got := file.readinto(buffer):
+        yield buffer[:got]

@@ -7,6 +7,8 @@ A file that bears its own name is whole and matched its checksum once. What is n
 from __future__ import annotations
 
 import functools
+import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -71,8 +73,7 @@ def fetch_files(
     """
     parts = _parts(files, folder)
     jobs = [
-        functools.partial(_fetch_file, file, folder / file.path, part, transport)
-        for file, part in zip(files, parts, strict=True)
+        functools.partial(_fetch_file, file, folder, part, transport) for file, part in zip(files, parts, strict=True)
     ]
     watch = Watch(progress or ignore, told or ignore)
     run_together(jobs, watch, workers=workers, interrupt=transport.interrupt)
@@ -105,12 +106,20 @@ def _folders_of(path: str) -> Iterator[str]:
         yield path
 
 
-def _fetch_file(file: RemoteFile, target: Path, part_path: Path, transport: Transport, watch: Watch) -> None:
-    """Bring one file to `target`, whatever of it is there already."""
-    if _is_there(file, target, watch):
-        watch.progress(file.size)
-        return
-    with Partial(file, part_path, watch.progress, watch.check) as part:
+def _fetch_file(file: RemoteFile, folder: Path, part_path: Path, transport: Transport, watch: Watch) -> None:
+    """Bring one file to its place, whatever of it is there already; into no folder that a link leads to."""
+    target = folder / file.path
+    with fs.folder_below(folder, target.parent, make=True) as within:
+        if _is_there(file, target, within, watch):
+            watch.progress(file.size)
+        else:
+            _fetch_missing(file, target, part_path, within, transport, watch)
+
+
+def _fetch_missing(
+    file: RemoteFile, target: Path, part_path: Path, within: int, transport: Transport, watch: Watch
+) -> None:
+    with Partial(file, part_path, within, watch.progress, watch.check) as part:
         failures: list[RbtoolError] = []
         for address in file.addresses:
             try:
@@ -130,16 +139,19 @@ def _fetch_file(file: RemoteFile, target: Path, part_path: Path, transport: Tran
         part.publish(target)
 
 
-def _is_there(file: RemoteFile, target: Path, watch: Watch) -> bool:
+def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool:
     """Tell whether the file is there and right; one that is wrong is removed."""
-    if target.is_dir() and not target.is_symlink():
+    try:
+        kind = os.stat(target.name, dir_fd=within, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(kind):
         raise FormatError(f"{target} is a folder, the file {file.path} belongs there")
-    if target.is_symlink() or target.exists():
-        if not target.is_symlink() and matches(target, file.size, file.checksum):
-            return True
-        watch.check()
-        watch.told(f"{file.path} was there, but not as its source has it; it is fetched again")
-        fs.remove(target)
+    if matches(target, file.size, file.checksum, within=within):
+        return True
+    watch.check()
+    watch.told(f"{file.path} was there, but not as its source has it; it is fetched again")
+    fs.remove(target, within=within)
     return False
 
 

@@ -19,6 +19,7 @@ class KnownNames:
     """What words were found to mean, in `<root>/<source>/.names.json`. Damaged, it knows nothing."""
 
     def __init__(self, root: Path, source: str) -> None:
+        self._root = root
         self.path = root / source / ".names.json"
 
     def get(self, asked: str) -> Resolution | None:
@@ -32,7 +33,7 @@ class KnownNames:
     def put(self, found: Resolution) -> None:
         """Remember what words mean."""
         if self.get(found.asked) != found:
-            fs.make_folder(self.path.parent)
+            fs.make_folder_below(self._root, self.path.parent)
             names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
             fs.replace_file(self.path, (dump_json(names, indent=1) + "\n").encode())
 
@@ -49,6 +50,7 @@ class CatalogueFile:
 
     def __init__(self, root: Path, source: str, key: str) -> None:
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        self._root = root
         self.path = root / source / ".catalogue" / f"{name}.json"
 
     def load(self) -> Catalogue | None:
@@ -60,7 +62,7 @@ class CatalogueFile:
 
     def save(self, catalogue: Catalogue) -> None:
         """Put it in place of the older one."""
-        fs.make_folder(self.path.parent)
+        fs.make_folder_below(self._root, self.path.parent)
         fs.replace_file(self.path, (dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n").encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..dataset import (
     sweep,
     written_time,
 )
-from ..errors import FormatError
+from ..errors import FormatError, UsageError
 from .checksums import matches
 
 __all__ = ["FetchedFile", "Originals", "OriginalsRecord", "stored_originals"]
@@ -91,6 +92,7 @@ class Originals:
     def __init__(self, root: Path, source: str, dataset_id: str) -> None:
         self.source = source
         self.id = dataset_id
+        self._root = root
         self.folder = root / source / _FOLDER / quote(dataset_id, safe="")
         self.files = self.folder / "files"
 
@@ -107,7 +109,7 @@ class Originals:
         """
         descriptor = -1
         while descriptor < 0:
-            fs.make_folder(self.folder)
+            fs.make_folder_below(self._root, self.folder)
             descriptor = lock_folder(self.folder)
             if descriptor < 0 and self.folder.exists():
                 waiting()
@@ -146,15 +148,24 @@ class Originals:
         fs.replace_file(self.folder / _RECORD, record.to_bytes())
 
     def _remove_others(self, wanted: Iterable[str]) -> None:
-        """Remove all files but those wanted and their parts, and the folders that are empty then."""
+        """Remove all files but those wanted and their parts, all links, and the folders that are empty then."""
+        if self.files.is_symlink():
+            fs.remove(self.files)
+        if not self.files.is_dir():
+            return
         names = {self.files / path for path in wanted}
         names |= {path.with_name(f"{path.name}.part") for path in names}
-        for folder, _, files in os.walk(self.files, topdown=False):
-            for path in (Path(folder, name) for name in files):
-                if path not in names:
-                    fs.remove(path)
-            if not any(Path(folder).iterdir()):
-                fs.remove_empty_folder(Path(folder))
+        # By descriptors: what a link leads to, now or in a moment, is not ours to remove.
+        for folder, folders, files, within in os.fwalk(self.files, topdown=False):
+            for name in (*files, *folders):
+                path, mode = Path(folder, name), os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    with contextlib.suppress(OSError):  # not empty
+                        fs.remove_empty_folder(path, within=within)
+                elif path not in names or not stat.S_ISREG(mode):
+                    fs.remove(path, within=within)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            fs.remove_empty_folder(self.files)
 
     @contextlib.contextmanager
     def only(self, paths: Iterable[str]) -> Iterator[Path]:
@@ -205,6 +216,11 @@ class Originals:
             return
         for file in record.files:
             path = self.files / file.path
+            try:
+                fs.refuse_links(self.folder, path)
+            except UsageError as error:
+                yield error.message
+                continue
             if not path.is_file():
                 if record.kept and file.path in record.asked:
                     yield f"{path} is missing"

@@ -17,22 +17,22 @@ _WRITTEN_AT_ONCE = 256 << 10
 class Partial(Closing):
     """Gathers a file's bytes at the end of its part, and their checksum with them.
 
-    Opening hashes what an earlier run left. `progress` hears how many more bytes lie in the part: negative when
-    they turn out to be wrong. `check` is called between blocks and may raise to end the work.
+    `within` is the descriptor of the folder that it lies in. Opening hashes what an earlier run left. `progress` hears
+    how many more bytes lie in the part: negative when they turn out to be wrong. `check` is called between blocks and
+    may raise to end the work.
     """
 
     def __init__(
-        self, file: RemoteFile, path: Path, progress: Callable[[int], None], check: Callable[[], None]
+        self, file: RemoteFile, path: Path, within: int, progress: Callable[[int], None], check: Callable[[], None]
     ) -> None:
         self._file = file
         self._path = path
+        self._within = within
         self._progress = progress
         self._buffer = bytearray()
         self._written = 0
         self._hasher = hasher(file.checksum, file.size)
-        if not path.parent.is_dir():
-            fs.make_folder(path.parent)
-        self._descriptor = fs.open_to_append(path)
+        self._descriptor = fs.open_to_append(path, within=within)
         try:
             self._take_over(check)
         except BaseException:
@@ -44,10 +44,11 @@ class Partial(Closing):
         if size > self._file.size:
             fs.truncate(self._descriptor, 0, self._path)
             return
-        for block in blocks_of(self._path) if size else ():
-            check()
-            self._hasher.update(block)
-            self._count(len(block))
+        with os.fdopen(self._descriptor, "rb", buffering=0, closefd=False) as written:
+            for block in blocks_of(written):
+                check()
+                self._hasher.update(block)
+                self._count(len(block))
         if size and self.whole and not self.matches():
             self.restart()
 
@@ -97,11 +98,11 @@ class Partial(Closing):
 
     def publish(self, target: Path) -> None:
         """Give the file its name."""
-        fs.rename(self._path, target)
+        fs.rename(self._path, target, within=self._within)
 
     def discard(self) -> None:
         """Remove the part."""
-        fs.remove(self._path)
+        fs.remove(self._path, within=self._within)
         self._count(-self._written)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ class StatsStore:
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._folder = root / ".stats"
 
     def load(self, manifest: Manifest, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
@@ -52,7 +53,7 @@ class StatsStore:
         })  # fmt: skip
         document["digest"] = digest_bytes(dump_json(document).encode())
         with contextlib.suppress(OSError, RbtoolError):
-            fs.make_folder(self._folder)
+            fs.make_folder_below(self._root, self._folder)
             fs.replace_file(self._path(manifest), dump_json(document).encode())
 
     def _path(self, manifest: Manifest) -> Path:

@@ -177,6 +177,7 @@ def _from_cache(
             dry_run=dry_run,
             progress=progress,
             compress=layout[1],
+            root=root,
         )
         entries = conversion.run()
         named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}

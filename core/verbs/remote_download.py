@@ -126,7 +126,7 @@ class RemoteDownload:
         found = resolve(self.asked, listed.ids, self.source.name)
         self._say_meaning(found)
         if not self.dry_run:
-            with contextlib.suppress(OSError):  # only a convenience: a store that cannot be written says so later
+            with contextlib.suppress(OSError, UsageError):  # a convenience: what cannot be written says so later
                 KnownNames(self.root, self.source.name).put(found)
         return found
 
@@ -241,7 +241,7 @@ class RemoteDownload:
         return replace(remote, files=tuple(self.source.needed(remote, chosen)), episodes=count, steps=None)
 
     def _fetch_and_convert(self, found: Resolution, begun: float) -> dict[str, Any]:
-        Staging(self._destination(found), replace=self.force).refuse_if_taken()
+        Staging(self._destination(found), replace=self.force, below=self.root).refuse_if_taken()
         if self.dry_run:
             return self._estimate(found, begun)
         originals = self._originals(found)
@@ -338,6 +338,7 @@ class RemoteDownload:
                 inputs=remote.checksums,
                 revision=remote.revision,
                 compress=self.compress,
+                root=self.root,
             ).run()
 
     def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:

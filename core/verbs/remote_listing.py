@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..dataset import Catalogue, Source, has_manifest, source_class, storage_root
-from ..errors import NetworkError
+from ..errors import NetworkError, UsageError
 from ..progress import Progress, Silent
 from ..remote import CatalogueFile, catalogue_age
 from .listing import fits
@@ -73,7 +73,7 @@ def list_remote(
         if not cached and catalogue is not known:
             try:
                 kept.save(catalogue)
-            except OSError as error:
+            except (OSError, UsageError) as error:
                 heard.note(f"the listing cannot be kept below {folder}: {error}")
     return RemoteListResult(
         source=source,

@@ -76,7 +76,8 @@ class SourceConversion:
     """One conversion of (part of) a source into the dataset at `destination`, or the finding that it is there.
 
     `arguments` are recorded in the provenance of the result; the layout is the request's. `compress` says how some
-    fields are compressed there. `inputs` are the digests of the source's files and
+    fields are compressed there. `root` is the storage root that the destination lies below, if it does: no link leads
+    there then. `inputs` are the digests of the source's files and
     `revision` the state of the source, where a remote says them; else they are taken from the files.
     """
 
@@ -93,6 +94,7 @@ class SourceConversion:
     inputs: Mapping[str, str] | None = None
     revision: str | None = None
     compress: tuple[str, ...] = ()
+    root: Path | None = None
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset is there already; return the entries of a `Published`.
@@ -110,7 +112,7 @@ class SourceConversion:
         manifest = None if self.force else self._standing()
         already_there = manifest is not None
         if manifest is None:
-            Staging(self.destination, replace=self.force).refuse_if_taken()
+            Staging(self.destination, replace=self.force, below=self.root).refuse_if_taken()
             fs.require_space(self.destination.parent, self._expected_bytes + _SMALL_FILES)
             if self.dry_run:
                 return self._estimate() | {"seconds": seconds_since(begun)}
@@ -183,7 +185,7 @@ class SourceConversion:
         """Build and publish; return what stands there then, and whether it did already."""
         with contextlib.ExitStack() as stack:
             try:
-                staging = stack.enter_context(Staging(self.destination, replace=self.force))
+                staging = stack.enter_context(Staging(self.destination, replace=self.force, below=self.root))
             except UsageError:
                 there = None if self.force else self._standing()  # another process may have made the very same
                 if there is None:

@@ -26,6 +26,12 @@ def test_where_it_downloads_to(tmp_path: Path, root: str, store: str) -> None:
     assert (place.folder, place._store) == (tmp_path / root, tmp_path / store)
 
 
+def test_a_folder_that_is_a_link_is_a_store_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "minari").symlink_to(tmp_path / "disk")
+    assert SourceFolder.below("minari", tmp_path / "minari")._store == tmp_path / "minari" / ".rbtool-store"
+
+
 def test_without_a_root_it_is_below_the_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
     assert SourceFolder.below("minari", None).folder == tmp_path / "minari"
