@@ -27,12 +27,7 @@ def decode_images(frames: Sequence[bytes], shape: tuple[int, ...], what: str, fi
     images = np.empty((len(frames), *shape), np.uint8)
 
     def decode(number: int) -> None:
-        image = _decode(frames[number], f"{what}, row {first + number}")
-        if image.shape != shape:
-            raise FormatError(
-                f"{what}, row {first + number}: the image has shape {list(image.shape)}, its space says {list(shape)}"
-            )
-        images[number] = image
+        images[number] = _decode(frames[number], shape, f"{what}, row {first + number}")
 
     if len(frames) < _WORTH_THREADS:
         for number in range(len(frames)):
@@ -43,10 +38,14 @@ def decode_images(frames: Sequence[bytes], shape: tuple[int, ...], what: str, fi
     return images
 
 
-def _decode(frame: bytes, what: str) -> Array:
+def _decode(frame: bytes, shape: tuple[int, ...], what: str) -> Array:
     try:
         with Image.open(io.BytesIO(frame), formats=("JPEG",)) as image:
-            return np.asarray(image, np.uint8)
+            bands = len(image.getbands())
+            found = (image.height, image.width, *([bands] if bands > 1 else []))
+            if found == shape:  # before any memory is taken for it
+                return np.asarray(image, np.uint8)
     except _DAMAGED as error:
         reason = str(error).partition("<")[0].strip() or type(error).__name__
         raise CorruptDataError(f"{what}: the image is damaged or was cut: {reason}") from error
+    raise FormatError(f"{what}: the image has shape {list(found)}, its space says {list(shape)}")

@@ -21,6 +21,8 @@ _FORM = re.compile(r"(?P<name>[a-z0-9]+)(?::(?P<level>-?\d+))?")
 _LEVELS = range(1, 23)
 _DEFAULT_LEVEL = 3
 _CHUNK_BYTES = 16 << 10
+_MOST_PER_BYTE = 1 << 15
+"""More than one compressed byte can stand for."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,16 @@ class Codec:
     def decompress(self, chunks: Sequence[memoryview], sizes: Sequence[int], origin: str) -> Array:
         """Undo it for some chunks, whose original `sizes` in bytes are known; uint8, one after the other.
 
-        Raises CorruptDataError for chunks that cannot be read, or have another size.
+        Raises CorruptDataError for chunks that cannot be read, or have another size; no more memory is taken than for
+        the sizes, and those must be such as the chunks can stand for.
         """
         if not chunks:
             return np.empty(0, np.uint8)
+        for chunk, size in zip(chunks, sizes, strict=True):
+            if size > len(chunk) * _MOST_PER_BYTE:
+                raise CorruptDataError(
+                    f"{origin} holds a chunk of {len(chunk):,} bytes, which cannot stand for the {size:,} expected"
+                )
         lengths = np.asarray(sizes, np.uint64)
         whole, start = np.empty(int(lengths.sum()), np.uint8), 0
         try:
@@ -90,11 +98,16 @@ def _zstd_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
     import zstandard
 
     engine = zstandard.ZstdDecompressor()
+    for chunk, size in zip(chunks, lengths.tolist(), strict=True):
+        # zstandard takes memory for what a frame states, whatever it may put out at most.
+        stated = zstandard.frame_content_size(chunk)
+        if stated not in (-1, size):
+            raise ValueError(f"a frame states {stated:,} bytes, {size:,} are expected")
     if len(chunks) > 1 and "multi_decompress_to_buffer" in zstandard.backend_features:  # one call for all of them
         found = engine.multi_decompress_to_buffer(list(chunks), decompressed_sizes=lengths.tobytes(), threads=1)
         return (found[number] for number in range(len(found)))
     pairs = zip(chunks, lengths.tolist(), strict=True)
-    return [engine.decompress(chunk, max_output_size=size) for chunk, size in pairs]
+    return [engine.decompress(chunk, max_output_size=max(size, 1), allow_extra_data=False) for chunk, size in pairs]
 
 
 def _lz4_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
