@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import warnings
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.h5_file import LatchedFile
-from ..core.dataset import Dropped, Sink, fs
+from ..core.dataset import Dropped, Sink, fs, parse_json
 from ..core.errors import FormatError, OutOfSpaceError, SchemaError
 from .export_minari_episode import EpisodeColumns
 from .export_minari_spaces import space_of_fields, space_of_json
 from .minari_metadata import HDF5_FILE, METADATA_FILE
+from .minari_spaces import parse_space
 
 __all__ = ["MinariSink"]
 
@@ -76,16 +76,13 @@ class MinariSink(Sink):
     def _read_original(self) -> Mapping[str, Any]:
         """Minari's own metadata, of what came from there."""
         data = self.chosen.reader.documents().get(METADATA_FILE)
-        try:
-            found = json.loads(data) if data is not None else {}
-        except ValueError:
-            return {}
+        found = parse_json(data, f"{METADATA_FILE} of the source") if data is not None else {}
         return found if isinstance(found, dict) else {}
 
     def _space(self, role: str) -> Any:
         original = self._original.get(f"{role}_space")
         if isinstance(original, str):
-            return space_of_json(json.loads(original), role)
+            return space_of_json(parse_space(original, f"{role}_space"), role)
         known = self.chosen.reader.manifest.spaces.get(role)
         if known is not None:
             with contextlib.suppress(FormatError):  # not every source says all of its spaces

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.dataset import parse_json
+from ..core.errors import FormatError
 from .minari_metadata import MinariMetadata
 
 __all__ = ["env_metadata"]
@@ -45,8 +46,8 @@ def env_metadata(metadata: MinariMetadata) -> dict[str, Any] | None:
 def _env_spec(text: Any) -> dict[str, Any] | None:
     """The environment's specification with the parts of its id spelled out, as gymnasium's dataclass has them."""
     try:
-        spec = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
+        spec = parse_json(text, "env_spec") if isinstance(text, str) else text
+    except FormatError:
         return None
     if not isinstance(spec, dict):
         return None

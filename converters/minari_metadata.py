@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.dataset import load_json, parse_json
 from ..core.errors import FormatError
 from .minari_spaces import Space, parse_space
 
@@ -36,9 +36,9 @@ def looks_like_minari(path: Path) -> bool:
         folder = data_folder(path)
         if (folder / HDF5_FILE).is_file():
             return True
-        document = json.loads((folder / METADATA_FILE).read_bytes())
+        document = load_json(folder / METADATA_FILE)
         return isinstance(document, dict) and len(_TELLING & document.keys()) > 1
-    except (OSError, ValueError, RecursionError):
+    except (OSError, FormatError):
         return False
 
 
@@ -97,10 +97,7 @@ def _read(path: Path) -> tuple[bytes, Mapping[str, Any]]:
             hint="copy or fetch the dataset again, whole",
         )
     raw = path.read_bytes()
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not JSON: {error}") from error
+    document = parse_json(raw, str(path))
     if not isinstance(document, dict):
         raise FormatError(f"{path} holds a JSON {type(document).__name__}, an object is expected")
     return raw, document

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dataset import Closing, Ids, RemoteDataset, RemoteFile, safe_id
+from ..core.dataset import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
 from ..core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..core.remote import (
     Bucket,
@@ -34,6 +34,7 @@ __all__ = ["Found", "MinariBucket", "MinariOrganisation", "MinariRemote", "raise
 
 DATA_METADATA = f"data/{METADATA_FILE}"
 _INDEX_BYTES = 16 << 20
+_INDEX_NAMES = 50_000
 _METADATA_BYTES = 64 << 20  # the space of large images is written out in full
 _VERSIONED = re.compile(r".*-v\d+")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
@@ -170,9 +171,15 @@ class MinariOrganisation(MinariRemote):
                 address = self.hub.address(repository.name, commit, file.path)
                 index = read_small(self.hub, address, limit=_INDEX_BYTES, size=file.size, checksum=file.checksum)
         ids, problems = _ids_of(repository.name, index)
+        folders: dict[str, list[HubFile]] = {dataset_id.partition("/")[2]: [] for dataset_id in ids}
+        for file in tree:
+            for owner in _folders_above_data(file.path):
+                if owner in folders:
+                    folders[owner].append(file)
         found = []
         for dataset_id in ids:
-            dataset = self._dataset(dataset_id, repository.name, commit, tree)
+            files = folders[dataset_id.partition("/")[2]]
+            dataset = self._dataset(dataset_id, repository.name, commit, files)
             if dataset is None:
                 problems.append(f"hf://{repository.name} names {dataset_id} in its index and has no data of it")
             else:
@@ -254,7 +261,7 @@ def _is_any_unreachable(results: Iterable[object]) -> bool:
 def _folders_above_data(name: str) -> Iterator[str]:
     """Yield every folder that has an object in its `data`."""
     parts = name.split("/")
-    return ("/".join(parts[:depth]) for depth in range(1, len(parts) - 1) if parts[depth] == "data")
+    return ("/".join(parts[:depth]) for depth in range(len(parts) - 1) if parts[depth] == "data")
 
 
 def _is_dataset_id(name: object) -> bool:
@@ -270,8 +277,8 @@ def _is_dataset_id(name: object) -> bool:
 def _totals(raw: bytes) -> tuple[int | None, int | None]:
     """Read the steps and episodes that `metadata.json` claims; None for what it does not say, or not soundly."""
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
+        document = parse_json(raw, DATA_METADATA)
+    except FormatError:
         return None, None
     if not isinstance(document, dict):
         return None, None
@@ -308,19 +315,20 @@ def _ids_of(repository: str, index: bytes | None) -> tuple[list[str], list[str]]
         return [], [f"hf://{repository} has no {NAMESPACE_FILE}, and its name is not that of a dataset"]
     origin = f"{NAMESPACE_FILE} of hf://{repository}"
     listed = _listed(index, origin)
-    ids = sorted({entry for entry in listed if _is_dataset_id(entry) and f"{entry}/".startswith(f"{name}/")})
-    strange = [entry for entry in listed if entry not in ids]
-    problems = [f"{origin} lists {entry!r:.80}, which can be no dataset in it" for entry in strange[:3]]
-    return ids, problems
+    ids = {entry for entry in listed if _is_dataset_id(entry) and f"{entry}/".startswith(f"{name}/")}
+    strange = (entry for entry in listed if not isinstance(entry, str) or entry not in ids)
+    problems = [
+        f"{origin} lists {entry!r:.80}, which can be no dataset in it" for entry in itertools.islice(strange, 3)
+    ]
+    return sorted(ids), problems
 
 
 def _listed(raw: bytes, origin: str) -> list[Any]:
     """Read the datasets that a namespace's index lists."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{origin} is not JSON") from error
+    document = parse_json(raw, origin)
     listed = document.get("datasets") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise FormatError(f"{origin} has no list of datasets")
+    if len(listed) > _INDEX_NAMES:
+        raise FormatError(f"{origin} lists {len(listed):,} datasets, {_INDEX_NAMES:,} at most are expected")
     return listed

@@ -7,14 +7,13 @@ nesting `Dict` and `Tuple` with their `subspaces`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..core.dataset import plain
+from ..core.dataset import parse_json, plain, require_space
 from ..core.errors import FormatError
 
 __all__ = ["SPACE_TYPES", "Space", "SpaceLeaf", "SpacePath", "parse_space", "space_leaves", "strict_space"]
@@ -43,22 +42,22 @@ class SpaceLeaf:
 
 def parse_space(document: Any, name: str) -> Space:
     """Read a space document, as a string of JSON or read already; raise FormatError that says what is odd."""
+    where = f"{name} in metadata.json"
+    space = parse_json(document, where) if isinstance(document, str) else document
+    require_space(space, where)
     try:
-        space = json.loads(document) if isinstance(document, str) else document
-        for leaf in space_leaves(space):
-            np.dtype(leaf.dtype)
-        strict_space(space)
+        list(space_leaves(space))
     except FormatError as error:
-        raise FormatError(f"{name} in metadata.json {error}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{name} in metadata.json is not a space: {error}") from error
+        raise FormatError(f"{where} {error}") from error
     return dict(space)
 
 
-def space_leaves(space: Mapping[str, Any], path: SpacePath = ()) -> Iterator[SpaceLeaf]:
+def space_leaves(space: Mapping[str, Any] | None, path: SpacePath = ()) -> Iterator[SpaceLeaf]:
     """Yield the leaves of a space in its own order."""
+    if space is None:
+        raise FormatError("has a subspace that is null")
     kind = str(space.get("type"))
-    missing = [entry for entry in _ENTRIES.get(kind, ()) if entry not in space]
+    missing = [entry for entry in _ENTRIES.get(kind, ()) if space.get(entry) is None]
     if missing:
         raise FormatError(f"has a space of type {kind} without {missing[0]!r}")
     if kind == "Dict":
@@ -91,7 +90,7 @@ def _is_image(space: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
 
 
 def _multi_discrete(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:
-    return SpaceLeaf(path, "array", str(space.get("dtype", "int64")), np.shape(space["nvec"]))
+    return SpaceLeaf(path, "array", str(space.get("dtype") or "int64"), np.shape(space["nvec"]))
 
 
 def _multi_binary(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:
@@ -101,7 +100,7 @@ def _multi_binary(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:
 
 def _discrete(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:
     int(space["n"])
-    return SpaceLeaf(path, "array", str(space.get("dtype", "int64")), ())
+    return SpaceLeaf(path, "array", str(space.get("dtype") or "int64"), ())
 
 
 _LEAVES = {"Box": _box, "Discrete": _discrete, "MultiBinary": _multi_binary, "MultiDiscrete": _multi_discrete}

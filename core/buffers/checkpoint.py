@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 import pickle
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..dataset import Staging, dump_json, fs, has_manifest, load_json, mend
+from ..dataset import Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from .prefetch import Draw
 
@@ -166,12 +165,10 @@ class BufferFolder:
         folder = self.path / _GENERATOR
         if not folder.is_dir():
             return None
-        leaf = load_json(folder / "meta.json").get(_GENERATOR, {})
-        file = folder / f"{_GENERATOR}.memmap"
-        size = math.prod(leaf.get("shape", [0]))
-        if leaf.get("dtype") != "torch.uint8" or not file.is_file() or file.stat().st_size != size:
-            raise CorruptDataError(f"{folder} is damaged: {size:,} bytes of a generator's state are expected")
-        return torch.from_numpy(np.fromfile(file, np.uint8)), self._device
+        leaf = read_tree(folder).get((_GENERATOR,))
+        if leaf is None or leaf.dtype != "uint8":
+            raise CorruptDataError(f"{folder} is damaged: the bytes of a generator's state are expected")
+        return torch.from_numpy(np.fromfile(folder / f"{_GENERATOR}.memmap", np.uint8)), self._device
 
     def drawn_ahead(self) -> tuple[list[Draw], int]:
         """Return what was drawn ahead, and how many batches that buffer made ahead."""

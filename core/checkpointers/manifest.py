@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..dataset import HIDDEN, dump_json, fs, is_inside, load_json
+from ..dataset import HIDDEN, Count, decode, dump_json, fs, is_inside, load_json
 from ..errors import CorruptDataError, FormatError
 from ..storages.codec import dtype_named
 from ..storages.documents import read_shape
@@ -83,34 +83,40 @@ class StorageManifest:
         path = folder / _FILE
         if not path.is_file():
             return None
-        try:
-            document = load_json(path)
-            if document["format_version"] != _VERSION:
-                raise FormatError(
-                    f"{path} has format version {document['format_version']}, this rbtool reads {_VERSION}",
-                    hint="update rbtool",
-                )
-            last = document["last_row"]
-            return cls(
-                structure=document["structure"],
-                ndim=int(document["ndim"]),
-                length=int(document["length"]),
-                last_row=None if last is None else int(last),
-                leaves=tuple(map(_leaf, document["leaves"])),
+        document = load_json(path)
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version != _VERSION:
+            raise FormatError(
+                f"{path} has format version {version}, this rbtool reads {_VERSION}", hint="update rbtool"
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{path} is damaged: {error!r}") from error
+        found = decode(_Document, document, str(path), CorruptDataError)
+        return cls(found.structure, found.ndim, found.length, found.last_row, tuple(map(_leaf, found.leaves)))
 
 
-def _leaf(entry: Mapping[str, Any]) -> SavedLeaf:
-    file = str(entry["file"])
-    if file and not is_inside(file):
-        raise CorruptDataError(f"a leaf is said to lie at {file!r}, outside its folder")
-    return SavedLeaf(
-        name=tuple(map(str, entry["name"])),
-        file=file,
-        dtype=dtype_named(entry["dtype"]),
-        shape=read_shape(entry["shape"]),
-        filled=read_shape(entry["filled"]),
-        digest=entry["digest"],
-    )
+@dataclass(frozen=True, slots=True)
+class _LeafEntry:
+    name: tuple[str, ...]
+    file: str
+    dtype: str
+    shape: tuple[Count, ...]
+    filled: tuple[Count, ...]
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The document of a `StorageManifest`."""
+
+    format_version: int
+    structure: Mapping[str, Any] | None
+    ndim: Count
+    length: Count
+    last_row: Count | None
+    leaves: tuple[_LeafEntry, ...]
+
+
+def _leaf(entry: _LeafEntry) -> SavedLeaf:
+    if entry.file and not is_inside(entry.file):
+        raise CorruptDataError(f"a leaf is said to lie at {entry.file!r}, outside its folder")
+    shape, filled = read_shape(entry.shape), read_shape(entry.filled)
+    return SavedLeaf(entry.name, entry.file, dtype_named(entry.dtype), shape, filled, entry.digest)

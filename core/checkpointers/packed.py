@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint import dataset_digests
-from ..dataset import Manifest, dump_json, fs, load_json
+from ..dataset import Count, Manifest, decode, dump_json, fs, load_json
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..storages import LazyTensorStorage, PackedStorage, Storage, register_checkpointer
 from .base import StorageCheckpointerBase
@@ -22,6 +21,16 @@ from .tensor_reader import read_contents
 __all__ = ["PackedNote", "PackedStorageCheckpointer"]
 
 _VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """The document of a `PackedNote`."""
+
+    path: str
+    content_digest: str
+    len: Count
+    same_steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,12 +53,9 @@ class PackedNote:
     def load(cls, folder: Path) -> PackedNote:
         """Read a note; CorruptDataError for a damaged one."""
         file = folder / PACKED_FILE
-        document: Any = load_json(file)
-        try:
-            digest, others = str(document["content_digest"]), document.get("same_steps", [])
-            return cls(Path(document["path"]), digest, frozenset({digest, *map(str, others)}), int(document["len"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError(f"{file} is damaged: {error!r}") from error
+        found = decode(_Note, load_json(file), str(file), CorruptDataError)
+        digest = found.content_digest
+        return cls(Path(found.path), digest, frozenset({digest, *found.same_steps}), found.len)
 
     def to_bytes(self) -> bytes:
         """The note as it is written."""

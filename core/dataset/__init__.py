@@ -14,6 +14,7 @@ from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
+from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
 from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files, digest_of_stats
 from .episodes import (
     COLUMNS,
@@ -73,6 +74,7 @@ from .returns import (
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
+from .space_documents import require_space
 from .staging import (
     FILE_MAGIC,
     Leftover,
@@ -111,18 +113,22 @@ __all__ = [
     "FORMAT_VERSION",
     "HIDDEN",
     "MANIFEST",
+    "NOT_IN_JSON",
     "Array",
     "Catalogue",
     "CatalogueEntry",
+    "Check",
     "Chosen",
     "Closing",
     "Codec",
+    "Count",
     "DatasetBuilder",
     "Dropped",
     "EpisodeRanges",
     "EpisodeRow",
     "EpisodeTable",
     "EpisodeTableRule",
+    "FieldEntry",
     "FieldRange",
     "FileRecord",
     "FolderReader",
@@ -171,6 +177,7 @@ __all__ = [
     "content_files",
     "created_by",
     "dataset_folder",
+    "decode",
     "digest_bytes",
     "digest_file",
     "digest_files",
@@ -221,6 +228,7 @@ __all__ = [
     "require_regular",
     "require_removable",
     "require_restorable",
+    "require_space",
     "return_field",
     "return_field_of",
     "returns_are_known",

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import FormatError, SchemaError
-from ..ted import NEXT, Field
+from ..ted import NEXT, Field, numpy_dtype
 from .strict_json import float_from_json
 
-__all__ = ["NOT_IN_JSON", "Check", "Count", "FieldEntry", "decode"]
+__all__ = ["NOT_IN_JSON", "SOUND_FIELD", "Check", "Count", "FieldEntry", "decode", "is_sound_array"]
 
 T = TypeVar("T")
 _Decoder: TypeAlias = Callable[[Any], Any]
@@ -25,6 +25,8 @@ NOT_IN_JSON = {"json": False}
 _LARGEST = 1 << 63
 _DIMENSIONS = 60
 """NumPy has 64 at most; rows, batches and lanes come on top."""
+_PARTS = 50
+"""More parts of a key than any path of folders has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,14 +217,18 @@ def _placed(decoder: _Decoder, value: Any, place: str) -> Any:
         raise
 
 
-def _is_sound_field(field: Field) -> bool:
-    """Tell whether rows of the field can be: a key, a known type, a shape that memory can address."""
+def is_sound_array(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Tell whether there can be such an array: of a known type, and of a shape that memory can address."""
     try:
-        size = field.numpy.itemsize * math.prod(max(1, length) for length in field.shape)
+        size = numpy_dtype(dtype).itemsize * math.prod(max(1, length) for length in shape)
     except SchemaError:
         return False
-    known = all(length >= 0 for length in field.shape) and size < _LARGEST and len(field.shape) <= _DIMENSIONS
-    return known and bool(field.key) and field.key != (NEXT,) and all(map(_is_text, field.key))
+    return all(length >= 0 for length in shape) and size < _LARGEST and len(shape) <= _DIMENSIONS
+
+
+def _is_sound_field(field: Field) -> bool:
+    known = is_sound_array(field.dtype, field.shape)
+    return known and 0 < len(field.key) <= _PARTS and field.key != (NEXT,) and all(map(_is_text, field.key))
 
 
 def _is_text(part: str) -> bool:
@@ -234,4 +240,5 @@ def _is_text(part: str) -> bool:
 
 
 Count: TypeAlias = Annotated[int, Check("a count", lambda number: 0 <= number < _LARGEST)]
-FieldEntry: TypeAlias = Annotated[Field, Check("the key, the type and the shape of a leaf", _is_sound_field)]
+SOUND_FIELD = Check("the key, the type and the shape of a leaf", _is_sound_field)
+FieldEntry: TypeAlias = Annotated[Field, SOUND_FIELD]

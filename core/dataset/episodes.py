@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,9 +12,11 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..ted import BoundaryCounts, EndReason, Field
 from . import fs
+from .decoding import decode
 from .digest import FileRecord
 from .leaf_writer import TreeWriter, record_file
 from .manifest import HIDDEN
+from .strict_json import dump_json, parse_json
 from .tree import leaf_path, parse_node
 
 __all__ = [
@@ -153,7 +154,7 @@ def column_fields() -> list[Field]:
 
 def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:
     """Write the text that belongs to episodes, one JSON object a line in table order; no text, no bytes."""
-    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in rows]
+    lines = [dump_json(dict(row), sort_keys=True) for row in rows]
     return ("\n".join(lines) + "\n").encode() if any(line != "{}" for line in lines) else b""
 
 
@@ -161,8 +162,9 @@ def parse_episode_text(data: bytes, origin: str) -> list[dict[str, str]]:
     """Undo `episode_text_bytes`; `origin` names the bytes in errors."""
     try:
         # Not splitlines(): it takes U+2028 and its like inside a text for the end of a line.
-        return [json.loads(line) for line in data.decode().split("\n") if line]
-    except ValueError as error:
+        lines = [line for line in data.decode().split("\n") if line]
+        return [decode(dict[str, str], parse_json(line, origin), origin) for line in lines]
+    except ValueError as error:  # a FormatError is one
         raise CorruptDataError(f"{origin} is not JSON lines: {error}") from error
 
 

@@ -12,6 +12,7 @@ from ..ted import BoundaryCounts, Field, Key
 from . import fs
 from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
 from .digest import FileRecord, digest_bytes, digest_files
+from .space_documents import is_space
 from .strict_json import dump_json, load_json, parse_json, plain
 from .tree import require_own_files
 
@@ -48,7 +49,7 @@ ENV_METADATA = "env_metadata.json"
 Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
 Kind: TypeAlias = Literal["dataset", "checkpoint"]
-FieldRange: TypeAlias = tuple[float, float] | None
+FieldRange: TypeAlias = tuple[int | float, int | float] | None
 _PATH_PARTS = 100
 _NAME_BYTES = 255
 
@@ -80,6 +81,9 @@ ListedFile: TypeAlias = Annotated[FileRecord, Check("a path inside the folder", 
 Fields: TypeAlias = Annotated[
     tuple[FieldEntry, ...], Check("a list of leaves that each have a file of their own", _need_files_of_their_own)
 ]
+
+
+SpaceDocument: TypeAlias = Annotated[Any, Check("the document of a space", is_space)]
 
 
 class _Bounds(NamedTuple):
@@ -154,7 +158,7 @@ class Manifest:
     created_by: str
     resolved_revision: str | None = None
     ranges: Mapping[Key, FieldRange] = field(default_factory=dict, metadata=NOT_IN_JSON)
-    spaces: Mapping[str, Any] = field(default_factory=dict)
+    spaces: Mapping[str, SpaceDocument] = field(default_factory=dict)
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     dropped_keys: tuple[Dropped, ...] = ()
     notes: tuple[str, ...] = ()

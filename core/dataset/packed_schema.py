@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..ted import NEXT, Field, Key, key_name, state_keys
 from .codecs import Codec
 from .contracts import Array
+from .decoding import SOUND_FIELD, decode
 from .strict_json import dump_json, parse_json
 from .tree import leaf_path, require_own_files
 
-__all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "PackedField", "PackedSchema"]
+__all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "PackedField", "PackedSchema", "SchemaDocument"]
 
 SCHEMA = "schema.json"
 RECORDS = "records.bin"
@@ -67,6 +68,29 @@ class PackedField:
             "file": None if self.stem is None else self.file(),
             "codec": None if self.codec is None else str(self.codec), "chunk_rows": self.chunk_rows,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What says that a document is `schema.json`, and of which version."""
+
+    format: str
+    byte_order: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaEntry(Field):
+    """How a leaf is stored, in `schema.json`."""
+
+    rows: Literal["record", "step"]
+    codec: str | None
+
+
+class SchemaDocument(NamedTuple):
+    """What `schema.json` lists."""
+
+    fields: tuple[Annotated[SchemaEntry, SOUND_FIELD], ...]
 
 
 @dataclass(frozen=True)
@@ -156,21 +180,17 @@ class PackedSchema:
         FormatError for newer versions, unknown codecs and what is no such document; CorruptDataError where it does
         not lay out the leaves.
         """
-        try:
-            document = parse_json(data, origin)
-            if not isinstance(document, dict):
-                raise FormatError(f"{origin} holds a JSON {type(document).__name__}, an object is expected")
-            if document.get("format") != _FORMAT or document.get("byte_order") != "little":
-                raise FormatError(f"{origin} describes no packed records: its format is {document.get('format')!r}")
-            if document["version"] > _VERSION:
-                raise FormatError(
-                    f"{origin} has version {document['version']}, this rbtool reads up to {_VERSION}",
-                    hint="upgrade with: pip install --upgrade rbtool",
-                )
-            entries = {tuple(entry["key"]): entry for entry in document["fields"]}
-            codecs = {key: _codec(entry["codec"], origin) for key, entry in entries.items() if entry["codec"]}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"{origin} is no description of packed records: {error!r}") from error
+        document = parse_json(data, origin)
+        header = decode(_Header, document, origin)
+        if header.format != _FORMAT or header.byte_order != "little":
+            raise FormatError(f"{origin} describes no packed records: its format is {header.format!r}")
+        if header.version > _VERSION:
+            raise FormatError(
+                f"{origin} has version {header.version}, this rbtool reads up to {_VERSION}",
+                hint="upgrade with: pip install --upgrade rbtool",
+            )
+        entries = decode(SchemaDocument, document, origin).fields
+        codecs = {entry.key: _codec(entry.codec, origin) for entry in entries if entry.codec}
         try:
             expected = cls.of(leaves, codecs)
         except (UsageError, SchemaError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,15 +11,22 @@ from typing import Any, NamedTuple
 from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..ted import NEXT, Field
 from .commits import COMMITS, COMMITS_COPY, schema_mark
+from .decoding import FieldEntry, decode
 from .digest import digest_bytes
 from .manifest import HIDDEN, MANIFEST
-from .packed_schema import SCHEMA, PackedSchema
+from .packed_schema import SCHEMA, PackedSchema, SchemaDocument
 from .strict_json import dump_json, parse_json
 
 __all__ = ["RECORDING", "RecordedFields", "fields_bytes", "read_fields", "unfinished_recording"]
 
 RECORDING = f"{HIDDEN}/recording.json"
 _VERSION = 1
+
+
+class _Recording(NamedTuple):
+    """The document `recording.json`, but for its version and its digest."""
+
+    fields: tuple[FieldEntry, ...]
 
 
 class RecordedFields(NamedTuple):
@@ -35,7 +41,7 @@ def fields_bytes(fields: Sequence[Field]) -> bytes:
     """The document that says what is recorded, with its own digest."""
     entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
     document = {"format": "rbtool recording", "version": _VERSION, "fields": entries}
-    return (dump_json({**document, "digest": _digest(json.loads(dump_json(document)))}, indent=1) + "\n").encode()
+    return (dump_json({**document, "digest": _digest(document)}, indent=1) + "\n").encode()
 
 
 def unfinished_recording(path: Path) -> CorruptDataError | None:
@@ -76,44 +82,44 @@ def read_fields(folder: Path, mark: int | None) -> RecordedFields:
 def _described(path: Path) -> tuple[Field, ...] | None:
     """The leaves that `recording.json` names; None where it is not as it was written."""
     document = _document(path)
-    if document is None or document.get("digest") != _digest(document):
+    if not isinstance(document, dict) or document.get("digest") != _digest(document):
         return None
-    if document["version"] > _VERSION:
+    if document.get("version") != _VERSION:
         raise FormatError(
-            f"{path} has version {document['version']}, this rbtool reads up to {_VERSION}",
+            f"{path} has version {document.get('version')}, this rbtool reads up to {_VERSION}",
             hint="upgrade with: pip install --upgrade rbtool",
         )
-    fields = tuple(_field(entry) for entry in document["fields"])
+    try:
+        fields = decode(_Recording, document, str(path)).fields
+    except FormatError:
+        return None
     return fields if fields_bytes(fields) == path.read_bytes() else None  # a digest sees through white space
 
 
 def _laid_out(path: Path) -> tuple[Field, ...] | None:
     """The leaves that `schema.json` has a place for, those under `next` last; None where it contradicts itself."""
-    document = _document(path)
-    if document is None:
-        return None
     try:
-        stored = [(_field(entry), entry["rows"] == "record") for entry in document["fields"]]
-        after = [replace(field, key=(NEXT, *field.key)) for field, state in stored if state]
-        fields = (*(field for field, _ in stored), *after)
+        entries = decode(SchemaDocument, _document(path), str(path)).fields
+        stored = [Field(entry.key, entry.dtype, entry.shape, entry.role) for entry in entries]
+        after = [
+            replace(field, key=(NEXT, *field.key))
+            for field, entry in zip(stored, entries, strict=True)
+            if entry.rows == "record"
+        ]
+        fields = (*stored, *after)
         return fields if PackedSchema.of(fields).to_bytes() == path.read_bytes() else None
-    except (AttributeError, KeyError, TypeError, ValueError, RbtoolError):
+    except RbtoolError:
         return None
 
 
-def _document(path: Path) -> dict[str, Any] | None:
+def _document(path: Path) -> Any:
     try:
-        document = parse_json(path.read_bytes(), str(path))
+        return parse_json(path.read_bytes(), str(path))
     except (FileNotFoundError, FormatError):
         return None
-    return document if isinstance(document, dict) else None
-
-
-def _field(entry: Mapping[str, Any]) -> Field:
-    return Field(tuple(entry["key"]), entry["dtype"], tuple(entry["shape"]), entry["role"])
 
 
 def _digest(document: Mapping[str, Any]) -> str:
     """Digest of a document, of which the field that holds it is left out."""
     rest = {key: value for key, value in document.items() if key != "digest"}
-    return digest_bytes(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode())
+    return digest_bytes(dump_json(rest, sort_keys=True).encode())

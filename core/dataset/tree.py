@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
 from . import fs
+from .decoding import decode, is_sound_array
 from .strict_json import load_json, parse_json
 
 __all__ = ["Leaf", "leaf_path", "parse_node", "read_tree", "require_own_files", "tree_documents", "write_tree_meta"]
 
+_DEPTH = 50
 _NODE = "<class 'tensordict._td.TensorDict'>"
 
 
@@ -108,6 +110,8 @@ def parse_node(data: bytes, origin: str) -> dict[str, Leaf]:
 
 def _walk(folder: Path, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
     path = folder / "meta.json"
+    if len(prefix) > _DEPTH:
+        raise FormatError(f"{folder} is nested deeper than {_DEPTH} folders, which no tensordict is")
     if not path.is_file():
         raise FormatError(f"{folder} is no tensordict folder: it has no meta.json")
     for name, entry in _entries(load_json(path), str(path)):
@@ -128,15 +132,15 @@ def _is_leaf(entry: Mapping[str, Any]) -> bool:
 
 
 def _leaf(entry: Mapping[str, Any], origin: str) -> Leaf:
-    dtype = str(entry["dtype"]).removeprefix("torch.")
-    shape = tuple(entry["shape"])
+    leaf = decode(Leaf, {**entry, "nested": entry.get("is_nested", False)}, origin)
+    leaf = replace(leaf, dtype=leaf.dtype.removeprefix("torch."))
     try:
-        numpy_dtype(dtype)
+        numpy_dtype(leaf.dtype)
     except SchemaError as error:
         raise FormatError(f"{origin}: {error}") from error
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise FormatError(f"{origin} holds {shape!r} where a shape should be")
-    return Leaf(dtype, shape, bool(entry.get("is_nested", False)))
+    if not is_sound_array(leaf.dtype, leaf.shape):
+        raise FormatError(f"{origin} holds {list(leaf.shape)!r:.60} where a shape should be")
+    return leaf
 
 
 def _check_size(path: Path, leaf: Leaf) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import open_steps
-from ..dataset import ENV_METADATA
+from ..dataset import ENV_METADATA, decode, parse_json
 from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 
 __all__ = ["environment_metadata"]
@@ -41,10 +40,11 @@ def environment_metadata(path: Path) -> dict[str, Any]:
 def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
     """Read the document that says most."""
     if ENV_METADATA in documents:
-        return dict(json.loads(documents[ENV_METADATA]))
-    document = dict(json.loads(documents.get(_SOURCE_DOCUMENT, b"{}")))
+        return decode(dict[str, Any], parse_json(documents[ENV_METADATA], ENV_METADATA), ENV_METADATA)
+    text = documents.get(_SOURCE_DOCUMENT, b"{}")
+    document = decode(dict[str, Any], parse_json(text, _SOURCE_DOCUMENT), _SOURCE_DOCUMENT)
     if isinstance(document.get("env_spec"), str):
-        document["env_spec"] = json.loads(document["env_spec"])
+        document["env_spec"] = parse_json(document["env_spec"], f"env_spec in {_SOURCE_DOCUMENT}")
     return document
 
 

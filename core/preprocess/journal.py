@@ -8,15 +8,16 @@ not there.
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from ..dataset import digest_bytes, fs
+from ..dataset import Count, FieldEntry, FieldRange, decode, digest_bytes, dump_json, fs, parse_json
+from ..errors import FormatError
 from ..ted import Field
 from .block import Pieces
 from .job import Finished
@@ -29,6 +30,27 @@ _ARRAYS = {
     "episode": np.int64, "rows": np.int64, "begins": np.bool_, "ends": np.bool_, "ids": np.int64,
     "returns": np.float64, "terminated": np.bool_, "truncated": np.bool_, "broken": np.bool_,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The first line: which run this is, and the fields of its result."""
+
+    version: int
+    run: Mapping[str, Any]
+    fields: tuple[FieldEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Every other line: a task that is finished. The arrays of `runs` are in base64."""
+
+    task: Count
+    rows: Count
+    placed: bool
+    digest: str
+    ranges: tuple[FieldRange, ...]
+    runs: Mapping[str, str]
 
 
 class Journal:
@@ -60,7 +82,7 @@ class Journal:
         )
 
     def _append(self, document: Mapping[str, Any]) -> None:
-        text = json.dumps(document)
+        text = dump_json(document)
         fs.write(self._descriptor, memoryview(f"{digest_bytes(text.encode())} {text}\n".encode()), self._path)
 
     def close(self) -> None:
@@ -85,14 +107,21 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
         data = path.read_bytes()
     except OSError:
         return None
-    documents, sound = [], 0
+    header: _Header | None = None
+    tasks: dict[int, Finished] = {}
+    sound = 0
     for line in _lines(data):
-        document = _document(line)
-        if document is None:
+        try:
+            document = _document(line, path)
+            if header is None:
+                header = decode(_Header, document, str(path))
+            else:
+                entry = decode(_Entry, document, str(path))
+                tasks[entry.task] = _finished_of(entry, header.fields)
+        except ValueError:  # a FormatError is one, and what base64 and NumPy say of bytes that they cannot take
             break
-        documents.append(document)
         sound += len(line)
-    if not documents or documents[0].get("version") != _VERSION:
+    if header is None or header.version != _VERSION:
         return None
     if sound < len(data):
         descriptor = fs.open_to_change(path)
@@ -100,9 +129,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
             fs.truncate(descriptor, sound, path)
         finally:
             os.close(descriptor)
-    fields = tuple(_field_of(entry) for entry in documents[0]["fields"])
-    run: dict[str, Any] = documents[0]["run"]
-    return run, fields, {int(entry["task"]): _finished_of(entry, fields) for entry in documents[1:]}
+    return dict(header.run), header.fields, tasks
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
@@ -112,36 +139,27 @@ def _lines(data: bytes) -> Iterator[bytes]:
         start = end + 1
 
 
-def _document(line: bytes) -> dict[str, Any] | None:
+def _document(line: bytes, path: Path) -> Any:
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if digest_bytes(text) != digest.decode(errors="replace"):
-        return None
-    document: dict[str, Any] = json.loads(text)
-    return document
+        raise FormatError(f"a line of {path} does not fit its digest")
+    return parse_json(text, str(path))
 
 
 def _packed(array: Any, dtype: Any) -> str:
     return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
 
 
-def _finished_of(entry: Mapping[str, Any], fields: Sequence[Field]) -> Finished:
-    runs = entry["runs"]
+def _finished_of(entry: _Entry, fields: Sequence[Field]) -> Finished:
     arrays: dict[str, Any] = {
-        name: np.frombuffer(base64.b64decode(runs[name]), dtype).copy() for name, dtype in _ARRAYS.items()
+        name: np.frombuffer(base64.b64decode(entry.runs.get(name, "")), dtype).copy() for name, dtype in _ARRAYS.items()
     }
-    ranges = {
-        field.key: None if found is None else (found[0], found[1])
-        for field, found in zip(fields, entry["ranges"], strict=True)
-    }
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError("the arrays of a task differ in length")
+    ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
     pieces = Pieces.of(*(arrays.pop(name) for name in _OF_PIECES))
-    return Finished(
-        rows=entry["rows"], placed=entry["placed"], digest=entry["digest"], ranges=ranges, pieces=pieces, **arrays
-    )
+    return Finished(rows=entry.rows, placed=entry.placed, digest=entry.digest, ranges=ranges, pieces=pieces, **arrays)
 
 
 def _field_document(field: Field) -> dict[str, Any]:
     return {"key": list(field.key), "dtype": field.dtype, "shape": list(field.shape), "role": field.role}
-
-
-def _field_of(entry: Mapping[str, Any]) -> Field:
-    return Field(tuple(entry["key"]), entry["dtype"], tuple(entry["shape"]), entry["role"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ..dataset import PositionedTree
+from ..dataset import PositionedTree, plain
 from ..errors import RbtoolError, UsageError
 from ..ted import Field
 from .job import Finished, Task
@@ -40,15 +40,15 @@ class Unfinished(NamedTuple):
         found = {}
         with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:
             for index, finished in self.finished.items():
-                task = tasks[index]
                 try:
+                    task = tasks[index]
                     part = PartFile(part_path(folder, index), self.fields, finished.rows)
                     rows: Any = tree if finished.placed else part
                     start = task.start if finished.placed else 0
                     stop = start + finished.rows
                     if rows_digest(rows.read(field.key, start, stop) for field in self.fields) == finished.digest:
                         found[index] = finished
-                except (OSError, ValueError, RbtoolError):
+                except (OSError, IndexError, ValueError, RbtoolError):
                     continue
         return found
 
@@ -59,7 +59,7 @@ def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:
     if found is None:
         return False
     there = found[0]
-    different = [name for name in identity if there.get(name) != identity[name]]
+    different = [name for name in identity if there.get(name) != plain(identity[name])]
     if different:
         raise UsageError(
             f"the unfinished run at {folder} is another one: {', '.join(different)} differ",

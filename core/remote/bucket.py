@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ..dataset import StaleListing, is_inside
-from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, UsageError
+from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from .bounds import ERROR_BYTES, PAGES, paced, read_seconds
 from .fetch import Transport
-from .http import read_seconds
 from .offline import require_network
 from .retries import Transient, retry_after, retrying
 
@@ -22,6 +22,8 @@ __all__ = ["Bucket", "BucketObject"]
 
 _PIECE = 8 << 20
 _CONNECT_SECONDS = 10.0
+_ANSWER_BYTES = 64 << 20
+_OBJECTS = 1_000_000
 _BUSY = frozenset({408, 429})
 _NONSENSE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What the client raises on answers in another form than it expects."""
@@ -74,9 +76,14 @@ class Bucket(Transport):
     def _list(self, prefix: str, what: str) -> list[BucketObject]:
         require_network(f"asking for {what}")
         client = self._connected()
+        found: list[BucketObject] = []
         with _understood(what):
-            blobs = list(client.list_blobs(self.name, prefix=prefix, retry=None, timeout=_timeout()))
-        return [self._object(blob) for blob in blobs if is_inside(blob.name)]  # not so: a folder's own object
+            pages = client.list_blobs(self.name, prefix=prefix, retry=None, timeout=_timeout()).pages
+            for number, page in enumerate(pages):
+                found += [self._object(blob) for blob in page if is_inside(blob.name)]  # not so: a folder's own object
+                if number >= PAGES or len(found) > _OBJECTS:
+                    raise FormatError(f"{what} has no end: {number + 1:,} pages and {len(found):,} objects came")
+        return found
 
     def _object(self, blob: Any) -> BucketObject:
         md5, crc32c = _hex(blob.md5_hash, 16), _hex(blob.crc32c, 4)
@@ -98,7 +105,60 @@ class Bucket(Transport):
                         hint="pip install 'rbtool[gcp]'",
                     ) from error
                 self._client = storage.Client.create_anonymous_client()
+                self._client._bucket_metadata_cache = None  # would ask for the bucket too, in a thread of its own
+                adapter = _bounded_adapter()
+                for scheme in ("https://", "http://"):
+                    self._client._http.mount(scheme, adapter)
             return self._client
+
+
+def _bounded_adapter() -> Any:
+    """Make what sends the client's requests: the client reads every answer whole, whatever its length."""
+    from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):
+        def send(self, *arguments: Any, **named: Any) -> Any:
+            response = super().send(*arguments, **named)
+            response.raw = _BoundedBody(response.raw, whole=response.status_code in {200, 206})
+            return response
+
+    return Adapter()
+
+
+class _BoundedBody:
+    """A body of urllib3 of a limited size, counted when it is unpacked; what should be `whole` is refused if larger."""
+
+    def __init__(self, body: Any, *, whole: bool) -> None:
+        self._body = body
+        self._whole = whole
+        self._limit = _ANSWER_BYTES if whole else ERROR_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._body, name)
+
+    def stream(self, amount: int = 1 << 16, decode_content: bool | None = None) -> Iterator[bytes]:
+        """Yield the body in blocks."""
+        encoding = str(self._body.headers.get("Content-Encoding", "")).strip().lower()
+        if decode_content and encoding not in {"", "identity", "gzip", "deflate"}:
+            raise FormatError(f"a server's answer is compressed by {encoding!r:.40}, which was not asked for")
+        total = 0
+        # Not the body's own `stream`, which waits until it has a whole block.
+        blocks = iter(lambda: self._body.read1(amount, decode_content), b"")
+        try:
+            for block in paced(blocks, "a server's answer"):
+                total += len(block)
+                if total <= self._limit:
+                    yield block
+                elif self._whole:
+                    raise FormatError(f"a server's answer has more than {self._limit:,} bytes")
+                else:
+                    return
+        finally:
+            self._body.close()  # what ends in the middle of it is not closed by the client
+
+    def read(self, *arguments: Any, **named: Any) -> bytes:
+        """Read what the caller drops anyway: nothing."""
+        return b""
 
 
 def _pieces(blob: Any, offset: int, size: int, what: str) -> Iterator[bytes]:
@@ -138,6 +198,8 @@ def _understood(what: str) -> Iterator[None]:
 
     try:
         yield
+    except RbtoolError:
+        raise
     except exceptions.GoogleAPICallError as error:
         raise _answered(error, what) from error
     except requests.exceptions.InvalidURL:  # also that of a proxy, which the reason would show

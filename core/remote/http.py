@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import ssl
@@ -16,19 +15,18 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError, UsageError
+from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError
 from ..version import __version__
+from .bounds import answer_to, paced, read_seconds
 from .fetch import Transport
 from .retries import Transient, retry_after
 
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["HttpTransport", "failure", "read_seconds"]
+__all__ = ["HttpTransport", "failure"]
 
 _CONNECT_SECONDS = 10.0
-_READ_SECONDS = 30.0
-_TIMEOUT = "RBTOOL_TIMEOUT"
 _BUSY = frozenset({408, 425, 429})
 _RANGE_NOT_SATISFIABLE = 416
 _PROXY_HINT = "a proxy is set in the environment: check HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY"
@@ -88,8 +86,8 @@ class HttpTransport(Transport):
         client = self._connected()
         with contextlib.ExitStack() as stack:
             with _understood(what, self.hint):
-                stream = client.stream("GET", address, headers=headers, extensions={"trace": self._watch})
-                response = stack.enter_context(stream)
+                request = client.build_request("GET", address, headers=headers, extensions={"trace": self._watch})
+                response = stack.enter_context(answer_to(client, request, self.interrupt))
             if response.status_code not in (200, 206) and not (
                 offset and response.status_code == _RANGE_NOT_SATISFIABLE
             ):
@@ -98,7 +96,7 @@ class HttpTransport(Transport):
 
     def _blocks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
         with _understood(what, self.hint):
-            yield from response.iter_raw()
+            yield from paced(response.iter_raw(), what)
 
     def _connected(self) -> httpx2.Client:
         import httpx2  # only when something is fetched: it would slow every start of the command line
@@ -108,7 +106,7 @@ class HttpTransport(Transport):
                 timeout = httpx2.Timeout(read_seconds(), connect=_CONNECT_SECONDS)
                 agent = {"User-Agent": f"rbtool/{__version__}"}
                 try:
-                    self._client = httpx2.Client(timeout=timeout, follow_redirects=True, headers=agent)
+                    self._client = httpx2.Client(timeout=timeout, headers=agent)
                 except (ImportError, ValueError, httpx2.InvalidURL):
                     # The reason would show the proxy's address.
                     raise NetworkError(
@@ -164,7 +162,7 @@ def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception
 def _asked_wait(response: httpx2.Response) -> float | None:
     """Seconds the server asks to wait: by Retry-After, else by its limit of requests, as in `"api";r=0;t=55`."""
     asked = retry_after(response.headers.get("Retry-After"))
-    window = re.search(r";\s*r=0\s*;\s*t=(\d+)", response.headers.get("RateLimit", ""))
+    window = re.search(r";\s*r=0\s*;\s*t=([0-9]{1,9})", response.headers.get("RateLimit", ""))
     return float(window[1]) if asked is None and window and response.status_code == 429 else asked
 
 
@@ -234,7 +232,7 @@ def _start_of(response: httpx2.Response, offset: int) -> int | None:
     """At which byte of the file the body starts; None where that is not known or lies behind what was asked for."""
     if response.status_code == 200:
         return 0
-    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "").strip())
+    found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/(?:[0-9]+|\*)", response.headers.get("Content-Range", "").strip())
     start = int(found[1]) if found else None
     return start if response.status_code == 206 and start is not None and start <= offset else None
 
@@ -269,15 +267,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _has_proxy() -> bool:
     return any(urllib.request.getproxies().get(scheme) for scheme in ("http", "https", "all"))
-
-
-def read_seconds() -> float:
-    """Seconds of silence after which a server is given up: `RBTOOL_TIMEOUT`, else 30."""
-    text = os.environ.get(_TIMEOUT, "").strip()
-    try:
-        seconds = float(text) if text else _READ_SECONDS
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise UsageError(f"{_TIMEOUT}={text} is no time to wait: a number of seconds above 0 was expected")
-    return seconds

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from ..dataset import StaleListing, is_inside, parse_json
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
 from ..secrets import redact
 from ..version import __version__
+from .bounds import PAGES, answer_to, bounded, paced
 from .http import HttpTransport, failure
 from .offline import require_network
 from .retries import retrying
@@ -34,6 +35,7 @@ __all__ = ["Hub", "HubFile", "HubRepository", "hub_endpoint"]
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TOKEN_HINT = "HF_TOKEN holds the token, or `hf auth login` stores one"
 _PAGE_BYTES = 64 << 20
+_OF_BODIES = frozenset({b"content-encoding", b"content-length", b"transfer-encoding", b"x-hf-warning"})
 _PINNED = re.compile(r"/resolve/[0-9a-f]{40}/")
 _OWNER = re.compile(r"/datasets/([^/]+/[^/]+)/")
 
@@ -89,7 +91,7 @@ class Hub(HttpTransport):
         path = f"/api/datasets/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
         what = f"the repository {repository}" + (f" at revision {revision}" if revision else "")
         try:
-            document, _ = retrying(functools.partial(self._ask, path, "", what))
+            document, *_ = retrying(functools.partial(self._ask, path, "", what))
         except AuthorisationError:
             self._require_listed(repository)
             raise
@@ -138,24 +140,24 @@ class Hub(HttpTransport):
 
     @cached_property
     def _headers(self) -> dict[str, str]:
-        from huggingface_hub import get_session
+        from huggingface_hub import constants, get_session, get_token
         from huggingface_hub.errors import DeviceCodeError, OIDCError
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # is public, and documented
 
         timeout = self._connected().timeout
         session = get_session()  # a token may be asked for over it, which has no time-out of its own
         patient, session.timeout = session.timeout, timeout
         try:
-            headers = dict(build_hf_headers(library_name="rbtool", library_version=__version__))
+            # Not build_hf_headers: it asks the hub which coding agents there are, and reads any answer whole.
+            token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         except (OIDCError, DeviceCodeError, OSError, ValueError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=_TOKEN_HINT) from error
         finally:
             session.timeout = patient
-        token = headers.get("authorization", "")
-        if not (token.isascii() and token.isprintable()):
+        if token and not (token.isascii() and token.isprintable()):
             raise AuthorisationError("the token for the hub has characters that no token has", hint=_TOKEN_HINT)
-        return headers
+        authorization = {"authorization": f"Bearer {token}"} if token else {}
+        return {"user-agent": f"rbtool/{__version__}", **authorization}
 
     def _require_listed(self, repository: str) -> None:
         """Raise DatasetNotFoundError if the owner's list, which can be seen, does not have the repository.
@@ -170,10 +172,13 @@ class Hub(HttpTransport):
 
     def _pages(self, path: str, query: str, what: str) -> Iterator[dict[str, Any]]:
         """Yield the entries of a listing from all its pages."""
-        seen, following = set(), query
+        seen, following, total = set(), query, 0
         while following not in seen:
             seen.add(following)
-            page, link = retrying(functools.partial(self._ask, path, following, what))
+            page, link, size = retrying(functools.partial(self._ask, path, following, what))
+            total += size
+            if total > _PAGE_BYTES or len(seen) > PAGES:
+                raise FormatError(f"{what} has no end: more than {len(seen) - 1:,} pages and {total:,} bytes came")
             if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
                 raise FormatError(f"{what} is {page!r:.100} on the hub, a list of objects is expected")
             yield from page
@@ -182,11 +187,11 @@ class Hub(HttpTransport):
             if not page:
                 raise FormatError(f"{what} has no end: an empty page of it is followed by another")
             # Only the query: a mirror hands out links to the real hub, and the token must go nowhere else.
-            following = urlsplit(link).query
+            following = _query_of(link, what)
         raise FormatError(f"{what} has no end: a page of it is followed by itself")
 
-    def _ask(self, path: str, query: str, what: str) -> tuple[Any, str | None]:
-        """Get one JSON document and the address of the page after it."""
+    def _ask(self, path: str, query: str, what: str) -> tuple[Any, str | None, int]:
+        """Get one JSON document, the address of the page after it, and its size in bytes."""
         require_network(f"asking the hub for {what}", "HF_HUB_OFFLINE")
         import httpx2
         from huggingface_hub import get_session
@@ -194,17 +199,19 @@ class Hub(HttpTransport):
 
         timeout = self._connected().timeout
         address = f"{self._endpoint}{path}" + (f"?{query}" if query else "")
-        watched = {"trace": self._watch}
+        headers, said = {**self._headers, "Accept-Encoding": "gzip"}, f"the hub's answer about {what}"
+        client, watched = get_session(), {"trace": self._watch}
         try:
-            with get_session().stream(
-                "GET", address, headers=self._headers, timeout=timeout, follow_redirects=True, extensions=watched
-            ) as response:
+            request = client.build_request("GET", address, headers=headers, timeout=timeout, extensions=watched)
+            with answer_to(client, request, self.interrupt) as response:
                 if response.is_error:
                     _raise_for_status(response, what)
-                body, link = _bounded(response.iter_bytes(), what), response.links.get("next", {}).get("url")
+                encoding = response.headers.get("Content-Encoding", "").strip().lower()
+                body = bounded(paced(response.iter_raw(), said), encoding, _PAGE_BYTES, said)
+                link = response.links.get("next", {}).get("url")
         except (OfflineModeIsEnabled, httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._failure(error, what) from error
-        return _parsed(body, what), link
+        return parse_json(body, said), link, len(body)
 
     def _failure(self, error: Exception, what: str) -> Exception:
         """Say what an error of huggingface_hub or its http client means."""
@@ -227,14 +234,23 @@ class Hub(HttpTransport):
         return failure(error if response is None else response, what, hint=_TOKEN_HINT)
 
 
+def _query_of(link: str, what: str) -> str:
+    try:
+        return urlsplit(link).query
+    except ValueError as error:
+        raise FormatError(f"{what} has a page after it at {link!r:.100}, which is no address") from error
+
+
 def _raise_for_status(response: httpx2.Response, what: str) -> None:
     """Raise the error of huggingface_hub that the status and the hub's own headers tell."""
     import httpx2
     from huggingface_hub import hf_raise_for_status
 
-    response.headers.pop("X-HF-Warning", None)  # would be logged to stderr
+    # Of the body, it would read and unpack any length; of the warnings, it would log each to stderr.
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_BODIES]
+    bare = httpx2.Response(response.status_code, headers=headers, request=response.request)
     try:
-        hf_raise_for_status(response)
+        hf_raise_for_status(bare)
     except httpx2.HTTPError:
         raise
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
@@ -246,22 +262,6 @@ def _conditions(address: str) -> str:
     found = _OWNER.search(urlsplit(address).path + "/")
     page = f"accept its terms at {hub_endpoint()}/datasets/{found[1]} if it is gated; " if found else ""
     return page + _TOKEN_HINT
-
-
-def _bounded(blocks: Iterable[bytes], what: str) -> bytes:
-    data = bytearray()
-    for block in blocks:
-        data += block
-        if len(data) > _PAGE_BYTES:
-            raise FormatError(f"the hub's answer about {what} has more than {_PAGE_BYTES:,} bytes")
-    return bytes(data)
-
-
-def _parsed(body: bytes, what: str) -> Any:
-    try:
-        return parse_json(body, f"the hub's answer about {what}")
-    except RecursionError as error:
-        raise FormatError(f"the hub's answer about {what} is nested too deeply") from error
 
 
 def _commit(document: Any) -> str | None:

@@ -6,13 +6,18 @@ import datetime
 import hashlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from ..dataset import Catalogue, CatalogueEntry, dump_json, fs, load_json, safe_id
+from ..dataset import Catalogue, decode, dump_json, fs, load_json, safe_id
 from ..errors import FormatError, UsageError
 from .names import Resolution
 
 __all__ = ["CatalogueFile", "KnownNames", "catalogue_age"]
+
+
+class _Known(NamedTuple):
+    id: str
+    how: Literal["exact", "latest", "words"]
 
 
 class KnownNames:
@@ -24,10 +29,10 @@ class KnownNames:
 
     def get(self, asked: str) -> Resolution | None:
         """Return what `asked` was found to mean, if it was."""
-        found = self._read().get(asked)
         try:
-            return Resolution(asked, safe_id(found["id"]), found["how"]) if found else None
-        except (KeyError, TypeError, UsageError):
+            found = decode(_Known, self._read().get(asked), str(self.path))
+            return Resolution(asked, safe_id(found.id), found.how)
+        except (FormatError, UsageError):
             return None
 
     def put(self, found: Resolution) -> None:
@@ -56,21 +61,14 @@ class CatalogueFile:
     def load(self) -> Catalogue | None:
         """Read it; None where there is none that can be read."""
         try:
-            return _catalogue(load_json(self.path))
-        except (OSError, FormatError, KeyError, TypeError):
+            return decode(Catalogue, load_json(self.path), str(self.path))
+        except (OSError, FormatError):
             return None
 
     def save(self, catalogue: Catalogue) -> None:
         """Put it in place of the older one."""
         fs.make_folder_below(self._root, self.path.parent)
         fs.replace_file(self.path, (dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n").encode())
-
-
-def _catalogue(document: Any) -> Catalogue:
-    entries = tuple(CatalogueEntry(**entry) for entry in document["entries"])
-    return Catalogue(
-        document["remote"], document["fetched"], entries, tuple(document["problems"]), bool(document["unreachable"])
-    )
 
 
 def catalogue_age(catalogue: Catalogue) -> float:

@@ -12,8 +12,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..dataset import (
+    Count,
     RemoteDataset,
     RemoteFile,
+    decode,
     dump_json,
     fs,
     is_inside,
@@ -38,7 +40,7 @@ class FetchedFile:
     """A file that was to be fetched: its path, its size in bytes and the remote's checksum."""
 
     path: str
-    size: int
+    size: Count
     checksum: str
 
 
@@ -61,16 +63,10 @@ class OriginalsRecord:
     @classmethod
     def read(cls, path: Path) -> OriginalsRecord:
         """Read a record, or raise FormatError that names it."""
-        document = load_json(path)
-        try:
-            files = tuple(FetchedFile(**file) for file in document["files"])
-            asked = tuple(map(str, document["asked"]))
-            entries = {key: document[key] for key in ("id", "address", "revision", "kept", "time")}
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{path} is no record of fetched files: {error!r}") from error
-        if not all(is_inside(file.path) for file in files):
+        found = decode(cls, load_json(path), str(path))
+        if not all(is_inside(file.path) for file in found.files):
             raise FormatError(f"{path} lists files outside its folder")
-        return cls(**entries, files=files, asked=asked)
+        return found
 
     def dataset(self) -> RemoteDataset:
         """The dataset as it was listed then; where its files are to be had is not known any more."""

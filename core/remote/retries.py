@@ -132,9 +132,9 @@ def retry_after(header: str | None) -> float | None:
         return min(float(text), 1e9)
     try:
         when = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        return max(0.0, when.timestamp() - time.time())
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # whatever a header holds that is no date
         return None
-    return max(0.0, when.timestamp() - time.time())
 
 
 def _failure(state: tenacity.RetryCallState) -> Transient:

@@ -58,7 +58,7 @@ def read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
         )
         if "_schema_version" in metadata:
             state["_schema_version"] = int(metadata["_schema_version"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptDataError(f"{folder / _METADATA} cannot be read: {error!r}") from error
     if capacity is None:
         capacity = int(state["_max_capacity"]) if 1 <= state["_max_capacity"] < math.inf else 0

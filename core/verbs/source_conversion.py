@@ -22,6 +22,7 @@ from ..dataset import (
     Request,
     SourceFacts,
     Staging,
+    decode,
     digest_bytes,
     dump_json,
     env_metadata_bytes,
@@ -237,8 +238,9 @@ def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
     if manifest.request.origin != "remote" or not manifest.provenance:
         return {}
     listed = folder / HIDDEN / "source" / _CHECKSUMS
-    found = load_json(listed) if listed.is_file() else manifest.provenance[0].inputs
-    return {str(name): str(checksum) for name, checksum in found.items()}
+    if not listed.is_file():
+        return dict(manifest.provenance[0].inputs)
+    return decode(dict[str, str], load_json(listed), str(listed))
 
 
 def digest_of_inputs(inputs: Mapping[str, str]) -> str:

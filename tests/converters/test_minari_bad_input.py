@@ -158,7 +158,7 @@ def test_a_sound_part_of_a_damaged_dataset_can_be_had(folder: Path, originals: d
         ({"total_steps": -1}, "total_steps in metadata.json is -1, a number of them is expected"),
         ({"data_format": "zarr"}, "data_format in metadata.json is 'zarr'; known are hdf5, arrow, parquet"),
         ({"data_format": "arrow"}, "data_format in metadata.json is 'arrow', the files in"),
-        ({"observation_space": "{"}, "observation_space in metadata.json is not a space:"),
+        ({"observation_space": "{"}, "observation_space in metadata.json is not JSON:"),
         ({"action_space": '{"type": "Box"}'}, "action_space in metadata.json has a space of type Box without 'dtype'"),
         (
             {"action_space": '{"type": "Graph"}'},

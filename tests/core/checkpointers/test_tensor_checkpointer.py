@@ -128,8 +128,8 @@ def test_damage_is_found_and_changes_nothing(tmp_path: Path, file: str, damage: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "is damaged"),
-        ("[1]", "is damaged"),
+        ("{}", "has {}, an object with format_version is expected"),
+        ("[1]", "an object is expected"),
         ("{", "is not JSON"),
         ('{"format_version": 99}', "has format version 99"),
     ],

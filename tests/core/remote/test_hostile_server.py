@@ -1,0 +1,230 @@
+"""Servers that mean harm: nothing they send is read, unpacked, followed or waited for without end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import gzip
+import itertools
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rbtool.converters.minari_remotes import _ids_of
+from rbtool.core.errors import FormatError, NetworkError, RbtoolError
+from rbtool.core.remote import Bucket, HttpTransport, Hub, read_small
+from rbtool.core.remote.bounds import bounded
+
+# http.client keeps a view of a socket that urllib3 has closed, until it is collected: here, and in no later test.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <socket.socket .closed.*:pytest.PytestUnraisableExceptionWarning",
+    r"ignore:unclosed <socket.socket .closed.*:ResourceWarning",
+)
+ZEROS = bytes(1 << 16)
+NINES = "9" * 5000
+Send = Callable[[bytes], None]
+Answer = Callable[[str, Send, str], None]
+
+
+class Hostile:
+    """Answers every request by what `answer(path, send, url)` sends, and counts the bytes."""
+
+    def __init__(self, answer: Answer) -> None:
+        outer = self
+        self.sent = 0
+        self.asked: list[str] = []
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with contextlib.suppress(OSError):
+                    while line := self.rfile.readline():
+                        while self.rfile.readline().strip():
+                            pass
+                        outer.asked.append(line.split()[1].decode())
+                        answer(outer.asked[-1], self.send, outer.url)
+                        break
+
+            def send(self, data: bytes) -> None:
+                if outer.stopping.is_set():
+                    raise ConnectionError
+                self.wfile.write(data)
+                outer.sent += len(data)
+
+        self.stopping = threading.Event()
+        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Hostile]]:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("RBTOOL_RETRIES", "1")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "5")
+    monkeypatch.delenv("RBTOOL_OFFLINE", raising=False)
+    running: list[Hostile] = []
+
+    def start(answer: Answer) -> Hostile:
+        running.append(Hostile(answer))
+        threading.Thread(target=running[-1].server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running[-1].url)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running[-1].url)
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stopping.set()
+        server.server.shutdown()
+        server.server.server_close()
+    gc.collect()
+
+
+def head(status: str, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", "Connection: close", *headers, "", ""]).encode()
+
+
+def endless(status: str, *headers: str) -> Answer:
+    """A body without end."""
+
+    def answer(path: str, send: Send, url: str) -> None:
+        send(head(status, *(header.format(url=url) for header in headers)))
+        for _ in range(1 << 12):
+            send(ZEROS)
+
+    return answer
+
+
+def ask_http(url: str) -> object:
+    with HttpTransport() as transport:
+        return read_small(transport, f"{url}/file", limit=1 << 20)
+
+
+def ask_hub(url: str) -> object:
+    with Hub() as hub:
+        return hub.tree("acme/one", "0" * 40)
+
+
+def ask_bucket(url: str) -> object:
+    with Bucket("acme") as bucket:
+        return bucket.objects()
+
+
+CLIENTS = [ask_http, ask_hub, ask_bucket]
+MOVED = "302 Found", "Location: {url}/again"
+
+
+@pytest.mark.parametrize("ask", CLIENTS)
+@pytest.mark.parametrize("status", [("404 Not Found",), ("503 Busy",), ("400 Bad Request",), ("401 No",), MOVED])
+def test_bodies_that_are_no_file_are_not_read(ask: Any, status: tuple[str, ...], serve: Any) -> None:
+    server = serve(endless(*status))
+    with pytest.raises(RbtoolError):
+        ask(server.url)
+    assert server.sent < len(server.asked) * (32 << 20)  # what the sockets hold, of 256 MiB
+
+
+@pytest.mark.parametrize("ask", CLIENTS[1:])
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found"])
+def test_what_unpacks_to_gigabytes_is_not_unpacked(ask: Any, status: str, serve: Any) -> None:
+    bomb = gzip.compress(bytes(80 << 20), 9)
+    whole = head(status, "Content-Encoding: gzip", "Content-Type: application/json", f"Content-Length: {len(bomb)}")
+    server = serve(lambda path, send, url: send(whole + bomb))
+    with pytest.raises(RbtoolError, match=r"more than 67,108,864 bytes|404"):
+        ask(server.url)
+
+
+def test_bodies_are_unpacked_up_to_the_limit() -> None:
+    packed = gzip.compress(b"x" * 1000)
+    assert bounded(iter([packed[:9], packed[9:]]), "gzip", 1000, "it") == b"x" * 1000
+    with pytest.raises(FormatError, match="more than 999 bytes"):
+        bounded(iter([packed]), "gzip", 999, "it")
+    with pytest.raises(FormatError, match="compressed by 'br'"):
+        bounded(iter([b""]), "br", 999, "it")
+
+
+def page(number: int, url: str) -> bytes:
+    entry = [{"type": "file", "path": f"{number}", "size": 1, "oid": "0" * 40}]
+    listing = {"items": [{"name": f"{number}"}], "nextPageToken": str(number)}
+    body = json.dumps(listing if "/storage/" in url else entry).encode()
+    link = f"Link: <{url}/x?cursor={number}>; rel=next"
+    return head("200 OK", "Content-Type: application/json", link, f"Content-Length: {len(body)}") + body
+
+
+@pytest.mark.parametrize("module", ["hub", "bucket"])
+def test_paging_ends(module: str, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"rbtool.core.remote.{module}.PAGES", 5)
+    numbers = itertools.count()
+    entry = {"size": "1", "generation": "1", "crc32c": "AAAAAA=="}
+
+    def answer(path: str, send: Send, url: str) -> None:
+        if module == "hub":
+            send(page(next(numbers), url))
+            return
+        listing = {"items": [entry | {"name": f"{next(numbers)}"}], "nextPageToken": f"{next(numbers)}"}
+        body = json.dumps(listing).encode()
+        send(head("200 OK", "Content-Type: application/json", f"Content-Length: {len(body)}") + body)
+
+    server = serve(answer)
+    with pytest.raises(FormatError, match="has no end"):
+        (ask_hub if module == "hub" else ask_bucket)(server.url)
+    assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize("ask", CLIENTS)
+def test_a_body_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.3")
+
+    def answer(path: str, send: Send, url: str) -> None:
+        send(head("200 OK", "Content-Type: application/json"))
+        while True:
+            send(b" ")
+            time.sleep(0.05)
+
+    with pytest.raises(NetworkError, match="comes too slowly"):
+        ask(serve(answer).url)
+
+
+@pytest.mark.parametrize("ask", CLIENTS[:2])
+def test_a_head_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
+
+    def answer(path: str, send: Send, url: str) -> None:
+        send(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while True:
+            send(b"x")
+            time.sleep(0.05)
+
+    with pytest.raises(NetworkError):
+        ask(serve(answer).url)
+
+
+@pytest.mark.parametrize("ask", CLIENTS)
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"Content-Range: bytes {NINES}-{NINES}/*", f"Content-Length: {NINES}", f"Retry-After: {NINES}",
+        "Retry-After: Mon, 01 Jan 99999 00:00:00 GMT", f"RateLimit: x;r=0;t={NINES}", "Location: http://[",
+        "Location: http://\udcff", "Link: <http://[>; rel=next", f"Content-Encoding: {NINES}",
+        "Content-Encoding: gzip",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("status", ["206 Partial", "302 Found", "429 Wait"])
+def test_headers_that_make_no_sense_are_failures_like_others(ask: Any, header: str, status: str, serve: Any) -> None:
+    whole = head(status, "Content-Type: application/json").replace(
+        b"\r\n\r\n", b"\r\n" + header.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    )
+    server = serve(lambda path, send, url: send(whole + b"[]"))
+    with contextlib.suppress(RbtoolError):
+        ask(server.url)
+
+
+def test_an_index_of_many_names_is_read_in_one_pass() -> None:
+    names = [f"many/name-{number}-v0" for number in range(49_000)]
+    ids, problems = _ids_of("acme/many", json.dumps({"datasets": [*names, "other", None, ["x"]]}).encode())
+    assert (len(ids), len(problems)) == (49_000, 3)
