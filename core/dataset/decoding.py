@@ -52,8 +52,9 @@ def decode(kind: type[T], document: Any, origin: str, error: type[FormatError] =
     dataclasses and named tuples. Floats are numbers, or the words `nan`, `inf` and `-inf`. Raises `error`, which names
     `origin`, the place and what is expected there.
     """
+    wanted: Any = kind
     try:
-        found: T = _decoder(kind)(document)
+        found: T = _decoder(wanted)(document)
     except _Mismatch as odd:
         place = "".join(odd.place).lstrip(".")
         what = f"{reprlib.repr(odd.found)} as {place}" if place else reprlib.repr(odd.found)

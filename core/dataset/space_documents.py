@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -90,9 +90,10 @@ def require_space(document: Any, origin: str) -> None:
     children = () if space.subspaces is None else space.subspaces
     if space.type == "Dict" and not isinstance(children, Mapping):
         raise FormatError(f"{origin} has a Dict whose subspaces are a list, an object is expected")
-    for name, child in children.items() if isinstance(children, Mapping) else enumerate(children):
+    named: Iterable[tuple[object, Any]] = children.items() if isinstance(children, Mapping) else enumerate(children)
+    for place, child in named:
         if child is not None:
-            require_space(child, f"{origin}, at {name},")
+            require_space(child, f"{origin}, at {place},")
 
 
 def is_space(document: Any) -> bool:
