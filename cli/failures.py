@@ -25,6 +25,7 @@ EXIT_CODES = """Exit codes:
   4    not found
   5    network or authorisation
   6    no space
+  129  the terminal was closed (SIGHUP)
   130  interrupted (Ctrl-C)
   143  terminated"""
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

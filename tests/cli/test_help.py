@@ -83,7 +83,7 @@ def test_verbs_that_remove_can_be_tried_and_need_a_yes(page, pages):
 
 def test_the_exit_codes_are_listed(pages):
     codes = pages[""].partition("Exit codes:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "130", "143"]
+    assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "129", "130", "143"]
 
 
 def test_the_version_is_told(shell):
