@@ -6,6 +6,7 @@ import enum
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,6 +29,12 @@ EXIT_CODES = """Exit codes:
   129  the terminal was closed (SIGHUP)
   130  interrupted (Ctrl-C)
   143  terminated"""
+_HUNG_UP = 129
+_NO_MEMORY = re.compile(
+    r"can(?:'t|not) allocate memory|not enough memory|out of memory|unable to allocate|bad_alloc|failed to map segment",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"\b\d[\d.,]*\s?(?:[KMGTPE]?i?B|bytes)\b")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -76,17 +83,30 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt):
         return Failure("Interrupted", "interrupted", "", 130)
     if isinstance(error, Stopped):
-        return Failure("Terminated", "terminated", "", error.exit_code)
+        said = "the terminal was closed" if error.exit_code == _HUNG_UP else "terminated"
+        return Failure("Terminated", said, "", error.exit_code)
     if hasattr(error, "format_message"):  # what Typer raises for words it does not understand
         return _usage(error)
+    if _is_memory(error):
+        return _out_of_memory(error)
     if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
         return _of_system(error)
-    if isinstance(error, MemoryError):
-        return Failure(kind, "there is not enough memory", "", 1)
     said = " ".join(str(error).split())
     return Failure(
         kind, f"internal error: {kind}{f': {said}' if said else ''}", "add --debug to see where it happened", 1
     )
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out: NumPy and Arrow raise a MemoryError, torch a RuntimeError, and imports fail."""
+    said = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or bool(said) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def _out_of_memory(error: BaseException) -> Failure:
+    needed = _AMOUNT.search(str(error))
+    said = f"there is not enough memory{f': {needed[0]} more were needed' if needed else ''}"
+    return Failure("MemoryError", said, "free some, or raise the limit (ulimit -v), and run it again", 1)
 
 
 def _of_system(error: OSError) -> Failure:

@@ -19,6 +19,7 @@ from ..core.version import __version__
 from .failures import Stopped, report
 from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
+from .text import clean_lines
 
 __all__ = [
     "Compress",
@@ -171,12 +172,12 @@ def _start_logs(out: Output, file: str | None) -> None:
 
 
 class _Redacting(logging.Formatter):
-    """Formats records without the tokens and proxies of the environment."""
+    """Formats records without the tokens and proxies of the environment, and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         from ..core.secrets import redact
 
-        return redact(super().format(record))
+        return clean_lines(redact(super().format(record)))
 
 
 class _Screen(logging.Handler):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .text import Cell, Line, Styled, clean, folded
+from .text import Cell, Line, Styled, clean, clean_bytes, clean_json, clean_lines, folded
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
@@ -67,7 +67,7 @@ class Output:
 
             self._write(sys.stdout, self._json(to_document(result)))
         elif self.quiet:
-            self._write(sys.stdout, "".join(f"{name}\n" for name in names))
+            self._write(sys.stdout, "".join(f"{clean(name)}\n" for name in names))
         else:
             width = shutil.get_terminal_size().columns if self._is_terminal(sys.stdout) else None
             self._write(sys.stdout, "".join(f"{self._paint(line, sys.stdout)}\n" for line in lines(width)))
@@ -126,11 +126,12 @@ class Output:
         if document["hint"]:
             self._beside([Styled("hint: ", "cyan"), document["hint"]])
         if trace:
-            self._write(sys.stderr, trace)
+            self._write(sys.stderr, clean_lines(trace))
 
     def log(self, text: str) -> None:
         """Show a log record on stderr, for `-v`."""
-        self._beside([Styled(text, "dim")])
+        for line in text.split("\n"):
+            self._beside([Styled(line, "dim")])
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -175,7 +176,7 @@ class Output:
         colour, painted = self._has_colour(stream), ""
         for cell in line:
             text, style = cell if isinstance(cell, Styled) else (cell, "")
-            text = "\n".join(clean(part) for part in text.split("\n"))
+            text = clean(text)
             painted += f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if colour and style and text else text
         return painted
 
@@ -200,7 +201,7 @@ class Output:
             text.encode(sys.stdout.encoding)
         except UnicodeEncodeError:
             text = json.dumps(strict, allow_nan=False, indent=1)
-        return f"{text}\n"
+        return f"{clean_json(text)}\n"
 
     @staticmethod
     def _write(stream: TextIO, text: str) -> None:
@@ -208,6 +209,8 @@ class Output:
             text.encode(stream.encoding, "surrogateescape")
         except UnicodeEncodeError:
             text = text.translate(_ASCII).encode(stream.encoding, "replace").decode(stream.encoding)
+        if stream.isatty():
+            text = clean_bytes(text)
         try:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="surrogateescape")  # file names come out as the bytes they are

@@ -66,10 +66,10 @@ def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
 
 def short_name(path: Path) -> str:
     """Name a dataset the shortest way that a shell and rbtool understand: `source:id`, or a path."""
-    from ..core.dataset import storage_root
+    from ..core.dataset import known_root
 
-    root, full = storage_root(), os.path.abspath(path)
-    if os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:
+    root, full = known_root(), os.path.abspath(path)
+    if root and os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:
         source, _, name = os.path.relpath(full, root).partition(os.sep)
         return shlex.quote(f"{source}:{name}")
     near = os.path.relpath(full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -19,6 +20,9 @@ __all__ = [
     "Table",
     "amount",
     "clean",
+    "clean_bytes",
+    "clean_json",
+    "clean_lines",
     "counted",
     "folded",
     "number",
@@ -31,7 +35,12 @@ __all__ = [
 Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Control characters, ends of lines, and what changes the direction of text or is not seen at all.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f]"
+)
+_RAW_BYTE = re.compile(r"[\udc80-\udcff]")  # of a file name that is not UTF-8
 _SHOWN = 3
 _GAP = "  "
 
@@ -118,6 +127,21 @@ class Table:
 def clean(text: str) -> str:
     """Make control characters visible: names and messages of data must not steer the terminal."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def clean_lines(text: str) -> str:
+    """The same for text whose lines are meant, such as a traceback."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
+def clean_bytes(text: str) -> str:
+    """Make bytes visible that are no text: a terminal may take one for the beginning of a sequence."""
+    return _RAW_BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+
+
+def clean_json(text: str) -> str:
+    """Escape the same characters in a JSON document; outside of its texts there are none but ends of lines."""
+    return "\n".join(_CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def width_of(cell: Cell) -> int:

@@ -30,7 +30,16 @@ from .ingest import Ingest, running_return
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .listed import ListedFiles, changed
 from .local_cache import LocalCache
-from .locate import dataset_folder, find_dataset, last_use, require_apart, safe_id, storage_root, stored_datasets
+from .locate import (
+    dataset_folder,
+    find_dataset,
+    known_root,
+    last_use,
+    require_apart,
+    safe_id,
+    storage_root,
+    stored_datasets,
+)
 from .locks import lock_folder
 from .manifest import (
     ENV_METADATA,
@@ -193,6 +202,7 @@ __all__ = [
     "is_canonical",
     "is_inside",
     "is_ours",
+    "known_root",
     "last_use",
     "leaf_path",
     "leftovers",

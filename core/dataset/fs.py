@@ -24,6 +24,7 @@ __all__ = [
     "announced",
     "create",
     "exchange",
+    "expanded",
     "folder_below",
     "free_space",
     "fsync",
@@ -191,6 +192,17 @@ def write_file(path: Path, data: bytes) -> None:
         fsync(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Put the home folder in the place of `~`; UsageError where the user has none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{os.fspath(path)} cannot be found: HOME is not set, and the system knows no home folder of this user",
+            hint="set HOME, or write the path in full",
+        ) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:

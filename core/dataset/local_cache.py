@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DatasetNotFoundError
+from ..errors import DatasetNotFoundError, UsageError
+from . import fs
 from .contracts import Reader
 from .locate import safe_id
 
@@ -27,7 +28,11 @@ class LocalCache:
     @property
     def folder(self) -> Path:
         """The folder that holds `<id>`."""
-        return Path(os.environ.get(self.variable) or self.default).expanduser().absolute()
+        try:
+            return fs.expanded(os.environ.get(self.variable) or self.default).absolute()
+        except UsageError as error:
+            error.hint = f"set {self.variable}, or HOME"
+            raise
 
     def find(self, dataset_id: str, reader: type[Reader]) -> Path:
         """Return the folder of a dataset, or raise DatasetNotFoundError that names the folder searched."""

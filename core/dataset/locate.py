@@ -19,6 +19,7 @@ from .staging import mend
 __all__ = [
     "dataset_folder",
     "find_dataset",
+    "known_root",
     "last_use",
     "require_apart",
     "safe_id",
@@ -31,9 +32,30 @@ _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
 
 def storage_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """Folder that holds `<source>/<id>`: the argument, else `RBTOOL_HOME`, else the platform's cache folder."""
-    chosen = root or os.environ.get("RBTOOL_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("rbtool", appauthor=False)
+    """Folder that holds `<source>/<id>`: the argument, else `RBTOOL_HOME`, else the platform's cache folder.
+
+    UsageError for a user without a home folder, and so without a cache folder.
+    """
+    try:
+        return fs.expanded(root or os.environ.get("RBTOOL_HOME") or _cache_folder()).absolute()
+    except UsageError as error:
+        error.hint = "set RBTOOL_HOME, or name the folder: --root DIR"
+        raise
+
+
+def _cache_folder() -> Path:
+    try:
+        return user_cache_path("rbtool", appauthor=False)
+    except RuntimeError:  # no home folder: older versions of platformdirs leave the ~ in it
+        return Path("~/.cache/rbtool")
+
+
+def known_root(root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The storage root for those who can do without: None for a user without a home folder."""
+    try:
+        return storage_root(root)
+    except UsageError:
+        return None
 
 
 def safe_id(name: str) -> str:
@@ -69,14 +91,14 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
 
     This counts as a use of a dataset that is stored below the root.
     """
-    path = Path(name).expanduser()
+    path = fs.expanded(name)
     mend(path)
     if path.exists():
         _mark_use(path, root)
         return path
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:
-        hint = _stored_like(os.fspath(name), storage_root(root)) or "name an existing path, or a dataset like minari:ID"
+        hint = _stored_like(os.fspath(name), known_root(root)) or "name an existing path, or a dataset like minari:ID"
         raise DatasetNotFoundError(f"there is nothing at {path}", hint=hint)
     folder = storage_root(root) / named["source"] / safe_id(named["id"])
     mend(folder)
@@ -97,7 +119,8 @@ def last_use(folder: Path) -> float | None:
 
 def _mark_use(path: Path, root: str | os.PathLike[str] | None) -> None:
     """Leave the time on the folder that is ours: nothing else changes it afterwards, and no digest covers it."""
-    if has_manifest(path) and storage_root(root).resolve() in path.resolve().parents:
+    store = known_root(root)
+    if store is not None and has_manifest(path) and store.resolve() in path.resolve().parents:
         with contextlib.suppress(OSError):  # a disk that cannot be written to
             fs.touch(path / HIDDEN)
 
@@ -118,9 +141,9 @@ def _how_to_get(name: str, root: Path) -> str:
     return _stored_like(name, root) or f"fetch it with: rbtool download {source} {shlex.quote(id.partition('@')[0])}"
 
 
-def _stored_like(name: str, root: Path) -> str:
+def _stored_like(name: str, root: Path | None) -> str:
     """Offer the stored dataset whose name ends like `name` or comes near; "" for a path, and where there is none."""
-    if name.startswith((".", "/", "~")):
+    if root is None or name.startswith((".", "/", "~")):
         return ""
     stored = {folder.relative_to(root).as_posix() for folder in _dataset_folders(root)}
     words = name.replace(":", "/", 1).strip("/")

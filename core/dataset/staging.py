@@ -253,33 +253,35 @@ def sweep(destination: Path) -> None:
 
 
 class Leftover(NamedTuple):
-    """A folder that a process built, or moved aside, for `destination`; it may still be at work on it."""
+    """A folder or file that a process built, or moved aside, for `destination`; it may still be at work on it."""
 
     path: Path
     destination: Path
 
 
 def leftovers(root: Path) -> Iterator[Leftover]:
-    """Yield the staging folders beside the datasets below the root, those in use too; follows no links.
+    """Yield what was staged beside the datasets below the root, that in use too; follows no links.
 
     A swap that was cut is mended first: what it moved aside is a dataset, and no leftover.
     """
-    for folder, names, _ in os.walk(root):
+    for folder, names, files in os.walk(root):
         here = Path(folder)
         if has_manifest(here):
             names.clear()
-        for found in filter(None, map(_LEFTOVER.fullmatch, sorted(names))):
+            files.clear()
+        for found in filter(None, map(_LEFTOVER.fullmatch, sorted((*names, *files)))):
             path, destination = here / found[0], here / found["name"]
             if found["mark"] == _ASIDE and not destination.exists():
                 with contextlib.suppress(OSError):  # a disk that cannot be written to
                     mend(destination)
-            if path.is_dir() and not path.is_symlink() and (found["mark"] == _MARK or destination.exists()):
+            ours = (path.is_dir() or path.is_file()) and not path.is_symlink()
+            if ours and (found["mark"] == _MARK or destination.exists()):
                 yield Leftover(path, destination)
         names[:] = [name for name in names if not name.startswith(".")]
 
 
 def remove_leftover(path: Path) -> bool:
-    """Remove a staging folder unless a process is at work on it; tells whether it is gone."""
+    """Remove a staging folder or file unless a process is at work on it; tells whether it is gone."""
     lock = lock_folder(path)
     if lock < 0:
         return not path.exists()

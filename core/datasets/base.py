@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from ..dataset import has_manifest, mend, remove_dataset
+from ..dataset import fs, has_manifest, mend, remove_dataset
 from ..errors import DatasetNotFoundError
 from .buffer import DatasetReplayBuffer
 
@@ -29,7 +29,7 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
 
     @root.setter
     def root(self, root: str | os.PathLike[str]) -> None:
-        self._root = Path(root).expanduser().absolute()
+        self._root = fs.expanded(root).absolute()
 
     @property
     @abstractmethod

@@ -27,7 +27,7 @@ class SourceFolder:
     @classmethod
     def below(cls, source: str, root: str | os.PathLike[str] | None) -> SourceFolder:
         """Take the folder `root`; None is the source's own below the storage root."""
-        return cls(source, Path(root).expanduser().absolute() if root is not None else storage_root() / source)
+        return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source)
 
     @property
     def _store(self) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..checkpointers import FlatStorageCheckpointer
-from ..dataset import Staging
+from ..dataset import Staging, fs
 from ..errors import SchemaError, UsageError
 from ..preprocess import Unit
 from ..preprocess.start_methods import START_METHODS
@@ -123,7 +123,7 @@ def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
         yield storage.path
     elif isinstance(storage, TensorStorage):
         aside = f"{destination.name}-rows-{secrets.token_hex(4)}"
-        with Staging(destination.expanduser().absolute().with_name(aside)) as staging:
+        with Staging(fs.expanded(destination).absolute().with_name(aside)) as staging:
             FlatStorageCheckpointer().dumps(storage, staging.path / "rows")
             yield staging.path / "rows"
     else:

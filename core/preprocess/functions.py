@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-from ..dataset import digest_file
+from ..dataset import digest_file, fs
 from ..errors import UsageError
 from .failures import error_text
 from .fingerprints import fingerprint_of
@@ -195,7 +195,7 @@ def find_function(function: Loaded | str) -> ChunkFunction:
         raise UsageError(f"the function {function!r} is not understood", hint=hint)
     if not place.endswith(".py"):
         return ModuleFunction(place, name, Path.cwd())
-    path = Path(place).expanduser().absolute()
+    path = fs.expanded(place).absolute()
     if not path.is_file():
         raise UsageError(f"there is no file {place}, which should hold the function {name!r}")
     return FileFunction(path, name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..dataset import Manifest, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
+from ..dataset import Manifest, fs, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
 from ..remote import Originals, stored_originals
 from .listing import fits, stored_name
@@ -22,7 +22,7 @@ What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "lefto
 
 _ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")
 _LISTING_DAYS = 30
-_WRITING_SECONDS = 60.0  # nobody takes longer to write a listing
+_WRITING_SECONDS = 60.0  # nobody takes longer to write a small file
 _PATTERN = frozenset("*?[")
 
 
@@ -62,7 +62,7 @@ def cache_entries(root: Path) -> list[CacheEntry]:
     It counts as no use. What somebody removes meanwhile is left out.
     """
     left = list(_leftovers(root))  # first: it mends what a cut swap left, and a mended dataset is one to list
-    found = [*left, *_datasets(root), *_originals(root), *_listings(root)]
+    found = [*left, *_half_written(root), *_datasets(root), *_originals(root), *_listings(root)]
     return sorted(found, key=lambda entry: (entry.name, _ORDER.index(entry.what), str(entry.path)))
 
 
@@ -90,7 +90,7 @@ def chosen_entries(
 
 def _place(name: str, root: Path) -> Path | None:
     """The path as the entries have it, if it lies below the root; a link stays a link, and is none of theirs."""
-    path = Path(os.path.abspath(Path(name).expanduser()))
+    path = Path(os.path.abspath(fs.expanded(name)))
     real, base = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(root))
     return root / real.relative_to(base) if name and base in real.parents else None
 
@@ -101,7 +101,7 @@ def _not_stored(name: str, root: Path, known: Sequence[str]) -> RbtoolError:
     same = [entry for entry in known if entry.endswith((f":{name}", f"/{name}"))]
     near = same[0] if same else nearest(name, known)
     hint = f"did you mean {near}?" if near else "see what is there: rbtool cache ls"
-    if not os.path.lexists(Path(name).expanduser()):
+    if not os.path.lexists(fs.expanded(name)):
         said = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
         return DatasetNotFoundError(said, hint=hint)
     if _place(name, root) is None:
@@ -127,6 +127,22 @@ def _leftovers(root: Path) -> Iterator[CacheEntry]:
             in_use=in_use,
             prunable=not in_use,
         )
+
+
+def _half_written(root: Path) -> Iterator[CacheEntry]:
+    """Yield the remembered statistics that a process was writing when it died."""
+    folder = root / ".stats"
+    for path in sorted(folder.glob(".*.new")) if not folder.is_symlink() else ():
+        if path.is_file() and not path.is_symlink():
+            facts = path.lstat()
+            yield CacheEntry(
+                name=".stats:",
+                what="leftover",
+                path=path,
+                bytes=facts.st_size,
+                last_used=_time(facts.st_mtime),
+                prunable=facts.st_mtime < time.time() - _WRITING_SECONDS,
+            )
 
 
 def _datasets(root: Path) -> Iterator[CacheEntry]:
@@ -195,7 +211,10 @@ def _listings(root: Path) -> Iterator[CacheEntry]:
 
 
 def _measure(folder: Path) -> tuple[int, float | None]:
-    """Bytes of all files in a folder, and when any of them last changed; links count for themselves."""
+    """Bytes of a file, or of all in a folder, and when any of them last changed; links count for themselves."""
+    if not folder.is_dir():
+        facts = folder.lstat()
+        return facts.st_size, facts.st_mtime
     count, newest, folders = 0, 0.0, [os.fspath(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:

@@ -114,7 +114,7 @@ def save(
     """
     begun = time.perf_counter()
     chosen = _require_form(form, compression, for_library)
-    path, target = find_dataset(dataset, root), Path(dest).expanduser().absolute()
+    path, target = find_dataset(dataset, root), fs.expanded(dest).absolute()
     require_apart(path, target)
     with open_saved(path) as source:
         if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
@@ -199,7 +199,7 @@ def load(
     OutOfSpaceError.
     """
     begun = time.perf_counter()
-    path, target = find_dataset(checkpoint), Path(dest).expanduser().absolute()
+    path, target = find_dataset(checkpoint), fs.expanded(dest).absolute()
     require_apart(path, target)
     wanted = require_layout(layout, compress)
     with open_saved(path) as source:

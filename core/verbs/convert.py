@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..checkpoint import is_steps
-from ..dataset import Request, find_dataset, normal_form, open_source
+from ..dataset import Request, find_dataset, fs, normal_form, open_source
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from .checkpoint_buffers import is_of_buffer
@@ -52,7 +52,7 @@ def convert(
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
     `dest`, OutOfSpaceError; in every case `dest` is what it was.
     """
-    source, destination = find_dataset(path, root), Path(dest).expanduser()
+    source, destination = find_dataset(path, root), fs.expanded(dest)
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     if is_steps(source) or is_of_buffer(source):

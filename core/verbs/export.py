@@ -69,7 +69,7 @@ def export(
     """
     begun, heard = time.perf_counter(), progress or Silent()
     kind = sink_class(to)
-    source, destination = find_dataset(dataset, root), Path(dest).expanduser()
+    source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
     has_steps(source)
     with whole_episodes(open_steps(source)) as reader:

@@ -22,9 +22,9 @@ from ..dataset import (
     Reader,
     StepReader,
     find_dataset,
+    known_root,
     open_source,
     returns_are_known,
-    storage_root,
     table_with_returns,
 )
 from ..errors import UsageError
@@ -155,7 +155,7 @@ def _of_steps(
     manifest, table = reader.manifest, table_with_returns(reader)
     known, layouts = returns_are_known(manifest), _layouts(reader)
     return InspectResult(
-        name=_name(reader.path, manifest, storage_root(root)),
+        name=_name(reader.path, manifest, known_root(root)),
         path=reader.path,
         type=manifest.kind,
         layout=manifest.layout,
@@ -246,10 +246,11 @@ def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[Key, FieldRan
     return tuple(views)
 
 
-def _name(path: Path, manifest: Manifest, root: Path) -> str:
+def _name(path: Path, manifest: Manifest, root: Path | None) -> str:
     """Call a dataset below the root `source:id`, anything else by its path."""
     folder = Path(os.path.abspath(path))
-    if manifest.kind == "dataset" and folder.is_relative_to(root) and len(folder.relative_to(root).parts) > 1:
-        source, *rest = folder.relative_to(root).parts
+    parts = folder.relative_to(root).parts if root is not None and folder.is_relative_to(root) else ()
+    if manifest.kind == "dataset" and len(parts) > 1:
+        source, *rest = parts
         return f"{source}:{'/'.join(rest)}"
     return str(path)

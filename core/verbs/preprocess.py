@@ -16,6 +16,7 @@ from ..dataset import (
     Staging,
     StepReader,
     find_dataset,
+    fs,
     provenance_step,
     require_apart,
     table_with_returns,
@@ -127,7 +128,7 @@ def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None
 def _place(dest: str | os.PathLike[str] | None) -> Path:
     if dest is None:
         raise UsageError("no destination is named (dest)", hint="say where the result should go: --dest DIR")
-    return Path(dest).expanduser().absolute()
+    return fs.expanded(dest).absolute()
 
 
 def _publish(

@@ -13,6 +13,7 @@ from ..dataset import (
     Manifest,
     RecordingState,
     examine_recording,
+    fs,
     mend,
     repair_recording,
     require_restorable,
@@ -63,7 +64,7 @@ def repair(
     be given up, where none would be kept, and where it is not known any more what was recorded, UsageError while
     another process records there.
     """
-    begun, folder, heard = time.perf_counter(), Path(path).expanduser().absolute(), progress or Silent()
+    begun, folder, heard = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
     mend(folder)
     if not folder.exists():
         raise DatasetNotFoundError(f"there is nothing at {folder}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..checkpoint import VerifyingReader, open_steps
-from ..dataset import StepReader, TedReader, find_dataset, storage_root
+from ..dataset import StepReader, TedReader, find_dataset, known_root
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
@@ -74,7 +74,7 @@ def stats(
         if not manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to take statistics of")
         wanted = _wanted(reader, fields)
-        found, remembered = _taken(reader, wanted, fractions, StatsStore(storage_root(root)), progress or Silent())
+        found, remembered = _taken(reader, wanted, fractions, known_root(root), progress or Silent())
         return StatsResult(
             path=reader.path,
             content_digest=manifest.content_digest if reader.has_digests else None,
@@ -119,16 +119,17 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
 
 
 def _taken(
-    reader: StepReader, wanted: set[str], fractions: tuple[float, ...], store: StatsStore, progress: Progress
+    reader: StepReader, wanted: set[str], fractions: tuple[float, ...], root: Path | None, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
-    known = store.load(reader.manifest, fractions) if reader.has_digests else None
+    store = StatsStore(root) if root is not None and reader.has_digests else None
+    known = store.load(reader.manifest, fractions) if store else None
     if known is not None and wanted <= {key_name(field.key) for field in known}:
         return tuple(field for field in known if key_name(field.key) in wanted), True
     every = described_fields(reader.fields)
     chosen = [field for field in every if key_name(field.key) in wanted]
-    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS and reader.has_digests
+    worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS and store is not None
     found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
-    if worth_remembering:
+    if worth_remembering and store:
         store.save(reader.manifest, fractions, found)
     return found, False
 

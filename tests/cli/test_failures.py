@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 
+import numpy as np
 import pytest
+import torch
 
 import rbtool
 from rbtool.cli.failures import Stopped, report
@@ -154,17 +156,36 @@ def test_the_log_file_gets_the_traceback(shell, tmp_path):
         (PermissionError(errno.EACCES, "x", "/there"), 1, "error: /there: permission denied\n"),
         (KeyError("observatoin"), 1, "error: internal error: KeyError: 'observatoin'\nhint: add --debug"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, "error: internal error: BrokenPipeError"),
-        (MemoryError(), 1, "error: there is not enough memory"),
+        (MemoryError(), 1, "error: there is not enough memory\nhint: free some"),
+        (OSError(errno.ENOMEM, "x"), 1, "error: there is not enough memory\n"),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes."
+            ),
+            1,
+            "error: there is not enough memory: 8000 bytes more were needed\n",
+        ),
+        (ImportError("libtorch.so: failed to map segment from shared object"), 1, "error: there is not enough memory"),
+        (RuntimeError("something else"), 1, "error: internal error: RuntimeError: something else"),
         (errors.MissingKeyError("no field 'x'", hint="take y"), 1, "error: no field 'x'\nhint: take y"),
         (errors.CheckFailed("bad"), 3, "error: bad"),
         (errors.NetworkError("far"), 5, "error: far"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (Stopped(143), 143, "error: terminated\n"),
+        (Stopped(129), 129, "error: the terminal was closed\n"),
     ],
 )
 def test_every_error_has_its_code_and_words(error, code, said, capsys):
     assert report(error, Output()) == code
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("allocate", ["np.empty(1 << 60, np.uint8)", "torch.empty(1 << 60)", "bytearray(1 << 60)"])
+def test_low_memory_is_one_sentence(allocate, capsys):
+    with pytest.raises((MemoryError, RuntimeError)) as raised:
+        eval(allocate, {"np": np, "torch": torch})
+    assert report(raised.value, Output()) == 1
+    assert capsys.readouterr().err.startswith("error: there is not enough memory")
 
 
 @pytest.mark.parametrize("word", ["list", "--help", "--version"])

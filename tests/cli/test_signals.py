@@ -22,7 +22,7 @@ def wait(rows):
     [
         (signal.SIGINT, 130, "error: interrupted\n"),
         (signal.SIGTERM, 143, "error: terminated\n"),
-        pytest.param(signal.SIGHUP, 129, "error: terminated\n", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, "error: the terminal was closed\n", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_it_cleanly(number, code, said, workers, folder, environment):

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 import rbtool
+from rbtool.cli.output import Output
 from rbtool.core.testing.walks import write_walks
 
 ESCAPE = "\x1b"
@@ -191,6 +192,39 @@ def test_control_characters_of_data_do_not_reach_the_terminal(folder, shell):
     shutil.copytree(folder / "cartpole", folder / "home" / "minari" / "a\x1b[31mb")
     assert ESCAPE not in shell("rbtool list", folder).stdout
     assert r"a\x1b[31mb" in shell("rbtool list", folder, FORCE_COLOR="1").stdout
+
+
+STEERING = "a\x1b[31m\x9b2J\u202eb\nerror: c\x7f"
+
+
+@pytest.mark.parametrize("line", ["list", "list -q", "list --json", "cache ls", "cache ls --json", "inspect */*/a* -q"])
+def test_no_name_steers_the_terminal_or_makes_a_line(line, folder, shell):
+    shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
+    done = shell(f"rbtool {line}", folder)
+    assert done.returncode == 0, done.stderr
+    for said in (done.stdout, done.stderr):
+        assert not set("\x1b\x9b\u202e\x7f") & set(said)
+        assert not any(part.startswith("error: c") for part in said.splitlines())
+
+
+def test_a_document_has_names_as_they_are(folder, shell):
+    shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
+    names = [entry["name"] for entry in json.loads(shell("rbtool list --json", folder).stdout)["datasets"]]
+    assert f"minari:{STEERING}" in names
+
+
+@pytest.mark.parametrize("options", ["", "--debug", "-v", "--json"])
+def test_no_error_or_log_steers_the_terminal(options, folder, shell):
+    done = shell(f"rbtool inspect $'./n\\x1b[31m\\u009b2J\\u202e\\x7f' {options} --log-file log", folder)
+    assert done.returncode == 4
+    for said in (done.stdout, done.stderr, (folder / "log").read_text()):
+        assert not set("\x1b\x9b\u202e\x7f") & set(said)
+
+
+def test_a_note_is_one_line(capsys):
+    with Output().progress() as progress:
+        progress.note(f"left out: {STEERING}")
+    assert capsys.readouterr().err == r"left out: a\x1b[31m\x9b2J\u202eb\nerror: c\x7f" + "\n"
 
 
 def test_a_quiet_list_warns_of_what_it_leaves_out(folder, shell):

@@ -54,6 +54,12 @@ def test_neither_colour_nor_bar_where_it_is_forbidden(terminal, forbidding):
     assert "converting 100 %" in shown
 
 
+def test_a_byte_that_is_no_text_does_not_reach_the_terminal(terminal, folder):
+    (folder / "caf\udc9b31m").symlink_to(folder / "cartpole")
+    code, shown = terminal("rbtool inspect caf* -q")
+    assert (code, shown) == (0, "caf\\x9b31m\r\n")
+
+
 def test_colours_in_a_terminal(terminal):
     assert ESCAPE in terminal("rbtool inspect cartpole")[1]
     assert ESCAPE not in terminal("rbtool inspect cartpole --no-color")[1]

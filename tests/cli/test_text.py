@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.cli.spaces import space_text
-from rbtool.cli.text import Styled, Table, amount, clean, counted, folded, number, size, sparkline, vector, width_of
+from rbtool.cli.text import (
+    Styled,
+    Table,
+    amount,
+    clean,
+    clean_bytes,
+    clean_json,
+    clean_lines,
+    counted,
+    folded,
+    number,
+    size,
+    sparkline,
+    vector,
+    width_of,
+)
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -135,10 +151,25 @@ def test_a_broken_line_loses_no_word(cells, width, indent):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("a\x1b[31mb", r"a\x1b[31mb"), ("a\nb", r"a\nb"), ("é ✓", "é ✓"), ("\x9b", r"\x9b")]
-)
+    ("text", "shown"),
+    [
+        ("a\x1b[31mb", r"a\x1b[31mb"), ("a\nb", r"a\nb"), ("é ✓", "é ✓"), ("\x9b", r"\x9b"),
+        ("a\u202eb", r"a\u202eb"), ("a\u2067b\u200b", r"a\u2067b\u200b"), ("\U000e0041", r"\U000e0041"),
+        ("\N{WOMAN}\u200d\N{ROCKET}", "\N{WOMAN}\u200d\N{ROCKET}"),
+    ],
+)  # fmt: skip
 def test_control_characters_are_shown(text, shown):
     assert clean(text) == shown
+    assert json.loads(clean_json(json.dumps(text, ensure_ascii=False))) == text
+    assert clean_json(json.dumps(text, ensure_ascii=False)).count("\\") == shown.count("\\") * (1 + ("U" in shown))
+
+
+def test_bytes_that_are_no_text_are_shown():
+    assert clean_bytes("caf\udce9 \udc9b31m é") == r"caf\xe9 \x9b31m é"
+
+
+def test_lines_that_are_meant_stay():
+    assert clean_lines("a\n\x1bb\n") == "a\n\\x1bb\n"
 
 
 def _box(low, high, dtype="float64"):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the middle of writing: cleaned up, the right code, the older result untouched."""
+"""Ctrl-C, SIGTERM and SIGHUP in the middle of writing: cleaned up, the right code, the older result untouched."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def _interrupt(number: signal.Signals, stop_at: int, *words: object) -> subproce
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("stop_at", [5, 60])
 @pytest.mark.parametrize("form", ["flat", "h5"])
 def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, stop_at: int, form: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from ...dataset import fs
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from .base import Operation
 from .normalize import Constants
@@ -107,7 +108,7 @@ def pipeline_program(path: str | Path) -> Program:
 
     DatasetNotFoundError where there is no such file, UsageError for what is not understood in it.
     """
-    place = Path(path).expanduser()
+    place = fs.expanded(path)
     try:
         document = tomllib.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:

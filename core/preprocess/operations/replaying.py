@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ...dataset import MANIFEST, Manifest, Provenance, load_json
+from ...dataset import MANIFEST, Manifest, Provenance, fs, load_json
 from ...errors import DatasetNotFoundError, UsageError
 from .choosing import Episodes, Filter
 from .documents import program_of_documents
@@ -82,7 +81,7 @@ def _made_before(provenance: Sequence[Provenance]) -> list[str]:
 
 def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
     """Read a manifest; `path` is that file or the folder of the dataset."""
-    place = Path(path).expanduser()
+    place = fs.expanded(path)
     if place.is_file():
         return Manifest.from_dict(load_json(place), str(place))
     if place.exists():

@@ -24,6 +24,43 @@ def _bytes(path):
 # ls --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", ["minari/D4RL", "."])
+def test_leftover_files_are_listed_and_pruned(store, place):
+    path = store.root / place / ".saved.h5.rbtool-new-01234567"
+    path.write_bytes(b"abc")
+    (found,) = [entry for entry in rbtool.cache.ls(root=store.root).entries if entry.what == "leftover"]
+    assert (found.path, found.bytes, found.prunable) == (path, 3, True)
+    assert [entry.path for entry in rbtool.cache.prune(root=store.root).removed] == [path]
+    assert not path.exists()
+
+
+def test_a_leftover_file_that_a_process_works_on_stays(store):
+    path = store.root / "minari" / ".saved.h5.rbtool-new-01234567"
+    path.write_bytes(b"abc")
+    descriptor = lock_folder(path)
+    assert [entry.in_use for entry in rbtool.cache.ls(root=store.root).entries if entry.path == path] == [True]
+    assert not rbtool.cache.prune(root=store.root).removed
+    os.close(descriptor)
+    assert path.exists()
+
+
+def test_a_file_that_a_cut_swap_moved_aside_comes_back(store):
+    (store.root / "minari" / ".saved.h5.rbtool-old-01234567").write_bytes(b"abc")
+    rbtool.cache.ls(root=store.root)
+    assert (store.root / "minari" / "saved.h5").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(("age", "prunable"), [(3600, True), (0, False)])
+def test_a_half_written_record_of_statistics_is_a_leftover(store, age, prunable):
+    path = store.root / ".stats" / ".xxh3-128-01.json.4711.new"
+    path.parent.mkdir()
+    path.write_bytes(b"abc")
+    os.utime(path, (time.time() - age,) * 2)
+    shown = {entry.path: entry for entry in rbtool.cache.ls(root=store.root).entries}
+    assert (shown[path].what, shown[path].bytes, shown[path].prunable) == ("leftover", 3, prunable)
+    assert bool(rbtool.cache.prune(root=store.root).removed) == prunable
+
+
 def test_all_that_is_there_is_listed_with_its_bytes(store):
     kept, part = store.original("D4RL/door/human-v2", kept=True), store.original("pen-v1", kept=False)
     left, listing = store.leftover(), store.listing(days=0)

@@ -22,9 +22,13 @@ from rbtool.core.verbs.results import to_document
 from rbtool.core.verbs.stats import stats
 
 
-@pytest.fixture
-def walks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
     write_walks(tmp_path / "walks", [(300, "terminated"), (1, "truncated"), (90, "open")])
     return tmp_path / "walks"
 
