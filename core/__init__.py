@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .buffers import (
+        LambdaScheduler,
+        LinearScheduler,
+        ParameterScheduler,
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        SchedulerList,
+        StepScheduler,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
     )
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
         Storage,
         TensorStorage,
     )
+    from .ted import DEFAULT_DONE_KEYS
     from .trajectories import split_trajectories
     from .transforms import (
         CatTensors,
@@ -97,8 +103,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "buffers": (
+        "LambdaScheduler",
+        "LinearScheduler",
+        "ParameterScheduler",
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "SchedulerList",
+        "StepScheduler",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
     ),
@@ -158,6 +169,7 @@ _HOMES = {
         "Storage",
         "TensorStorage",
     ),
+    "ted": ("DEFAULT_DONE_KEYS",),
     "trajectories": ("split_trajectories",),
     "transforms": (
         "CatTensors",
@@ -189,6 +201,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DEFAULT_DONE_KEYS",
     "BaseDatasetExperienceReplay",
     "Binary",
     "Bounded",
@@ -210,9 +223,11 @@ __all__ = [
     "H5Split",
     "H5StorageCheckpointer",
     "ImmutableDatasetWriter",
+    "LambdaScheduler",
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",
+    "LinearScheduler",
     "ListStorage",
     "ListStorageCheckpointer",
     "MinariExperienceReplay",
@@ -227,6 +242,7 @@ __all__ = [
     "PackedRecording",
     "PackedStorage",
     "PackedStorageCheckpointer",
+    "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -239,9 +255,11 @@ __all__ = [
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",
+    "SchedulerList",
     "SelectTransform",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StepScheduler",
     "Storage",
     "StorageCheckpointerBase",
     "TED2Flat",

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from .errors import MissingKeyError, SchemaError
+from .ted import DEFAULT_DONE_KEYS
 
 __all__ = [
     "NestedKey",
@@ -25,7 +26,6 @@ __all__ = [
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 
-_ENDS = ("done", "terminated", "truncated")
 _IDS: tuple[tuple[str, ...], ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
 _MASKS: tuple[tuple[str, ...], ...] = (("collector", "mask"), ("mask",))
 
@@ -49,7 +49,9 @@ def require_steps(data: Any) -> None:
         raise SchemaError("the tensordict has no batch dimension, one of time is expected")
 
 
-def step_ends(td: TensorDictBase, done_key: NestedKey = "done", flags: Sequence[str] = _ENDS) -> torch.Tensor:
+def step_ends(
+    td: TensorDictBase, done_key: NestedKey = "done", flags: Sequence[str] = DEFAULT_DONE_KEYS
+) -> torch.Tensor:
     """Return where steps end a trajectory, bool `[..., T]`: any flag of the family of `done_key` under `next`.
 
     The family is the key itself and `flags` beside it, as far as they are there. A flag with several values a step,

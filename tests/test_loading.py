@@ -89,3 +89,10 @@ def test_a_star_import_hides_nothing_of_pythons() -> None:
     assert not set(rbtool.__all__) & set(dir(builtins))
     assert all(hasattr(rbtool, name) for name in dir(rbtool))
     assert callable(rbtool.list)
+
+
+def test_the_names_of_the_flags_are_those_of_torchrl() -> None:
+    import rbtool
+    import rbtool.core
+
+    assert rbtool.DEFAULT_DONE_KEYS == rbtool.core.DEFAULT_DONE_KEYS == ("done", "truncated", "terminated")

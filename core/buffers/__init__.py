@@ -4,11 +4,17 @@ from .base import ReplayBuffer
 from .collate import default_collate
 from .parts import UnsupportedError, WrongKindError
 from .prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from .schedulers import LambdaScheduler, LinearScheduler, ParameterScheduler, SchedulerList, StepScheduler
 from .tensordict import TensorDictReplayBuffer
 
 __all__ = [
+    "LambdaScheduler",
+    "LinearScheduler",
+    "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "SchedulerList",
+    "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "UnsupportedError",

@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection
 
 from ..storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage
 
-__all__ = ["default_collate", "lazy_stack_elements", "stack_elements"]
+__all__ = ["default_collate", "lazy_stack_elements", "ragged_elements", "stack_elements"]
 
 
 def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
@@ -45,6 +45,13 @@ def lazy_stack_elements(items: Any) -> Any:
     return stack_elements(items)
 
 
+def ragged_elements(batch: Any) -> list[Any] | None:
+    """Return the elements of a batch of different shapes, which it has no tensors of; None for any other batch."""
+    if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim == 0 and -1 in batch.batch_size:
+        return list(batch.tensordicts)
+    return None
+
+
 def _stack_collections(items: list[Any]) -> Any:
     if not all(is_tensor_collection(item) for item in items):
         return items
@@ -55,8 +62,12 @@ def _stack_collections(items: list[Any]) -> Any:
 
 def _alike(one: Any, other: Any) -> bool:
     """Tell whether two tensordicts have the same entries of the same shapes."""
+    if isinstance(one, LazyStackedTensorDict) and not all(_alike(one.tensordicts[0], part) for part in one.tensordicts):
+        return False  # a lazy stack of different shapes, of which not even the entries can be read
     if one is other:
         return True
+    if isinstance(other, LazyStackedTensorDict) and not isinstance(one, LazyStackedTensorDict):
+        return _alike(other, one)
     if one.batch_size != other.batch_size or set(one.keys()) != set(other.keys()):
         return False
     for key, value in one.items():

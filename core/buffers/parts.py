@@ -22,6 +22,16 @@ from .sharing import Sharing
 
 __all__ = ["BufferParts", "UnsupportedError", "WrongKindError"]
 
+_NEWER = {
+    "consume_after_n_samples": None,
+    "sample_unit": None,
+    "service_backend": "direct",
+    "service_backend_options": None,
+    "transport": "auto",
+    "transport_options": None,
+}
+"""Arguments of TorchRL's buffers that are not built here, with the values that ask for nothing."""
+
 _LATE = frozenset({"_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_dim_extend"})
 
 
@@ -57,7 +67,9 @@ class BufferParts(Sharing):
         shared: bool = False,
         compilable: bool | None = None,
         delayed_init: bool | None = None,
+        **newer: Any,
     ) -> None:
+        _refuse_newer(type(self).__name__, newer)
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
@@ -147,12 +159,12 @@ class BufferParts(Sharing):
 
     def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """Refuse parts that do not go together, before any of them is put in place."""
-        sampler._check_storage(storage)
         if sampler.by_time and not writer.in_time:
-            raise SchemaError(
+            raise UsageError(
                 f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
                 hint="take a RoundRobinWriter, or make whole trajectories the elements",
             )
+        sampler._check_storage(storage)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 
@@ -329,6 +341,15 @@ class _Ear:
         buffer = self._buffer()
         if buffer is not None:
             buffer.mark_update(index)
+
+
+def _refuse_newer(name: str, given: dict[str, Any]) -> None:
+    """Refuse arguments that are not built yet, and any that no buffer has."""
+    for argument, value in given.items():
+        if argument not in _NEWER:
+            raise TypeError(f"{name}() got an unexpected keyword argument {argument!r}")
+        if value != _NEWER[argument]:
+            raise UnsupportedError(f"{argument}={value!r} was given, which rbtool does not support yet: leave it out")
 
 
 def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:

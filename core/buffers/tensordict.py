@@ -12,6 +12,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers import Sampler
 from ..writers import TensorDictRoundRobinWriter, Writer
 from .base import ReplayBuffer
+from .collate import ragged_elements
 from .prefetch import Draw
 from .reduction import by_element, one_each
 from .writing import Written
@@ -122,6 +123,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not self._prioritised:
             return
         _require_tensordict(data)
+        if (elements := ragged_elements(data)) is not None:
+            for element in elements:  # each is a batch of one, whose steps are alike
+                self.update_tensordict_priority(element.unsqueeze(0))
+            return
         index = data.get("index", None)
         if index is None:
             raise MissingKeyError('the batch has no "index": it was not sampled from a buffer of tensordicts')
@@ -139,6 +144,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return str(getattr(self._sampler, "reduction", "max"))
 
     def _priority_in(self, data: TensorDictBase) -> torch.Tensor | None:
+        if (elements := ragged_elements(data)) is not None:
+            parts = [self._priority_in(element) for element in elements]
+            known = [one_each(part, 1, self._reduction) for part in parts if part is not None]
+            return torch.cat(known) if len(known) == len(parts) else None
         priority = data.get(self.priority_key, None)
         if priority is not None and not isinstance(priority, torch.Tensor):
             raise SchemaError(f"{self.priority_key!r} is a {type(priority).__name__}, a tensor is expected")
@@ -161,10 +170,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise SchemaError(
                 f"a tensordict was to be sampled, found a {type(batch).__name__}", hint="take a ReplayBuffer"
             )
+        elements = ragged_elements(batch)
         for key, value in draw.info.items():
             if isinstance(value, tuple):
                 value = torch.stack(value, -1) if len(value) > 1 else value[0].unsqueeze(-1)
             try:
+                if elements is not None:
+                    for element, part in zip(elements, value, strict=True):
+                        element.set(key, _of_every_step(part[None], torch.Size([1, *element.shape]))[0])
+                    continue
                 batch.set(key, _of_every_step(value, batch.shape) if batch.ndim > 1 else value)
             except RuntimeError as error:
                 raise SchemaError(

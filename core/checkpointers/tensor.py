@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import SchemaError, UsageError
 from ..storages import LazyMemmapStorage, Storage, TensorStorage, register_checkpointer
 from ..storages.cursors import last_row
-from ..storages.layout import is_tree
 from ..storages.structure import structure_of
 from .base import StorageCheckpointerBase
 from .folders import CheckpointStaging, open_folder
@@ -28,7 +27,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     the checkpoint is read; of what TorchRL wrote, files that are missing or too short are found. A storage of any
     capacity that holds the rows can take them, also one that is still empty. Nothing is unpickled.
 
-    Save hooks get the valid rows of a tensordict, and what they return is saved in its own shape.
+    Save hooks get the valid rows, of a tensordict, a tensor or a nest of them, and what they return is saved in its
+    own shape.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
@@ -55,8 +55,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         if not self._save_hooks:
             whole = source.columns.leaves
             return Contents(source.structure, source.ndim, whole, [leaf[: source.rows] for leaf in whole], length, last)
-        if not is_tree(source.structure):
-            raise SchemaError("the storage holds a nest of tensors; save hooks take tensordicts only")
         data: Any = without_ragged(self._through_save_hooks(source, source[:], path))
         structure = structure_of(data)
         tensors = structure.leaves(data)
@@ -81,8 +79,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return
         structure, tensors = saved.structure, saved.tensors
         if self._load_hooks:
-            if not is_tree(structure):
-                raise SchemaError(f"{folder} holds a nest of tensors; load hooks take tensordicts only")
             data = with_ragged(structure.build(iter(tensors), saved.lead))
             data = self._through_load_hooks(data, target._storage)
             structure = structure_of(data, target.ndim)

@@ -93,17 +93,10 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
 
 
 def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> Structure:
-    """How saved data is made. A class that is not loaded here is not needed where the target has the same leaves."""
-    described = manifest.structure
-    if described is None:
+    """Say how saved data is made; a class that is not loaded here is that of the target."""
+    if manifest.structure is None:
         raise CorruptDataError("a manifest of leaves does not say how they belong together")
-    try:
-        return structure_from(described)
-    except SchemaError:
-        names = [leaf.name for leaf in manifest.leaves]
-        if raw or not target.initialized or list(target.structure.paths()) != names:
-            raise
-        return target.structure
+    return structure_from(manifest.structure, target.structure if target.initialized and not raw else None)
 
 
 def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Saved:

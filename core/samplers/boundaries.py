@@ -29,8 +29,8 @@ def find_start_stop_traj(
     The last row ends a trajectory, unless the storage is at capacity: then the first row follows the last one, and
     only the newest row, the last of `cursor` (a row or rows, as they were written), is an end in any case; so is the
     last row of a lane that has no end at all. ConflictingArgumentsError (a TypeError) unless one signal is given,
-    SchemaError (a RuntimeError) for one without elements. Samplers keep a `TrajectoryTable` instead, which is not made
-    anew with every write.
+    SchemaError (a RuntimeError) for one without elements and, at capacity, for a cursor that names no row. Samplers
+    keep a `TrajectoryTable` instead, which is not made anew with every write.
 
     >>> ids = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1, 1, 1])
     >>> start, stop, length = find_start_stop_traj(trajectory=ids, at_capacity=True, cursor=1)
@@ -50,8 +50,8 @@ def find_start_stop_traj(
     ends = ends.clone()
     if not at_capacity:
         ends[-1] = True
-    elif (newest := last_row(cursor)) is not None:
-        ends[newest] = True
+    elif cursor is not None:
+        ends[_newest(cursor, rows)] = True
     ends[-1] |= ~ends.any(0)
     lane, stop = ends.T.nonzero(as_tuple=True)
     first_of_lane = torch.ones_like(lane, dtype=torch.bool)
@@ -63,3 +63,17 @@ def find_start_stop_traj(
     length = (stop - start) % rows + 1
     lanes = torch.unravel_index(lane, others) if others else ()
     return torch.stack([start, *lanes], -1), torch.stack([stop, *lanes], -1), length
+
+
+def _newest(cursor: Any, rows: int) -> int:
+    """Return the last row of a cursor; SchemaError for one without rows, for one beyond them, and for what is none."""
+    try:
+        row = last_row(cursor + rows if isinstance(cursor, int) and -rows <= cursor < 0 else cursor)
+    except (TypeError, ValueError, RuntimeError):
+        row = None
+    if row is None or row >= rows:
+        raise SchemaError(
+            f"the cursor is {cursor!r}, the row or rows of {rows} that were written last are expected: an int, or a "
+            "tensor or a range of at least one"
+        )
+    return row

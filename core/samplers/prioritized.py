@@ -17,7 +17,7 @@ from ..storages import Storage
 from .base import Index, Sampler
 from .numbering import element_numbers, marked_numbers, priority_values
 from .priorities import Priorities, at_least_zero
-from .priority_folder import read_priorities, write_priorities
+from .priority_folder import plain_priorities, read_priorities, write_priorities
 
 __all__ = ["PrioritizedSampler", "UnknownOptionError", "checked_device"]
 
@@ -293,13 +293,14 @@ class PrioritizedSampler(Sampler):
         return self._priorities.state_dict() | {"_beta": self._beta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one that cannot be this one's.
+        """Take over a state, also of a sampler of TorchRL's, whose trees are read.
 
+        SchemaError (a RuntimeError), with nothing changed, for one that cannot be this one's.
         That of another capacity is none, unless the storage is one that `max_capacity` grows with.
         """
         try:
             beta = at_least_zero("beta", state_dict.get("_beta", math.nan))
-            self._priorities.load_state_dict(state_dict, any_capacity=self._open)
+            self._priorities.load_state_dict(plain_priorities(state_dict), any_capacity=self._open)
         except UsageError as error:
             raise SchemaError(f"this state cannot be taken over: {error}") from error
         self._beta = beta

@@ -14,7 +14,7 @@ import torch
 from ..dataset import fs, load_json
 from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError
 
-__all__ = ["NEVER_WRITTEN", "SCHEMA_VERSION", "read_priorities", "write_priorities"]
+__all__ = ["NEVER_WRITTEN", "SCHEMA_VERSION", "plain_priorities", "read_priorities", "write_priorities"]
 
 SCHEMA_VERSION = 1
 """What a state says of itself; states without it are older, and may mean something else by their maximum."""
@@ -50,12 +50,7 @@ def read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
     metadata = load_json(folder / _METADATA)
     try:
         state: dict[str, Any] = {name: float(metadata[name]) for name in _NUMBERS}
-        given = metadata["_max_priority"]
-        value, number = (None, None) if given is None else given
-        state["_max_priority"] = torch.tensor(
-            [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
-            dtype=torch.float64,
-        )
+        state["_max_priority"] = _largest(metadata["_max_priority"])
         if "_schema_version" in metadata:
             state["_schema_version"] = int(metadata["_schema_version"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -69,6 +64,33 @@ def read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
             f"{folder} holds {state['_max_capacity']:g} priorities, the sampler's max_capacity is {capacity}"
         )
     return state | {name: _leaves(folder / file, capacity) for name, file in _FILES.items()}
+
+
+def plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors where that of a live sampler of TorchRL's has its trees, and None for no maximum.
+
+    A tree is a compiled object with a length, which gives the leaves at an index.
+    """
+    found = dict(state)
+    try:
+        for name in _FILES:
+            tree = found.get(name)
+            if tree is not None and not isinstance(tree, torch.Tensor) and callable(getattr(tree, "query", None)):
+                found[name] = torch.as_tensor(tree[torch.arange(len(tree))], dtype=torch.float64)
+        if "_max_priority" in found:
+            found["_max_priority"] = _largest(found["_max_priority"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"the priorities in the state cannot be read: {error!r}") from error
+    return found
+
+
+def _largest(given: Any) -> torch.Tensor:
+    """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
+    value, number = (None, None) if given is None else given
+    return torch.tensor(
+        [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
+        dtype=torch.float64,
+    )
 
 
 def _leaves(path: Path, capacity: int) -> torch.Tensor:

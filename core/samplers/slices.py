@@ -124,6 +124,7 @@ class SliceSampler(Sampler):
             raise UsageError(f"compile is {compile!r}, expected a bool or a dict of arguments")
         self.compile = bool(compile)
         self.use_gpu = _checked_gpu(use_gpu)
+        self.truncated_key = truncated_key
         self._choose_keys(end_key, end_keys, traj_key)
         self._static = _static_signal(ends, trajectories, cache_values, end_key, end_keys, traj_key)
         self._marks = SliceMarks(None if truncated_key is None else _key(truncated_key))
@@ -134,15 +135,13 @@ class SliceSampler(Sampler):
     def _choose_keys(self, end_key: Any, end_keys: Any, traj_key: Any) -> None:
         if end_key is not None and end_keys is not None:
             raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, one of them is expected")
-        self.traj_key = None if traj_key is None else _key(traj_key)
-        self.end_keys: tuple[Key, ...] | None = None
+        self.traj_key = traj_key
+        self.end_key = end_key
+        self.end_keys = end_keys
+        self._ids: Key | None = None if traj_key is None else _key(traj_key)
+        self._flags: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
-            self.end_keys = tuple(_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
-
-    @property
-    def truncated_key(self) -> Key | None:
-        """The entry that says of the last step of each slice that it is truncated."""
-        return self._marks.truncated
+            self._flags = tuple(_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
 
     # Sampling ----------------------------------------------------------------------------------------
 
@@ -198,15 +197,15 @@ class SliceSampler(Sampler):
         """Choose what tells trajectories apart."""
         if self._static is not None:
             return self._static
-        ids = (self.traj_key,) if self.traj_key is not None else _IDS
-        if self.traj_key in (None, ("episode",)) and self.end_keys is None and storage.episode_lengths() is not None:
+        ids = (self._ids,) if self._ids is not None else _IDS
+        if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
             return EpisodeSignal()
         by_ids = next((IdSignal(key) for key in ids if has_entry(storage, key)), None)
-        flags = (_DONE,) if self.end_keys is None else self.end_keys
+        flags = (_DONE,) if self._flags is None else self._flags
         by_flags = FlagSignal(flags) if any(has_entry(storage, key) for key in flags) else None
-        wanted, other = (by_ids, by_flags) if self.traj_key is not None or self.end_keys is None else (by_flags, by_ids)
-        if wanted is None and other is not None and (self.traj_key is not None or self.end_keys is not None):
-            _LOG.info("%s is not in the storage, %s tells trajectories apart", self.traj_key or flags, other.keys)
+        wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
+        if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
+            _LOG.info("%s is not in the storage, %s tells trajectories apart", self._ids or flags, other.keys)
         found = wanted or other
         if found is None:
             names = ", ".join(".".join(key) for key in (*ids, *flags))

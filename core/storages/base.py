@@ -53,6 +53,8 @@ class Storage(ABC):
         self._rng: torch.Generator | None = None
         self._last_cursor: Any = None
         self._revision = 0
+        self.numbered_by: str | None = None
+        """The entry in which a writer keeps the number of every row, where one does."""
         self.log = WriteLog()
 
     @abstractmethod

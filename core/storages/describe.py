@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -42,37 +43,44 @@ def describe(structure: Structure) -> dict[str, Any]:
     return {"kind": kind, "entries": children, **_batch(structure), **named}
 
 
-def structure_from(description: Mapping[str, Any]) -> Structure:
+def structure_from(description: Mapping[str, Any], like: Structure | None = None) -> Structure:
     """Undo `describe`.
 
-    Classes are looked for among the modules that are loaded already: nothing is imported because a file says so.
-    SchemaError where one is not there, FormatError for what `describe` did not write.
+    Classes are looked for among the modules that are loaded already: nothing is imported because a file says so. A
+    class that is not there, as one defined in a function, is the one that `like` has in the same place. SchemaError
+    where there is none either, FormatError for what `describe` did not write.
     """
     try:
-        return _structure(description)
+        return _structure(description, like)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"a description of data is damaged: {error!r}") from error
 
 
-def _structure(description: Mapping[str, Any]) -> Structure:
+def _structure(description: Mapping[str, Any], like: Structure | None) -> Structure:
     kind = description["kind"]
     if kind == "tensor":
         return Leaf()
     if kind == "constant":
         return Constant(description["value"], torch.Size(description["batch"]), _device(description))
     entries = description["entries"]
-    if kind in _SEQUENCES:
-        return SequenceNode(map(_structure, entries), _SEQUENCES[kind])
-    if kind == "named tuple":
-        return SequenceNode(map(_structure, entries), _class(description["class"], _is_named_tuple))
-    children = {key: _structure(child) for key, child in entries}
+    if kind in (*_SEQUENCES, "named tuple"):
+        beside: Any = like.children if isinstance(like, SequenceNode) else ()
+        parts = [_structure(*pair) for pair in zip_longest(entries, beside[: len(entries)])]
+        if kind in _SEQUENCES:
+            return SequenceNode(parts, _SEQUENCES[kind])
+        known = like.kind if isinstance(like, SequenceNode) else None
+        return SequenceNode(parts, _class(description["class"], _is_named_tuple, known))
+    beside = like.children if isinstance(like, Node) else {}
+    children = {key: _structure(child, beside.get(key)) for key, child in entries}
     if kind == "dict":
         return Node(children)
     if kind not in {"tensordict", "tensorclass"}:
         raise FormatError(f"a description of data names the unknown kind {kind!r}")
-    owner = _class(description["class"], is_tensorclass) if kind == "tensorclass" else None
+    owner = None
+    if kind == "tensorclass":
+        owner = _class(description["class"], is_tensorclass, like.kind if isinstance(like, TensorDictNode) else None)
     return TensorDictNode(children, torch.Size(description["batch"]), _device(description), owner)
 
 
@@ -109,12 +117,15 @@ def _is_named_tuple(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
 
 
-def _class(name: str, fits: Any) -> type[Any]:
+def _class(name: str, fits: Any, known: type[Any] | None) -> type[Any]:
+    """Find a class by its name among the loaded modules, else take the one that is known."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
     if found is None or not isinstance(found, type) or not fits(found):
+        if known is not None and fits(known):
+            return known
         raise SchemaError(
             f"the data was made with the class {path} of the module {module}, which is not loaded",
             hint=f"import {module} first",

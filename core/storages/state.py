@@ -13,7 +13,14 @@ from .columns import Columns
 from .describe import structure_from
 from .structure import Leaf, Node, Structure, TensorDictNode, place
 
-__all__ = ["in_order", "named_tensors", "refuse_other_constants", "rows_to_fill", "saved_tensors"]
+__all__ = [
+    "in_order",
+    "named_tensors",
+    "refuse_other_constants",
+    "rows_to_fill",
+    "saved_tensors",
+    "with_numbers",
+]
 
 
 def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
@@ -25,12 +32,17 @@ def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
     return dict(zip(names, leaves, strict=True))
 
 
-def saved_tensors(saved: Any, description: Mapping[str, Any] | None) -> tuple[Structure, list[torch.Tensor]]:
-    """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict."""
+def saved_tensors(
+    saved: Any, description: Mapping[str, Any] | None, like: Structure | None
+) -> tuple[Structure, list[torch.Tensor]]:
+    """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
+
+    Classes that are not loaded are taken from `like`, how the data of the receiver is made.
+    """
     if isinstance(saved, torch.Tensor):
         return Leaf(), [saved]
     tensors = {name: value for name, value in dict(saved).items() if not name.startswith("__")}
-    structure = structure_from(description) if description else _nested(list(tensors))
+    structure = structure_from(description, like) if description else _nested(list(tensors))
     names = [".".join(path) for path in structure.paths()]
     if sorted(names) != sorted(tensors):
         raise SchemaError(f"the state holds {', '.join(tensors)}; it says that it holds {', '.join(names)}")
@@ -59,6 +71,18 @@ def in_order(names: Sequence[str], structure: Structure, tensors: Sequence[torch
     if sorted(found) != sorted(names):
         raise SchemaError(f"what was saved holds {', '.join(found)}; this storage holds {', '.join(names)}")
     return [found[name] for name in names]
+
+
+def with_numbers(
+    key: str, structure: Structure, tensors: Sequence[torch.Tensor], columns: Columns
+) -> tuple[Structure, Sequence[torch.Tensor]]:
+    """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
+    if key not in columns.names or not isinstance(structure, Node) or key in structure.children or not tensors:
+        return structure, tensors
+    like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
+    numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
+    structure = structure.with_children({**structure.children, key: Leaf()})
+    return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
 
 
 def rows_to_fill(length: int, columns: Columns, max_size: int) -> int:

@@ -15,7 +15,7 @@ from .columns import Columns
 from .counter import Counter
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .describe import describe
-from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors
+from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors, with_numbers
 from .structure import Structure, structure_of
 
 __all__ = ["TensorStorage"]
@@ -266,7 +266,7 @@ class TensorStorage(Storage):
         if not state_dict.get("initialized", True):
             self._empty()
         else:
-            structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"))
+            structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"), self._structure)
             self.fill(structure, tensors, int(state_dict["_len"]))
 
     def fill(self, structure: Structure, tensors: Sequence[torch.Tensor], length: int, write: _Write = None) -> None:
@@ -283,6 +283,8 @@ class TensorStorage(Storage):
                 self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
             refuse_other_constants(self.structure, structure)
             columns = self.columns
+            if write is None and self.numbered_by is not None:
+                structure, tensors = with_numbers(self.numbered_by, structure, tensors, columns)
             values = in_order(columns.names, structure, tensors)
             rows = rows_to_fill(length, columns, self.max_size)
             values = [value[:rows] for value in values]

@@ -4,6 +4,7 @@ from .boundaries import BoundaryCounts, EndReason, end_reason
 from .dtypes import DTYPES, as_numbers, dtype_name, is_floating, numpy_dtype, torch_name
 from .keys import (
     ACTION,
+    DEFAULT_DONE_KEYS,
     DONE,
     EPISODE,
     FLAGS,
@@ -26,6 +27,7 @@ from .schema import Field, Role, Timing, field_named, role_of, row_bytes, state_
 
 __all__ = [
     "ACTION",
+    "DEFAULT_DONE_KEYS",
     "DONE",
     "DTYPES",
     "EPISODE",

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 __all__ = [
     "ACTION",
+    "DEFAULT_DONE_KEYS",
     "DONE",
     "EPISODE",
     "FLAGS",
@@ -40,6 +41,8 @@ NEXT_DONE: Key = (NEXT, *DONE)
 NEXT_TERMINATED: Key = (NEXT, *TERMINATED)
 NEXT_TRUNCATED: Key = (NEXT, *TRUNCATED)
 FLAGS: tuple[Key, ...] = (DONE, TERMINATED, TRUNCATED)
+DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
+"""The names of the flags, as TorchRL calls and orders them."""
 SINGLETONS: tuple[Key, ...] = (REWARD, *FLAGS)
 """Keys that carry a trailing dimension of one, at the root and under `next`."""
 

@@ -30,7 +30,15 @@ class Transform(nn.Module):
     counts_writes = False
     """Whether `inv` changes the state: processes that share a buffer then have to share that state."""
 
+    follows_next = False
+    """Whether `forward` also takes the entries under `next` that it leaves alone where it is called with them."""
+
     _rng: torch.Generator | None = None
+
+    @property
+    def named_in_next(self) -> frozenset[tuple[str, ...]]:
+        """The entries under `next` that were named to it."""
+        return frozenset()
 
     def forward(self, data: Any) -> Any:
         """Return what leaves the buffer in place of `data`."""
@@ -94,6 +102,9 @@ class Compose(Transform):
     Each is a `Transform`, anything like one (a module with `inv`, as TorchRL's are), or a callable; a list of them is
     taken as well. A `Compose` among them is replaced by what it is made of. `inv` stops at the first that returns
     None. Transforms are put into evaluation mode.
+
+    Transforms that change an entry under `next` along with that of the root leave it to another one of their class
+    that names it: `ToTensorImage("pixels")` and `ToTensorImage(("next", "pixels"))` change each once, in any order.
     """
 
     def __init__(self, *transforms: Any) -> None:
@@ -104,8 +115,16 @@ class Compose(Transform):
 
     def forward(self, data: Any) -> Any:
         for transform in self.transforms:
-            data = transform(data)
+            elsewhere = self._named_elsewhere(transform)
+            data = transform(data, elsewhere) if elsewhere else transform(data)
         return data
+
+    def _named_elsewhere(self, transform: Any) -> frozenset[tuple[str, ...]]:
+        """Return the entries under `next` that others of its class name, for a transform that follows into `next`."""
+        if len(self) < 2 or not getattr(transform, "follows_next", False):
+            return frozenset()
+        others = (other for other in self.transforms if other is not transform and type(other) is type(transform))
+        return frozenset().union(*(other.named_in_next for other in others))  # type: ignore[arg-type]
 
     def inv(self, data: Any) -> Any:
         for transform in reversed(self.transforms):

@@ -12,7 +12,17 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
 
-__all__ = ["Key", "KeyedTransform", "as_key", "as_keys", "in_next", "require_count", "require_tensordict"]
+__all__ = [
+    "Key",
+    "KeyedTransform",
+    "Path",
+    "as_key",
+    "as_keys",
+    "in_next",
+    "require_count",
+    "require_tensordict",
+    "under_next",
+]
 
 Key: TypeAlias = str | tuple[str, ...]
 Path: TypeAlias = tuple[str, ...]
@@ -42,6 +52,11 @@ def in_next(key: Path) -> Path | None:
     return None if key[0] == NEXT else (NEXT, *key)
 
 
+def under_next(keys: Iterable[Path]) -> frozenset[Path]:
+    """Choose the keys of what lies after the step."""
+    return frozenset(key for key in keys if key[0] == NEXT)
+
+
 def require_count(name: str, value: Any, of: str) -> int:
     """Return a whole number from 1; UsageError (a ValueError) for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -60,10 +75,12 @@ class KeyedTransform(Transform):
     """Changes named entries on the way out: `in_keys[i]` into `out_keys[i]`, and what `next` holds of them likewise.
 
     Without `out_keys` values are replaced where they are. An entry under `next` is changed along with that of the
-    root, whether it is listed or not, so that the two stay comparable. An entry that is missing at the root is a
+    root, whether it is listed or not, so that the two stay comparable, unless another transform of the class in the
+    same `Compose` names it. An entry that is missing at the root is a
     MissingKeyError (a KeyError) unless `missing_tolerance` is set; one that is missing under `next` is none.
     """
 
+    follows_next = True
     missing_tolerance = False
     """Whether an entry that is not there is passed over."""
 
@@ -80,8 +97,15 @@ class KeyedTransform(Transform):
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> Any:
         """Return what takes the place of one entry, `key`, of a batch; the value itself must not be edited."""
 
-    def pairs(self, data: TensorDictBase) -> Sequence[tuple[Path, Path]]:
-        """List the entries that are there with what they become: those named, and what belongs to them under `next`."""
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys)
+
+    def pairs(self, data: TensorDictBase, elsewhere: frozenset[Path] = frozenset()) -> Sequence[tuple[Path, Path]]:
+        """List the entries that are there with what they become: those named, and what belongs to them under `next`.
+
+        What is named `elsewhere` is left to the transform that names it.
+        """
         found = []
         for key, out in zip(self.in_keys, self.out_keys, strict=True):
             if data.get(key, None) is not None:
@@ -89,15 +113,15 @@ class KeyedTransform(Transform):
             elif not self.missing_tolerance:
                 raise MissingKeyError(f"{'.'.join(key)} is not in the batch, which holds {', '.join(_names(data))}")
             following, out_following = in_next(key), in_next(out)
-            if following is None or out_following is None or following in self.in_keys:
+            if following is None or out_following is None or following in self.in_keys or following in elsewhere:
                 continue
             if data.get(following, None) is not None:
                 found.append((following, out_following))
         return found
 
-    def forward(self, data: Any) -> Any:
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
-        changed = [(out, self.change(batch.get(key), key, batch)) for key, out in self.pairs(batch)]
+        changed = [(out, self.change(batch.get(key), key, batch)) for key, out in self.pairs(batch, elsewhere)]
         batch = batch.copy()
         for out, value in changed:
             batch.set(out, value)

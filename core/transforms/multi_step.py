@@ -10,12 +10,12 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError
+from ..ted import DEFAULT_DONE_KEYS
 from ..trajectories import NestedKey, is_cut_behind, key_path, leaves, require_steps, step_ends, step_mask
 from .returns import discounted, per_step_like
 
 __all__ = ["MultiStep", "Windows", "multi_step", "require_discount"]
 
-_FLAGS = ("done", "terminated", "truncated")
 WINDOW = "multi_step"
 """Where the flags of the steps at which windows end are kept."""
 
@@ -72,7 +72,7 @@ def multi_step(
     reward_keys: Sequence[NestedKey],
     *,
     done_key: NestedKey = "done",
-    done_keys: Sequence[str] = _FLAGS,
+    done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
     mask_key: NestedKey | None = None,
     apart: torch.Tensor | None = None,
 ) -> TensorDictBase:

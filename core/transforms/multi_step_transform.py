@@ -10,13 +10,13 @@ import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from ..errors import SchemaError
+from ..ted import DEFAULT_DONE_KEYS
 from ..trajectories import NestedKey, key_path, leaves, require_steps, step_ends, trajectory_ids
 from .base import Transform
 from .multi_step import multi_step, require_discount, require_steps_ahead
 
 __all__ = ["MultiStepTransform"]
 
-_DONE_KEYS = ("done", "truncated", "terminated")
 _NOT_CONTINUED = (
     "an observation is not the one announced under next by the step before it, so n-step windows end there, as between "
     "two sources: pass check_continuity=False if the steps are of one source, ids or lanes if they are of several"
@@ -63,7 +63,7 @@ class MultiStepTransform(Transform):
         *,
         reward_keys: Sequence[NestedKey] = ("reward",),
         done_key: NestedKey = "done",
-        done_keys: Sequence[str] = _DONE_KEYS,
+        done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
         mask_key: NestedKey = "mask",
         check_continuity: bool = True,
     ) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
-from .keyed import Key, Path, as_keys, in_next, require_tensordict
+from .keyed import Key, Path, as_keys, in_next, require_tensordict, under_next
 
 __all__ = ["CatTensors", "ExcludeTransform", "RenameTransform", "SelectTransform"]
 
@@ -72,11 +72,13 @@ class RenameTransform(Transform):
     """Gives entries other names on the way out, and with `in_keys_inv` and `out_keys_inv` on the way in.
 
     On the way in, `out_keys_inv[i]` of the data becomes `in_keys_inv[i]` of what is stored. With `create_copy` the old
-    name stays beside the new one, for the same values. What `next` holds of an entry is renamed with it. UsageError (a
+    name stays beside the new one, for the same values. What `next` holds of an entry is renamed with it, unless another
+    transform of the class in the same `Compose` names it. UsageError (a
     ValueError) for lists of different lengths and for a name that is both old and new, MissingKeyError (a KeyError)
     for an entry that is not there.
     """
 
+    follows_next = True
     missing_tolerance = False
 
     def __init__(
@@ -91,13 +93,17 @@ class RenameTransform(Transform):
         )
         self.create_copy = create_copy
 
-    def forward(self, data: Any) -> Any:
-        return self._renamed(data, self.in_keys, self.out_keys)
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys)
+
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
+        return self._renamed(data, self.in_keys, self.out_keys, elsewhere)
 
     def inv(self, data: Any) -> Any:
         return self._renamed(data, self.out_keys_inv, self.in_keys_inv) if self.in_keys_inv else data
 
-    def _renamed(self, data: Any, old: list[Path], new: list[Path]) -> Any:
+    def _renamed(self, data: Any, old: list[Path], new: list[Path], elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
         moved: dict[Path, Any] = {}
         gone: list[Path] = []
@@ -106,7 +112,7 @@ class RenameTransform(Transform):
             if value is None and not self.missing_tolerance:
                 raise MissingKeyError(f"{'.'.join(key)} was to be renamed to {'.'.join(name)}, but is not in the batch")
             following = in_next(key)
-            pairs = [(key, name), (None if following in old else following, in_next(name))]
+            pairs = [(key, name), (None if following in old or following in elsewhere else following, in_next(name))]
             for source, target in pairs:
                 if source is not None and target is not None and (value := batch.get(source, None)) is not None:
                     moved[target] = value
@@ -120,6 +126,7 @@ class RenameTransform(Transform):
 class CatTensors(Transform):
     """Joins entries into one along `dim`, at the root and, where `next` holds all of them, under `next`.
 
+    What `next` holds is left to another transform of the class in the same `Compose` that names one of the parts there.
     They are joined in the order of their names, or with `sort=False` in the order given. `del_keys` lets go of the
     parts. `unsqueeze_if_oor` gives parts without a dimension `dim` one. MissingKeyError (a KeyError) names the part
     that is not there; parts that do not fit together are a SchemaError (a RuntimeError).
@@ -130,6 +137,7 @@ class CatTensors(Transform):
     [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]
     """
 
+    follows_next = True
     missing_tolerance = False
 
     def __init__(
@@ -156,11 +164,15 @@ class CatTensors(Transform):
         self.del_keys = del_keys
         self.unsqueeze_if_oor = unsqueeze_if_oor
 
-    def forward(self, data: Any) -> Any:
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys)
+
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
         joined = {self.out_key: self._joined([self._part(batch, key) for key in self.in_keys], self.out_key)}
         following = [in_next(key) for key in self.in_keys]
-        out_following = in_next(self.out_key)
+        out_following = None if elsewhere.intersection(following) else in_next(self.out_key)
         parts = [None if key is None else batch.get(key, None) for key in following]
         if out_following is not None and all(part is not None for part in parts):
             joined[out_following] = self._joined(parts, out_following)

@@ -9,7 +9,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from ..errors import CorruptDataError, MissingKeyError, SchemaError
 from .base import Transform
-from .keyed import Path, as_keys, in_next, require_tensordict
+from .keyed import Path, as_keys, in_next, require_tensordict, under_next
 
 __all__ = ["DecodeText"]
 
@@ -24,13 +24,19 @@ class DecodeText(Transform):
     SchemaError (a RuntimeError) for one that is not stored so, CorruptDataError for bytes that are no UTF-8.
     """
 
+    follows_next = True
+
     def __init__(self, in_keys: Any = None) -> None:
         super().__init__()
         self.in_keys = None if in_keys is None else as_keys(in_keys)
 
-    def forward(self, data: Any) -> Any:
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys or ())
+
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
-        decoded = {key: self._decoded(batch, key) for key in self._keys(batch)}
+        decoded = {key: self._decoded(batch, key) for key in self._keys(batch) if key not in elsewhere}
         batch = batch.exclude(*(_length_of(key) for key in decoded))
         for key, value in decoded.items():
             batch.set(key, value)

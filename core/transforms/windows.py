@@ -109,14 +109,14 @@ class FrameStack(KeyedTransform):
         self.padding_value = padding_value
         self.done_key = as_key(done_key)
 
-    def forward(self, data: Any) -> Any:
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
         if batch.ndim < 2:
             raise SchemaError(
                 f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
                 hint="ask for slices with batched=True, or for whole trajectories",
             )
-        return super().forward(batch)
+        return super().forward(batch, elsewhere)
 
     def _age(self, batch: TensorDictBase) -> torch.Tensor:
         """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""
@@ -138,6 +138,8 @@ class FrameStack(KeyedTransform):
             )
         # What comes before the next frame is the frame of the step itself, and those before it.
         root = data.get(key[1:], None) if key[0] == NEXT else None
+        if root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]:  # stacked before, by another
+            root = root.narrow(self.dim, (self.n - 1) * value.shape[self.dim], value.shape[self.dim])
         frames, late = (value, 0) if root is None else (root, 1)
         age, time = self._age(data), data.ndim - 1
         earlier = [self._earlier(frames, back - late, age, time) for back in range(self.n - 1, 0, -1)]

@@ -143,14 +143,17 @@ class Writer(ABC):
         return f"{type(self).__name__}(cursor={self._cursor}, write_count={self._write_count})"
 
 
-def counts_in(state: Mapping[str, Any], *names: str) -> list[int]:
-    """Read counts out of a state; SchemaError for one that is missing, not a whole number, or negative."""
+def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Read `_cursor` and `_write_count`, which is 0 where an older TorchRL wrote none, out of a state.
+
+    SchemaError for one that is missing, not a whole number, or negative.
+    """
     counts = []
-    for name in names:
-        value = state.get(name)
+    for name, absent in (("_cursor", None), ("_write_count", 0)):
+        value = state.get(name, absent)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
             raise SchemaError(f"{name} is {value!r} in the state, expected is a count")
         counts.append(value)
-    return counts
+    return counts[0], counts[1]

@@ -17,7 +17,7 @@ import torch
 from ..dataset import dump_json, fs, load_json
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
 
-__all__ = ["count_of", "read_array", "read_metadata", "write_folder"]
+__all__ = ["counts_of", "read_array", "read_metadata", "write_folder"]
 
 METADATA = "metadata.json"
 
@@ -43,12 +43,18 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def count_of(metadata: dict[str, Any], name: str, folder: Path) -> int:
-    """Read a count out of the metadata; FormatError for one that is missing, not a whole number, or negative."""
-    value = metadata.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected is a count")
-    return value
+def counts_of(metadata: dict[str, Any], folder: Path) -> tuple[int, int]:
+    """Read the cursor and the write count, which is 0 where an older TorchRL wrote none, out of the metadata.
+
+    FormatError for one that is missing, not a whole number, or negative.
+    """
+    counts = []
+    for name, absent in (("cursor", None), ("write_count", 0)):
+        value = metadata.get(name, absent)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+            raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected is a count")
+        counts.append(value)
+    return counts[0], counts[1]
 
 
 def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from ..storages import Storage
 
@@ -28,8 +28,13 @@ class Labels:
         if self._kept is False:
             return data
         numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.as_tensor(rows)
-        numbers = numbers.reshape(-1, *[1] * (data.ndim - 1)) if data.ndim and numbers.dim() else numbers
+        storage.numbered_by = INDEX
         labelled = data.copy()
+        if isinstance(labelled, LazyStackedTensorDict) and labelled.stack_dim == 0 and numbers.dim():
+            for row, element in zip(numbers, labelled.tensordicts, strict=True):  # whose shapes may differ
+                element.set(INDEX, row.expand(element.batch_size))
+            return labelled
+        numbers = numbers.reshape(-1, *[1] * (data.ndim - 1)) if data.ndim and numbers.dim() else numbers
         return labelled.set(INDEX, numbers.expand(data.batch_size))
 
 

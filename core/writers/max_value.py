@@ -15,7 +15,7 @@ from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError
 from ..storages import Storage
 from .base import Writer, counts_in
 from .batches import batch_length
-from .folder import count_of, read_array, read_metadata, write_folder
+from .folder import counts_of, read_array, read_metadata, write_folder
 from .labels import Labels
 from .ranking import Ranking
 
@@ -189,7 +189,7 @@ class TensorDictMaxValueWriter(Writer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, its rank key too; SchemaError for one that is not such a writer's."""
-        _, write_count = counts_in(state_dict, "_cursor", "_write_count")
+        _, write_count = counts_in(state_dict)
         key, values = state_dict.get("_rank_key"), state_dict.get("_top_values")
         if key is None or not isinstance(values, torch.Tensor):
             raise SchemaError(f"a ranking is expected in the state, found {', '.join(map(str, state_dict))}")
@@ -213,7 +213,7 @@ class TensorDictMaxValueWriter(Writer):
         metadata = read_metadata(folder)
         if "rank_key" not in metadata:
             raise FormatError(f"{folder} holds no state of a {type(self).__name__}: it has no rank_key")
-        _, write_count = (count_of(metadata, name, folder) for name in ("cursor", "write_count"))
+        _, write_count = counts_of(metadata, folder)
         values = torch.zeros(0, 2)
         if metadata.get("shape") != [0]:
             values = read_array(folder / _TOP_VALUES, metadata.get("dtype"), metadata.get("shape"))

@@ -14,7 +14,7 @@ from ..errors import FormatError
 from ..storages import Storage
 from .base import Writer, counts_in
 from .batches import batch_length, capacity_rows
-from .folder import count_of, read_array, read_metadata, write_folder
+from .folder import counts_of, read_array, read_metadata, write_folder
 from .generations import Generations
 
 __all__ = ["RoundRobinWriter"]
@@ -56,7 +56,7 @@ class RoundRobinWriter(Writer):
         first = self._storage is None
         saved, rows = self._saved_generations if first else None, _rows_of(storage)
         generations = self._made_generations(rows, saved) if rows and self.tracks_generations else None
-        if not (first and self._write_count):
+        if not (first and (self._cursor or self._write_count)):  # a state was loaded, be it an older TorchRL's
             self._cursor = storage.shape[0] % rows if len(storage) else 0
         self._storage, self._generations = storage, generations
         self._saved_generations = saved if generations is None else None
@@ -188,7 +188,7 @@ class RoundRobinWriter(Writer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; a writer that keeps no generations leaves them aside. SchemaError for another one's."""
-        cursor, write_count = counts_in(state_dict, "_cursor", "_write_count")
+        cursor, write_count = counts_in(state_dict)
         self._take_over(cursor, write_count, state_dict.get("_generation"))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
@@ -205,7 +205,7 @@ class RoundRobinWriter(Writer):
         metadata = read_metadata(folder)
         if "rank_key" in metadata:
             raise FormatError(f"{folder} holds the state of a TensorDictMaxValueWriter, not of a round robin")
-        cursor, write_count = (count_of(metadata, name, folder) for name in ("cursor", "write_count"))
+        cursor, write_count = counts_of(metadata, folder)
         generations = None
         if "generation_shape" in metadata:
             dtype, shape = metadata.get("generation_dtype"), metadata["generation_shape"]

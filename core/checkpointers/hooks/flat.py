@@ -12,14 +12,13 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from ...checkpoint import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
 from ...errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
-from ...ted import NEXT, Key, key_name
+from ...ted import DEFAULT_DONE_KEYS, NEXT, Key, key_name
 from ..keys import KeyLike
 from .memory import MemorySink
 from .plan import AT_ROOT, FlatPlan
 
 __all__ = ["Flat2TED", "TED2Flat", "WrongTypeError"]
 
-_DONES = ("done", "truncated", "terminated")
 _REWARDS = ("reward",)
 
 
@@ -51,7 +50,7 @@ class TED2Flat:
         done_key: KeyLike = (NEXT, "done"),
         shift_key: str = "shift",
         is_full_key: str = "is_full",
-        done_keys: Sequence[KeyLike] = _DONES,
+        done_keys: Sequence[KeyLike] = DEFAULT_DONE_KEYS,
         reward_keys: Sequence[KeyLike] = _REWARDS,
     ) -> None:
         self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)
@@ -117,7 +116,7 @@ class Flat2TED:
         done_key: KeyLike = "done",
         shift_key: str = "shift",
         is_full_key: str = "is_full",
-        done_keys: Sequence[KeyLike] = _DONES,
+        done_keys: Sequence[KeyLike] = DEFAULT_DONE_KEYS,
         reward_keys: Sequence[KeyLike] = _REWARDS,
     ) -> None:
         self._keys = _keys(done_key, shift_key, is_full_key, done_keys, reward_keys)

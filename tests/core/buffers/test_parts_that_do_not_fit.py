@@ -18,14 +18,41 @@ def steps(count: int) -> TensorDict:
 @pytest.mark.parametrize("make", [SliceSampler, rbtool.SliceSamplerWithoutReplacement])
 def test_slices_are_not_cut_of_rows_that_a_ranking_put_anywhere(make: Any) -> None:
     storage, writer = LazyTensorStorage(8), rbtool.TensorDictMaxValueWriter()
-    with pytest.raises(RuntimeError, match=f"{make.__name__} needs them in order"):
+    with pytest.raises(ValueError, match=f"{make.__name__} needs them in order"):
         TensorDictReplayBuffer(storage=storage, writer=writer, sampler=make(slice_len=2))
     buffer = TensorDictReplayBuffer(storage=storage, writer=writer)
-    with pytest.raises(RuntimeError, match="needs them in order"):
+    with pytest.raises(ValueError, match="needs them in order"):
         buffer.set_sampler(make(slice_len=2))
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=make(slice_len=2))
-    with pytest.raises(RuntimeError, match="needs them in order"):
+    with pytest.raises(ValueError, match="needs them in order"):
         buffer.set_writer(rbtool.TensorDictMaxValueWriter())
+
+
+def test_that_a_ranking_has_no_slices_is_said_first() -> None:
+    sampler = rbtool.PrioritizedSliceSampler(2, 1.0, 1.0, slice_len=2)  # which is too small, besides
+    with pytest.raises(ValueError, match="needs them in order"):
+        rbtool.ReplayBuffer(
+            storage=LazyTensorStorage(8, ndim=2), writer=rbtool.TensorDictMaxValueWriter, sampler=sampler
+        )
+
+
+@pytest.mark.parametrize("kind", [rbtool.ReplayBuffer, TensorDictReplayBuffer, rbtool.PrioritizedReplayBuffer])
+@pytest.mark.parametrize(
+    "given", [{"consume_after_n_samples": 2}, {"sample_unit": "x"}, {"transport": "shm"}, {"service_backend": "ray"}]
+)
+def test_arguments_that_are_not_built_yet_are_refused_in_a_sentence(kind: Any, given: dict[str, Any]) -> None:
+    more = {"alpha": 1.0, "beta": 1.0} if kind is rbtool.PrioritizedReplayBuffer else {}
+    (name,) = given
+    with pytest.raises(NotImplementedError, match=f"{name}=.* was given, which rbtool does not support yet") as error:
+        kind(storage=LazyTensorStorage(8), **more, **given)
+    assert isinstance(error.value, ValueError)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+        kind(storage=LazyTensorStorage(8), **more, bogus=1)
+
+
+def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
+    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "transport": "auto"}
+    assert not len(TensorDictReplayBuffer(storage=LazyTensorStorage(8), service_backend="direct", **nothing))
 
 
 @pytest.mark.parametrize(

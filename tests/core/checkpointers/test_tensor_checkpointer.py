@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, tensorclass
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rbtool.core.checkpointers import ListStorageCheckpointer, TensorStorageCheckpointer
 from rbtool.core.errors import (
@@ -316,13 +317,25 @@ def test_a_hook_without_a_cursor_is_warned_about(tmp_path: Path) -> None:
     assert hook.shift == 0
 
 
-def test_hooks_take_tensordicts(tmp_path: Path) -> None:
-    path, storage = saved(tmp_path, torch.ones(10)), TensorStorage(torch.ones(10))
-    storage.register_load_hook(lambda data, out: data)
-    with pytest.raises(RuntimeError, match="load hooks take tensordicts only"):
-        storage.loads(path)
-    storage.register_save_hook(lambda data, path: data)
-    with pytest.raises(RuntimeError, match="save hooks take tensordicts only"):
-        storage.dumps(path)
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(
+    "data", [torch.arange(6.0), {"a": torch.arange(6.0), "b": (torch.ones(6, 2), [torch.arange(6)])}]
+)
+def test_hooks_take_tensors_and_nests(tmp_path: Path, data: Any, written: bool) -> None:
+    storage, other = LazyTensorStorage(8), LazyTensorStorage(9)
+    storage.set(range(6), data)
+    storage.register_save_hook(lambda data, path: tree_map(lambda leaf: leaf + 1, data))
+    storage.dumps(tmp_path / "saved")
+    if written:
+        other.set(range(2), tree_map(lambda leaf: leaf[:2], data))
+    other.register_load_hook(lambda data, out: tree_map(lambda leaf: leaf * 2, data))
+    other.loads(tmp_path / "saved")
+    expected = tree_map(lambda leaf: (leaf + 1) * 2, data)
+    pairs = zip(tree_leaves(other[:]), tree_leaves(expected), strict=True)
+    assert all(torch.equal(found, leaf) for found, leaf in pairs)
+    assert len(other) == 6
+
+
+def test_a_hook_is_called() -> None:
     with pytest.raises(UsageError, match="a hook is called"):
-        storage.register_save_hook("hook")  # type: ignore[arg-type]
+        TensorStorage(torch.ones(10)).register_save_hook("hook")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +66,20 @@ def test_lanes_come_one_after_the_other() -> None:
 def test_a_signal_that_is_none_is_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         find_start_stop_traj(at_capacity=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    "cursor", [[], torch.tensor([], dtype=torch.int64), range(0), np.array([], int), slice(0, 0), (), "a", 6, -7]
+)
+def test_a_cursor_that_names_no_row_is_refused_where_it_counts(cursor: Any) -> None:
+    end = torch.tensor([0, 0, 1, 0, 0, 1]).bool()
+    with pytest.raises(RuntimeError, match="the cursor is"):
+        find_start_stop_traj(end=end, at_capacity=True, cursor=cursor)
+    assert find_start_stop_traj(end=end, at_capacity=False, cursor=cursor)[2].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("cursor", [0, -6, range(4, 1, -4), torch.tensor([3, 0])])
+def test_the_last_row_of_a_cursor_is_an_end(cursor: Any) -> None:
+    end = torch.tensor([0, 0, 1, 0, 0, 1]).bool()
+    row = 4 if isinstance(cursor, range) else 0
+    assert [row] in find_start_stop_traj(end=end, at_capacity=True, cursor=cursor)[1].tolist()

@@ -17,7 +17,7 @@ from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.dataset import TedReader
 from rbtool.core.datasets import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.samplers import SliceSampler
+from rbtool.core.samplers import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.slices import scaled
 from rbtool.core.samplers.trajectories import trajectory_table
 from rbtool.core.storages import LazyTensorStorage, ListStorage, StepStorage, TensorStorage
@@ -363,3 +363,19 @@ def test_slices_lie_where_the_rows_lie(device: str, generator: str) -> None:
     assert {value.device.type for value in batch.values(True, True)} == {device}
     assert (batch["number"].view(2, 3).diff(dim=1) == 1).all()
     assert (batch["episode"].view(2, 3).diff(dim=1) == 0).all()
+
+
+@pytest.mark.parametrize("make", [SliceSampler, SliceSamplerWithoutReplacement])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"traj_key": "episode", "truncated_key": "cut"},
+        {"traj_key": ("collector", "traj_ids"), "truncated_key": None},
+        {"end_key": ("next", "done")},
+        {"end_keys": ["done", ("next", "truncated")]},
+    ],
+)
+def test_keys_are_returned_as_they_were_given(make: Any, given: dict[str, Any]) -> None:
+    sampler = make(slice_len=2, **given)
+    for name in ("traj_key", "end_key", "end_keys", "truncated_key"):
+        assert getattr(sampler, name) == given.get(name, ("next", "truncated") if name == "truncated_key" else None)

@@ -1,0 +1,256 @@
+"""Parameters of samplers that change with every step of the training, as beta does in prioritized replay."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from ..errors import SchemaError, UsageError
+from ..samplers import Sampler
+from .parts import BufferParts, WrongKindError
+
+__all__ = ["LambdaScheduler", "LinearScheduler", "ParameterScheduler", "SchedulerList", "StepScheduler"]
+
+Number: TypeAlias = int | float
+
+_MODES = ("multiplicative", "additive")
+
+
+class ParameterScheduler(ABC):
+    """Sets an attribute of a sampler, a number or a tensor of one, to another value with every `step()`.
+
+    `obj` is the sampler or a buffer, whose sampler at the time of the step is meant; `param_name` is the attribute.
+    Values are kept within `min_value` and `max_value`, of which 0 is one like any other and None is none. A tensor
+    stays a tensor of its type, and a whole number stays one: values are rounded for it. Subclasses define `value`.
+
+    WrongKindError (a TypeError) for an `obj` that is neither; UsageError (a ValueError) for an attribute that is not
+    there or is no number, for bounds that contradict each other, and for a value that the sampler does not take.
+    """
+
+    _kept: ClassVar[tuple[str, ...]] = ("_min_val", "_max_val")
+    """What was given and belongs to the state, besides the name and what all schedulers count."""
+
+    def __init__(
+        self,
+        obj: Any,
+        param_name: str,
+        min_value: Number | None = None,
+        max_value: Number | None = None,
+    ) -> None:
+        if not isinstance(obj, Sampler | BufferParts):
+            raise WrongKindError(f"a sampler or a buffer has parameters to schedule, found a {type(obj).__name__}")
+        self._obj = obj
+        self.param_name = param_name
+        self._min_val = None if min_value is None else _number("min_value", min_value)
+        self._max_val = None if max_value is None else _number("max_value", max_value)
+        if self._min_val is not None and self._max_val is not None and self._min_val > self._max_val:
+            raise UsageError(f"min_value is {min_value} and max_value {max_value}, a range is expected")
+        if not isinstance(param_name, str) or not hasattr(self.sampler, param_name):
+            raise UsageError(f"a {type(self.sampler).__name__} has no parameter {param_name!r} to schedule")
+        self.initial_val = self._current()
+        self._exact = self.initial_val
+        self._step_cnt = 0
+
+    @property
+    def sampler(self) -> Sampler:
+        """Whose parameter is set."""
+        return self._obj.sampler if isinstance(self._obj, BufferParts) else self._obj
+
+    @abstractmethod
+    def value(self, step: int) -> Number:
+        """Return the value after so many steps, from 1, before bounds and rounding."""
+
+    def step(self) -> None:
+        """Set the next value."""
+        before = getattr(self.sampler, self.param_name)
+        value = _number(f"the next {self.param_name}", self.value(self._step_cnt + 1))
+        value = value if self._min_val is None else max(value, self._min_val)
+        value = value if self._max_val is None else min(value, self._max_val)
+        setattr(self.sampler, self.param_name, _like(before, value))
+        self._exact = value
+        self._step_cnt += 1
+
+    def _current(self) -> Number:
+        """Return the value there is, or what it was before it was rounded."""
+        found = getattr(self.sampler, self.param_name)
+        if isinstance(found, torch.Tensor) and found.numel() == 1:
+            found = found.item()
+        current = _number(self.param_name, found)
+        exact = getattr(self, "_exact", current)
+        return exact if isinstance(current, int) and round(exact) == current else current
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arguments and the number of steps, under TorchRL's names; all of it is JSON."""
+        names = ("param_name", "initial_val", "_step_cnt", "_exact", *self._kept)
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, its arguments too, of here or of TorchRL; the parameter is set by the next step.
+
+        SchemaError (a RuntimeError), with nothing changed, for that of another parameter or another scheduler.
+        """
+        names = ("initial_val", "_step_cnt", *self._kept)
+        missing = [name for name in ("param_name", *names) if name not in state_dict]
+        if missing or state_dict["param_name"] != self.param_name:
+            found = f"no {missing[0]}" if missing else repr(state_dict["param_name"])
+            raise SchemaError(f"the state of a {type(self).__name__} of {self.param_name!r} is expected, found {found}")
+        found = {name: _plain(state_dict[name]) for name in names}
+        found["_exact"] = _plain(state_dict.get("_exact", found["initial_val"]))
+        self.__dict__.update(found)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.param_name!r}, step={self._step_cnt})"
+
+
+class LinearScheduler(ParameterScheduler):
+    """Goes from the value there is to `final_value` in `num_steps` equal steps, and stays there.
+
+    >>> from rbtool.core.samplers import PrioritizedSampler
+    >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
+    >>> scheduler = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
+    >>> for _ in range(3):
+    ...     scheduler.step()
+    ...     print(sampler.beta)
+    0.75
+    1.0
+    1.0
+    """
+
+    _kept = ("_min_val", "_max_val", "final_val", "num_steps")
+
+    def __init__(self, obj: Any, param_name: str, final_value: Number, num_steps: int) -> None:
+        super().__init__(obj, param_name)
+        self.final_val = _number("final_value", final_value)
+        self.num_steps = _steps("num_steps", num_steps)
+
+    def value(self, step: int) -> Number:
+        if step >= self.num_steps:
+            return self.final_val
+        return self.initial_val + (self.final_val - self.initial_val) * step / self.num_steps
+
+
+class StepScheduler(ParameterScheduler):
+    """Multiplies the value there is by `gamma` with every `n_steps`-th step, or adds `gamma` if `mode` is "additive".
+
+    UsageError (a ValueError) for another mode.
+    """
+
+    _kept = ("_min_val", "_max_val", "gamma", "n_steps", "mode")
+
+    def __init__(
+        self,
+        obj: Any,
+        param_name: str,
+        gamma: Number = 0.9,
+        n_steps: int = 1,
+        mode: str = "multiplicative",
+        min_value: Number | None = None,
+        max_value: Number | None = None,
+    ) -> None:
+        super().__init__(obj, param_name, min_value, max_value)
+        if mode not in _MODES:
+            raise UsageError(f"mode is {mode!r}, expected {' or '.join(_MODES)}")
+        self.gamma = _number("gamma", gamma)
+        self.n_steps = _steps("n_steps", n_steps)
+        self.mode = mode
+
+    def value(self, step: int) -> Number:
+        current = self._current()
+        if step % self.n_steps:
+            return current
+        return current * self.gamma if self.mode == _MODES[0] else current + self.gamma
+
+
+class LambdaScheduler(ParameterScheduler):
+    """Sets the initial value times `lambda_fn(step)`, with steps counted from 1. The function is not in the state."""
+
+    def __init__(
+        self,
+        obj: Any,
+        param_name: str,
+        lambda_fn: Callable[[int], Number],
+        min_value: Number | None = None,
+        max_value: Number | None = None,
+    ) -> None:
+        super().__init__(obj, param_name, min_value, max_value)
+        if not callable(lambda_fn):
+            raise WrongKindError(f"lambda_fn is a {type(lambda_fn).__name__}, a function of the step is expected")
+        self.lambda_fn = lambda_fn
+
+    def value(self, step: int) -> Number:
+        return self.initial_val * _number("the value of lambda_fn", self.lambda_fn(step))
+
+
+class SchedulerList:
+    """Several schedulers that go step by step together: one, a list or a tuple of them.
+
+    WrongKindError (a TypeError) for what is no scheduler.
+    """
+
+    def __init__(self, schedulers: ParameterScheduler | Sequence[ParameterScheduler]) -> None:
+        self.schedulers: list[ParameterScheduler] = []
+        for scheduler in schedulers if isinstance(schedulers, list | tuple) else [schedulers]:
+            self.append(scheduler)
+
+    def append(self, scheduler: ParameterScheduler) -> None:
+        """Add one at the end."""
+        if not isinstance(scheduler, ParameterScheduler):
+            raise WrongKindError(f"a scheduler is expected, found a {type(scheduler).__name__}")
+        self.schedulers.append(scheduler)
+
+    def step(self) -> None:
+        """Set the next value of each, in order."""
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all, in order."""
+        return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one of other schedulers."""
+        states, before = state_dict.get("schedulers"), self.state_dict()["schedulers"]
+        if not isinstance(states, list) or len(states) != len(self.schedulers):
+            found = f"those of {len(states)}" if isinstance(states, list) else "none"
+            raise SchemaError(f"the states of {len(self.schedulers)} schedulers are expected, found {found}")
+        try:
+            for scheduler, state in zip(self.schedulers, states, strict=True):
+                scheduler.load_state_dict(state)
+        except SchemaError:
+            for scheduler, state in zip(self.schedulers, before, strict=True):
+                scheduler.load_state_dict(state)
+            raise
+
+    def __repr__(self) -> str:
+        return f"SchedulerList({self.schedulers})"
+
+
+def _plain(value: Any) -> Any:
+    """Return a number without NumPy, torch and infinite bounds, in which TorchRL keeps it."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _number(name: str, value: Any) -> Number:
+    found = value.item() if hasattr(value, "item") else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise UsageError(f"{name} is {value!r}, a finite number is expected")
+    return found
+
+
+def _steps(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}, a number of steps from 1 is expected")
+    return value
+
+
+def _like(before: Any, value: Number) -> Any:
+    """Return a value in the type of the one before it."""
+    if isinstance(before, torch.Tensor):
+        whole = not before.is_floating_point()
+        return torch.full_like(before, round(value) if whole else value)
+    return round(value) if isinstance(before, int) else float(value)
