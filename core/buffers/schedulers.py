@@ -49,7 +49,7 @@ class ParameterScheduler(ABC):
         self._max_val = None if max_value is None else _number("max_value", max_value)
         if self._min_val is not None and self._max_val is not None and self._min_val > self._max_val:
             raise UsageError(f"min_value is {min_value} and max_value {max_value}, a range is expected")
-        if not isinstance(param_name, str) or not hasattr(self.sampler, param_name):
+        if not hasattr(self.sampler, param_name):
             raise UsageError(f"a {type(self.sampler).__name__} has no parameter {param_name!r} to schedule")
         self.initial_val = self._current()
         self._exact = self.initial_val
@@ -98,9 +98,9 @@ class ParameterScheduler(ABC):
         if missing or state_dict["param_name"] != self.param_name:
             found = f"no {missing[0]}" if missing else repr(state_dict["param_name"])
             raise SchemaError(f"the state of a {type(self).__name__} of {self.param_name!r} is expected, found {found}")
-        found = {name: _plain(state_dict[name]) for name in names}
-        found["_exact"] = _plain(state_dict.get("_exact", found["initial_val"]))
-        self.__dict__.update(found)
+        taken = {name: _plain(state_dict[name]) for name in names}
+        taken["_exact"] = _plain(state_dict.get("_exact", taken["initial_val"]))
+        self.__dict__.update(taken)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.param_name!r}, step={self._step_cnt})"
@@ -193,7 +193,8 @@ class SchedulerList:
 
     def __init__(self, schedulers: ParameterScheduler | Sequence[ParameterScheduler]) -> None:
         self.schedulers: list[ParameterScheduler] = []
-        for scheduler in schedulers if isinstance(schedulers, list | tuple) else [schedulers]:
+        several: Sequence[Any] = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+        for scheduler in several:
             self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:

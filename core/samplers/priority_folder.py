@@ -77,7 +77,7 @@ def plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
             tree = found.get(name)
             if tree is not None and not isinstance(tree, torch.Tensor) and callable(getattr(tree, "query", None)):
                 found[name] = torch.as_tensor(tree[torch.arange(len(tree))], dtype=torch.float64)
-        if "_max_priority" in found:
+        if "_max_priority" in found and not isinstance(found["_max_priority"], torch.Tensor):
             found["_max_priority"] = _largest(found["_max_priority"])
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"the priorities in the state cannot be read: {error!r}") from error

@@ -74,10 +74,12 @@ def in_order(names: Sequence[str], structure: Structure, tensors: Sequence[torch
 
 
 def with_numbers(
-    key: str, structure: Structure, tensors: Sequence[torch.Tensor], columns: Columns
+    key: str | None, structure: Structure, tensors: Sequence[torch.Tensor], columns: Columns
 ) -> tuple[Structure, Sequence[torch.Tensor]]:
     """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
-    if key not in columns.names or not isinstance(structure, Node) or key in structure.children or not tensors:
+    if key is None or key not in columns.names or not tensors:
+        return structure, tensors
+    if not isinstance(structure, Node) or key in structure.children:
         return structure, tensors
     like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
     numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))

@@ -283,11 +283,9 @@ class TensorStorage(Storage):
                 self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
             refuse_other_constants(self.structure, structure)
             columns = self.columns
-            if write is None and self.numbered_by is not None:
-                structure, tensors = with_numbers(self.numbered_by, structure, tensors, columns)
-            values = in_order(columns.names, structure, tensors)
+            structure, tensors = with_numbers(None if write else self.numbered_by, structure, tensors, columns)
             rows = rows_to_fill(length, columns, self.max_size)
-            values = [value[:rows] for value in values]
+            values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
             columns.check(values, (rows, *columns.lead[1:]))
             self._make_room(slice(0, rows))
             columns.write_run(0, rows, values) if write is None else write(columns)
