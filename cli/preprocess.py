@@ -96,6 +96,7 @@ def preprocess(
     pipeline: option.Pipeline = None,
     show_pipeline: option.ShowPipeline = False,
     replay: option.Replay = None,
+    replay_filters: option.ReplayFilters = False,
     num_workers: option.NumWorkers = None,
     chunk_size: option.ChunkSize = None,
     num_frames: option.NumFrames = None,
@@ -123,12 +124,13 @@ def preprocess(
         "exclude": exclude,
     }  # fmt: skip
     if show_pipeline:
-        return _show_pipeline(out, fn, operations, pipeline, replay)
+        return _show_pipeline(out, fn, operations, pipeline, replay, replay_filters)
     from ..core.verbs.preprocess import preprocess as run
 
     with stdout_aside(), out.progress() as progress:
         result = run(
             dataset, fn, dest, unit=unit.value, operations=operations, pipeline=pipeline, replay=replay,
+            replay_filters=replay_filters,
             num_workers=num_workers, chunk_size=chunk_size, num_frames=num_frames, seed=seed, resume=resume,
             keep_going=keep_going, timeout=timeout, retries=retries,
             start_method=None if start_method is None else start_method.value, engine=engine.value, root=root,
@@ -138,13 +140,20 @@ def preprocess(
 
 
 def _show_pipeline(
-    out: Output, fn: str | None, operations: Mapping[str, Any], pipeline: str | None, replay: str | None
+    out: Output,
+    fn: str | None,
+    operations: Mapping[str, Any],
+    pipeline: str | None,
+    replay: str | None,
+    replay_filters: bool,
 ) -> None:
     from ..core.errors import UsageError
     from ..core.verbs.pipeline import show_pipeline
 
     if fn is not None:
         raise UsageError("--fn names a function, and only operations make a pipeline")
-    result = show_pipeline(operations, pipeline, replay)
+    result = show_pipeline(operations, pipeline, replay, replay_filters=replay_filters)
+    for note in result.notes:
+        out.summary(f"note: {note}")
     lines = result.text.rstrip("\n").split("\n")
     out.show(result, lines, lambda width: [[line] for line in lines])

@@ -30,6 +30,7 @@ __all__ = [
     "Pipeline",
     "Rename",
     "Replay",
+    "ReplayFilters",
     "Resize",
     "Resume",
     "Retries",
@@ -206,6 +207,15 @@ Replay: TypeAlias = Annotated[
         "--replay",
         "MANIFEST",
         "Do again what made another dataset (its folder or manifest.json), scaled by the same constants.",
+        _PIPELINE,
+    ),
+]
+ReplayFilters: TypeAlias = Annotated[
+    bool,
+    _option(
+        "--replay-filters",
+        None,
+        "With --replay, choose episodes as it did, too: by --episodes and --filter.",
         _PIPELINE,
     ),
 ]

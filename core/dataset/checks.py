@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..ted import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
-from ..ted.checks import Finding, Rows, Rule
+from ..ted.checks import Finding, Rows, Rule, Tally
 from .contracts import Array, StepReader
 from .digest import digest_file
 from .episodes import EpisodeTable
@@ -36,6 +36,7 @@ class EpisodeTableRule(Rule):
         self.table = table
         self._reward = reward
         self._problems: list[str] = []
+        self._bad = Tally()
         self._total = 0.0
 
     def see(self, rows: Rows) -> None:
@@ -46,6 +47,7 @@ class EpisodeTableRule(Rule):
                 row = int(wrong.argmax())
                 found = int(rows.columns[EPISODE].reshape(-1)[row])
                 self._problems.append(f"the row of {rows.place(row)} says it belongs to episode {found}")
+                self._bad.add(rows, wrong)
         ends = np.flatnonzero(rows.last)
         which = self.table.index_of_step(ends + rows.start)
         for key, column in ((NEXT_TERMINATED, self.table.terminated), (NEXT_TRUNCATED, self.table.truncated)):
@@ -54,6 +56,7 @@ class EpisodeTableRule(Rule):
                 if wrong.any():
                     row = int(ends[wrong.argmax()])
                     self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
+                    self._bad.add(rows, wrong, ends)
         if self._reward is not None:
             self._see_rewards(rows, as_numbers(rows.columns[self._reward.key], self._reward.dtype), ends)
 
@@ -67,6 +70,7 @@ class EpisodeTableRule(Rule):
                 self._problems.append(
                     f"episode {int(rows.episode[end])} returns {total!r}, the table says {expected!r}"
                 )
+                self._bad.add(rows, np.array([True]), np.array([end]))
             begin = end + 1
         if begin < len(rows):
             self._total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin:])
@@ -83,8 +87,8 @@ class EpisodeTableRule(Rule):
                 *problems,
             ]
         if len(problems) > 1:
-            return [self.report("error", f"{problems[0]} (and {len(problems) - 1:,} more)")]
-        return [self.report("error", text) for text in problems]
+            return [self.report("error", f"{problems[0]} (and {len(problems) - 1:,} more)", self._bad)]
+        return [self.report("error", text, self._bad) for text in problems]
 
 
 def rows_of(reader: StepReader, start: int, stop: int) -> Rows:

@@ -56,6 +56,7 @@ def preprocess(
     operations: Mapping[str, Any] | None = None,
     pipeline: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
+    replay_filters: bool = False,
     num_workers: int | None = None,
     chunk_size: int | None = None,
     num_frames: int | None = None,
@@ -84,27 +85,27 @@ def preprocess(
     and shapes. Its tensors are its own to edit. Episodes stay as they are where as many rows come back; returns, flags
     and continuity are taken from the result. Instead of `fn`: `operations` maps the options of the command line to
     their values (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` a dataset or a
-    `manifest.json` whose last step is done again.
+    `manifest.json` whose last step is done again, what chose episodes there with `replay_filters` only.
 
     Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) go to `num_workers` processes, one a core by
     default, which read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the
     number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
     `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
     Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
-    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`.
+    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames`
+    takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is replaced with
+    `force`; one that the same work has made from the same data is left as it is.
 
-    `num_frames` takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is
-    replaced with `force`; one that the same work has made from the same data is left as it is.
-    Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a
-    worker; RbtoolError where the function raises and SchemaError where it returns something else than in the first
-    chunk, both naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
+    Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a worker;
+    RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
+    naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
     """
     begun = time.perf_counter()
     destination = _place(dest)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with _opened(dataset, root) as reader:
         require_apart(reader.path, destination)
-        work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay)
+        work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
         taking = _taking(reader, work, num_frames)
         apart = settings.needs_workers
         plan = Plan.of(taking, chunk_size, num_workers, whole_episodes=work.whole_episodes, apart=apart)
@@ -148,8 +149,9 @@ def _work(
     operations: Mapping[str, Any] | None,
     pipeline: str | os.PathLike[str] | None,
     replay: str | os.PathLike[str] | None,
+    replay_filters: bool,
 ) -> Work:
-    from ..preprocess.operations import ProgramWork, different_past, given_operations, program_of
+    from ..preprocess.operations import ProgramWork, different_past, filters_left_out, given_operations, program_of
 
     ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
@@ -165,8 +167,10 @@ def _work(
         return FunctionWork(find_function(fn), unit, vmap)
     if unit != "step" or vmap is not None or seed:
         raise UsageError(f"unit, vmap and seed are for functions, and {given[0]} was given")
-    program = program_of(operations, pipeline, replay)
+    program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
+    if replay is not None and not replay_filters:
+        remarks += filters_left_out(replay)
     return ProgramWork(program, reader.fields, remarks)
 
 

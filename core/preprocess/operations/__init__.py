@@ -4,7 +4,7 @@ from .base import Operation
 from .documents import pipeline_program, pipeline_text
 from .options import OPTIONS, given_operations, program_of
 from .program import OPERATIONS, Program
-from .replaying import different_past, replayed_program
+from .replaying import different_past, filters_left_out, replayed_program
 from .work import ProgramWork
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Program",
     "ProgramWork",
     "different_past",
+    "filters_left_out",
     "given_operations",
     "pipeline_program",
     "pipeline_text",

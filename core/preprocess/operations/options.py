@@ -29,14 +29,19 @@ def program_of(
     operations: Mapping[str, Any] | None = None,
     pipeline: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
+    *,
+    replay_filters: bool = False,
 ) -> Program:
     """Make the program that options ask for, in their fixed order, or a pipeline file, or a manifest.
 
     `operations` maps names of options, with `-` or `_`, to what is typed behind them: a text, or a list of such where
     the option may come again; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair.
     Options that are None, False or empty are not given. `episodes` alone may be said of a pipeline or a manifest as
-    well, and goes before what is said there. UsageError for more than one of the three, or none.
+    well, and goes before what is said there. What chose the episodes of the dataset whose manifest it is, is done again
+    with `replay_filters` alone. UsageError for more than one of the three, or none.
     """
+    if replay_filters and not replay:
+        raise UsageError("--replay-filters is about --replay, which was not given")
     given = given_operations(operations)
     written = pipeline is not None or replay is not None
     said = [
@@ -48,7 +53,11 @@ def program_of(
         hint = "of the operations, --episodes alone can be said beside them"
         raise UsageError(f"{' and '.join(said)} were given, one of them says what is done", hint=hint)
     if written:
-        program = pipeline_program(Path(pipeline)) if pipeline else replayed_program(Path(replay or ""))
+        program = (
+            pipeline_program(Path(pipeline))
+            if pipeline
+            else replayed_program(Path(replay or ""), filters=replay_filters)
+        )
         return program.of_episodes(_episodes(given["episodes"])) if given else program
     for name in given:
         if name not in OPTIONS and name != "gamma":

@@ -13,17 +13,45 @@ from .documents import program_of_documents
 from .normalize import Normalize
 from .program import Program
 
-__all__ = ["different_past", "replayed_program"]
+__all__ = ["different_past", "filters_left_out", "replayed_program"]
 
 _KIND = "name"
 _CHOOSING = {Episodes.name, Filter.name}
 
 
-def replayed_program(path: str | os.PathLike[str]) -> Program:
+def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
     """Take the program that made a dataset out of its manifest; `path` is that file or the folder of the dataset.
 
-    Constants that were measured come with it. UsageError where the dataset was not made by operations.
+    Constants that were measured come with it; with `filters` also what chose its episodes, which is about these and not
+    about others. UsageError where the dataset was not made by operations, or by such a choice alone.
     """
+    documents, constants = _documents_of(path)
+    kept = [document for document in documents if filters or not _chooses(document)]
+    if documents and not kept:
+        raise UsageError(
+            f"{path} was made by choosing episodes alone, which is not done again", hint="add --replay-filters to do so"
+        )
+    return program_of_documents(_with_constants(kept, constants), str(path))
+
+
+def filters_left_out(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Name what chose the episodes of the dataset at `path`, and `replayed_program` leaves out without `filters`."""
+    chosen = [document for document in _documents_of(path)[0] if _chooses(document)]
+    if not chosen:
+        return ()
+    named = ", ".join(
+        " ".join(str(value) for value in ("--" + str(document[_KIND]), *(document[k] for k in document if k != _KIND)))
+        for document in chosen
+    )
+    return (f"the replay leaves out what chose episodes: {named} (--replay-filters does it again)",)
+
+
+def _chooses(document: Any) -> bool:
+    return isinstance(document, dict) and document.get(_KIND) in _CHOOSING
+
+
+def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
+    """The operations that made a dataset, and the constants that were measured for them."""
     manifest = _manifest_at(path)
     last = manifest.provenance[-1] if manifest.provenance else None
     if last is None or last.verb != "preprocess":
@@ -34,7 +62,7 @@ def replayed_program(path: str | os.PathLike[str]) -> Program:
         made = last.arguments.get("function", "a function")
         raise UsageError(f"{path} was made by {made}, only operations can be replayed", hint="name it with --fn")
     constants = last.arguments.get("constants")
-    return program_of_documents(_with_constants(documents, constants if isinstance(constants, list) else []), str(path))
+    return documents, constants if isinstance(constants, list) else []
 
 
 def _with_constants(documents: list[Any], measured: list[Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 from .flags import DoneRule, MidEpisodeFlagRule
 from .following import AcrossRule, ContinuityRule
 from .layout import SchemaRule, SingletonRule
-from .rules import Finding, Rows, Rule, Severity, steps_text
+from .rules import Finding, Rows, Rule, Severity, Tally, steps_text
 from .values import AllZeroRule, NotFiniteRule, ZeroVarianceRule
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SchemaRule",
     "Severity",
     "SingletonRule",
+    "Tally",
     "ZeroVarianceRule",
     "steps_text",
 ]

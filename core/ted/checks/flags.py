@@ -34,7 +34,11 @@ class DoneRule(Rule):
         if not self._wrong.count:
             return []
         count = steps_text(self._wrong.count, self.steps)
-        return [self.report("error", f"{count}: done is not terminated | truncated (first: {self._wrong.first})")]
+        return [
+            self.report(
+                "error", f"{count}: done is not terminated | truncated (first: {self._wrong.first})", self._wrong
+            )
+        ]
 
 
 class MidEpisodeFlagRule(Rule):
@@ -64,8 +68,12 @@ class MidEpisodeFlagRule(Rule):
         found = []
         if self._missing.count and not self._unfinished:
             text = f"{ends_text(self._missing.count)} without done (first: {self._missing.first})"
-            found.append(self.report("error", text))
+            found.append(self.report("error", text, self._missing))
         if self._early.count:
             count, are = steps_text(self._early.count, self.steps), "is" if self._early.count == 1 else "are"
-            found.append(self.report("warning", f"{count} {are} done inside an episode (first: {self._early.first})"))
+            found.append(
+                self.report(
+                    "warning", f"{count} {are} done inside an episode (first: {self._early.first})", self._early
+                )
+            )
         return found

@@ -99,10 +99,10 @@ class ContinuityRule(_FollowingRule):
         found = []
         if self._broken.count:
             text = f"{steps_text(self._broken.count, self.steps)}: {keys} is not the following row, inside an episode"
-            found.append(self.report("error", f"{text} (first: {self._broken.first})"))
+            found.append(self.report("error", f"{text} (first: {self._broken.first})", self._broken))
         if self._declared.count and not any(field.key == _STEPS_TO_NEXT for field in self.fields):
             text = f"{steps_text(self._declared.count, self.steps)}: {keys} does not follow, as the episode table says"
-            found.append(self.report("warning", f"{text} (first: {self._declared.first})"))
+            found.append(self.report("warning", f"{text} (first: {self._declared.first})", self._declared))
         return found
 
 
@@ -134,4 +134,6 @@ class AcrossRule(_FollowingRule):
         if not self._joined.count or self._constant:
             return []
         text = f"{ends_text(self._joined.count)} where the next one begins with the same observation"
-        return [self.report("warning", f"{text}: one episode may be cut in two (first: {self._joined.first})")]
+        return [
+            self.report("warning", f"{text}: one episode may be cut in two (first: {self._joined.first})", self._joined)
+        ]

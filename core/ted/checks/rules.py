@@ -19,12 +19,18 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem: the rule that found it, how bad it is, what was found and where."""
+    """One problem: the rule that found it, how bad it is, what was found and where.
+
+    `steps` are all steps concerned, as half-open ranges, and `episodes` the numbers of all episodes concerned, where
+    the rule is about such.
+    """
 
     rule: str
     name: str
     severity: Severity
     message: str
+    steps: tuple[tuple[int, int], ...] = ()
+    episodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,13 @@ class Rows:
 
 
 class Tally:
-    """Counts rows with a problem and remembers where the first one is."""
+    """Counts rows with a problem and remembers where they are."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first = ""
+        self._ranges: list[tuple[int, int]] = []
+        self._episodes: dict[int, None] = {}
 
     def add(self, rows: Rows, wrong: np.ndarray[Any, Any], index: np.ndarray[Any, Any] | None = None) -> None:
         """Count the true entries of `wrong`, which speaks of all `rows`, or of those at `index`."""
@@ -64,6 +72,25 @@ class Tally:
         at = int(wrong.argmax())
         self.first = self.first or rows.place(at if index is None else int(index[at]))
         self.count += int(wrong.sum())
+        where = np.flatnonzero(wrong) if index is None else index[wrong]
+        self._episodes.update(dict.fromkeys(rows.episode[where].tolist()))
+        steps = where + rows.start
+        edges = np.flatnonzero(np.diff(steps) != 1)
+        first, last = steps[np.append(0, edges + 1)].tolist(), steps[np.append(edges, -1)].tolist()
+        if self._ranges and self._ranges[-1][1] == first[0]:
+            first[0] = self._ranges.pop()[0]
+        self._ranges += [(start, stop + 1) for start, stop in zip(first, last, strict=True)]
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """The `steps` and `episodes` of a finding."""
+        steps: list[tuple[int, int]] = []
+        for start, stop in sorted(self._ranges):  # a rule may come back to steps that it has seen
+            if steps and start <= steps[-1][1]:
+                steps[-1] = steps[-1][0], max(stop, steps[-1][1])
+            else:
+                steps.append((start, stop))
+        return {"steps": tuple(steps), "episodes": tuple(self._episodes)}
 
 
 class Rule(ABC):
@@ -83,9 +110,9 @@ class Rule(ABC):
     def findings(self) -> list[Finding]:
         """Report, after the last rows."""
 
-    def report(self, severity: Severity, message: str) -> Finding:
-        """Make a finding of this rule."""
-        return Finding(self.rule_id, self.name, severity, message)
+    def report(self, severity: Severity, message: str, tally: Tally | None = None) -> Finding:
+        """Make a finding of this rule; `tally` knows the steps that it is about."""
+        return Finding(self.rule_id, self.name, severity, message, **({} if tally is None else tally.places))
 
 
 def ends_text(count: int) -> str:

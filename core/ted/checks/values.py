@@ -44,7 +44,7 @@ class NotFiniteRule(Rule):
                 text = (
                     f"{field.name} is NaN or infinite in {steps_text(tally.count, self.steps)} (first: {tally.first})"
                 )
-                found.append(self.report("error" if severe else "warning", text))
+                found.append(self.report("error" if severe else "warning", text, tally))
         return found
 
 

@@ -1,5 +1,6 @@
 """Every rule on one damaged and one sound dataset."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rbtool.core.ted import Field
 from rbtool.core.ted.checks import ContinuityRule
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.results import to_document
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
@@ -221,3 +223,28 @@ def test_a_changed_manifest_is_a_finding(walks: Path) -> None:
     [finding] = rbtool.check(walks).findings
     assert finding.rule == "TED014"
     assert "was changed after it was written" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("leaf", "change", "rule", "steps", "episodes"),
+    [
+        ("next.done", _put([4, 5, 22], True), "TED003", ((4, 6), (22, 23)), (0, 2)),
+        ("next.observation", _put([0, 14, 15], 0.5), "TED004", ((0, 1), (14, 16)), (0, 1)),
+        ("next.reward", _put([7, 8, 9, 10, 30], np.nan), "TED007", ((7, 11), (30, 31)), (0, 1, 3)),
+        ("episode", _put([12, 13, 29], 5), "TED010", ((12, 14), (29, 30)), (1, 2)),
+        ("next.reward", _put([0, 25], 99.0), "TED010", ((9, 10), (29, 30)), (0, 2)),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_every_bad_step_and_episode_is_listed(
+    walks: Path, monkeypatch: pytest.MonkeyPatch, leaf: str, change: Change, rule: str, steps: Any, episodes: Any,
+    chunk: int,
+) -> None:  # fmt: skip
+    _edit(walks, leaf, change)
+    monkeypatch.setattr(
+        TedReader, "chunks", lambda reader: iter([(n, min(n + chunk, 31)) for n in range(0, 31, chunk)])
+    )
+    found = {finding.rule: finding for finding in rbtool.check(walks).findings if finding.severity == "error"}
+    assert (found[rule].steps, found[rule].episodes) == (steps, episodes)
+    document = json.loads(json.dumps(to_document(rbtool.check(walks))))
+    assert [list(part) for part in steps] in [finding["steps"] for finding in document["findings"]]

@@ -58,14 +58,46 @@ def test_the_result_is_sound(folder):
 
 @pytest.mark.parametrize("place", ["", MANIFEST])
 def test_a_replay_makes_the_same_with_the_same_constants(folder, tmp_path, place):
-    found = preprocess(folder / "cartpole", dest=tmp_path / "again", replay=folder / "made" / place, num_workers=0)
+    found = preprocess(
+        folder / "cartpole", dest=tmp_path / "again", replay=folder / "made" / place, replay_filters=True, num_workers=0
+    )
     assert found.content_digest == digest(folder / "made")
     other = preprocess(
         folder / "cartpole", dest=tmp_path / "more", num_workers=0,
         operations={"episodes": "0:2", "normalize": "observation"},
     )  # fmt: skip
     rest = preprocess(folder / "cartpole", dest=tmp_path / "rest", replay=tmp_path / "more", num_workers=0)
-    assert rest.arguments["operations"][1]["constants"] == other.arguments["constants"][0]
+    assert rest.arguments["operations"][0]["constants"] == other.arguments["constants"][0]
+    assert rest.episodes == 12
+    assert any("leaves out what chose episodes: --episodes 0:2" in note for note in rest.notes)
+
+
+def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, tmp_path):
+    chosen = {"filter": "length > 20", "episodes": "0:9", "select": "action"}
+    once = preprocess(folder / "cartpole", dest=tmp_path / "made", operations=chosen, num_workers=0)
+    plain = preprocess(folder / "cartpole", dest=tmp_path / "plain", replay=tmp_path / "made", num_workers=0)
+    assert (plain.episodes, [operation["name"] for operation in plain.arguments["operations"]]) == (12, ["select"])
+    assert sum("--episodes 0:9, --filter length > 20" in note for note in plain.notes) == 1
+    both = preprocess(
+        folder / "cartpole", dest=tmp_path / "both", replay=tmp_path / "made", replay_filters=True, num_workers=0
+    )
+    assert (both.episodes, both.content_digest) == (once.episodes, once.content_digest)
+    assert not any("leaves out" in note for note in both.notes)
+    others = preprocess(
+        folder / "cartpole", dest=tmp_path / "others", replay=tmp_path / "made", operations={"episodes": "9:"},
+        num_workers=0,
+    )  # fmt: skip
+    assert others.episodes == 3
+    assert show_pipeline(replay=tmp_path / "made").notes == plain.notes[:1]
+    assert "filter" in show_pipeline(replay=tmp_path / "made", replay_filters=True).text
+
+
+def test_a_choice_of_episodes_alone_is_not_replayed(folder, tmp_path):
+    preprocess(folder / "cartpole", dest=tmp_path / "made", operations={"episodes": "0:9"}, num_workers=0)
+    with pytest.raises(UsageError, match="was made by choosing episodes alone"):
+        preprocess(folder / "cartpole", dest=tmp_path / "again", replay=tmp_path / "made", num_workers=0)
+    with pytest.raises(UsageError, match="--replay-filters is about --replay"):
+        preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"select": "action"}, replay_filters=True)
 
 
 def test_a_replay_can_be_shown_and_written_down(folder, tmp_path):
