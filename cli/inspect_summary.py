@@ -40,6 +40,8 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
         yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
     yield [Styled("fields", "dim")]
     yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), _TITLE).lines(width)
+    for problem in result.problems:
+        yield from folded([Styled(f"{'damaged':<{_TITLE}}", "red"), problem], width, _TITLE)
     for line in (*_spaces(result), *_remarks(result), *_origin(result)):
         yield from folded(line, width, _TITLE)
 

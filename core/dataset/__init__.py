@@ -10,7 +10,7 @@ from .builder import (
     write_documents,
     write_manifest,
 )
-from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of
+from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of, size_problems
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
@@ -249,6 +249,7 @@ __all__ = [
     "select_episodes",
     "sink_class",
     "sink_names",
+    "size_problems",
     "source_class",
     "source_names",
     "storage_root",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from .ingest import running_return
 from .listed import changed, size_problem
 from .manifest import MANIFEST, Manifest, is_canonical
 from .ted_reader import TedReader
+from .tree import leaf_path
 
-__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of"]
+__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of", "size_problems"]
 
 
 class EpisodeTableRule(Rule):
@@ -107,24 +108,27 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
 class FolderRule(NamedTuple):
     """A rule about files: `problems` says each in one sentence.
 
-    `listed`, where there is one, does so for a folder of which the manifest can be read, and perhaps nothing else.
+    `listed`, where there is one, does so for a folder of which the manifest can be read, and perhaps nothing else;
+    `places` names the steps and episodes that the problems concern.
     """
 
     rule_id: str
     name: str
     problems: Callable[[StepReader], list[str]]
     listed: Callable[[Path, Manifest], list[str]] | None = None
+    places: Callable[[StepReader], dict[str, Any]] | None = None
 
     def findings(self, reader: StepReader) -> list[Finding]:
         """Report what is wrong with the files of this dataset or checkpoint."""
-        return self._report(self.problems(reader))
+        problems = self.problems(reader)
+        return self._report(problems, **(self.places(reader) if problems and self.places else {}))
 
     def findings_of_files(self, folder: Path, manifest: Manifest) -> list[Finding]:
         """Report what is wrong with the files of a folder that cannot be opened."""
         return self._report(self.listed(folder, manifest) if self.listed else [])
 
-    def _report(self, problems: list[str]) -> list[Finding]:
-        return [Finding(self.rule_id, self.name, "error", problem) for problem in problems]
+    def _report(self, problems: list[str], **places: Any) -> list[Finding]:
+        return [Finding(self.rule_id, self.name, "error", problem, **places) for problem in problems]
 
 
 def _length_problems(reader: StepReader) -> list[str]:
@@ -137,9 +141,24 @@ def _length_problems(reader: StepReader) -> list[str]:
     return []
 
 
-def _size_problems(reader: StepReader) -> list[str]:
+def size_problems(reader: StepReader) -> list[str]:
     """Compare the sizes of all files with the manifest."""
     return _listed_sizes(reader.path, reader.manifest) if reader.path.is_dir() else []
+
+
+def _cut_steps(reader: StepReader) -> dict[str, Any]:
+    """The steps of which some leaf has lost its row, and their episodes, where rows lie in files of their own."""
+    if not isinstance(reader, TedReader):
+        return {}
+    steps, kept = reader.manifest.steps, reader.manifest.steps
+    for field in reader.fields:
+        path = reader.path / leaf_path(field.key)
+        if field.row_bytes:
+            kept = min(kept, (path.stat().st_size if path.is_file() else 0) // field.row_bytes)
+    if kept == steps:
+        return {}
+    table = reader.episodes
+    return {"steps": ((kept, steps),), "episodes": tuple(table.episode[table.start + table.length > kept].tolist())}
 
 
 def _listed_sizes(folder: Path, manifest: Manifest) -> list[str]:
@@ -167,6 +186,6 @@ def _listed_digests(folder: Path, manifest: Manifest) -> list[str]:
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
     FolderRule("TED011", "lengths", _length_problems),
-    FolderRule("TED012", "sizes", _size_problems, _listed_sizes),
+    FolderRule("TED012", "sizes", size_problems, _listed_sizes, _cut_steps),
     FolderRule("TED013", "digests", _digest_problems, _listed_digests),
 )

@@ -25,6 +25,7 @@ from ..dataset import (
     known_root,
     open_source,
     returns_are_known,
+    size_problems,
     table_with_returns,
 )
 from ..errors import UsageError
@@ -92,7 +93,7 @@ class InspectResult(Result):
 
     `layouts` says of a dataset how many bytes its rows take in each layout (without compression in the one it is not
     in), and `bytes_saved` how many it saves beside layout `ted`. `first_episode` is the source's number of the first,
-    None without any.
+    None without any. `problems` name the files that are missing or have another size than the manifest says.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -119,6 +120,7 @@ class InspectResult(Result):
     provenance: tuple[Provenance, ...]
     episode: EpisodeView | None
     first_episode: int | None
+    problems: tuple[str, ...] = ()
 
 
 def inspect(
@@ -178,6 +180,7 @@ def _of_steps(
         provenance=manifest.provenance,
         episode=None if episode is None else steps_view(reader, episode, head),
         first_episode=_first(table),
+        problems=size_problems(reader),
     )
 
 

@@ -92,10 +92,9 @@ def preprocess(
     number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
     `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
     Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
-    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames`
-    takes the first so many steps, and an episode cut there is marked truncated. A dataset at `dest` is replaced with
-    `force`; one that the same work has made from the same data is left as it is.
-
+    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames` takes the first so many steps, and an
+    episode cut there is marked truncated. A dataset at `dest` is replaced with `force`; one that the same work has made
+    from the same data is left as it is.
     Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a worker;
     RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
     naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.

@@ -1,10 +1,12 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rbtool
+from rbtool.cli.inspect_summary import summary_lines
 from rbtool.core.dataset import TedReader
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.inspect import Spread
@@ -108,3 +110,20 @@ def test_returns_of_any_size_are_summarised(size: float) -> None:
     found = Spread.of(np.array([-size, size, size / 2]))
     assert found.mean == pytest.approx(size / 6, rel=1e-14)
     assert (found.min, found.max, found.histogram) == (-size, size, (1, 0, 0, 0, 0, 0, 0, 1, 0, 1))
+
+
+@pytest.mark.parametrize("how", ["cut", "longer", "gone"])
+def test_a_file_of_another_size_than_the_manifest_says_is_named(walks: Path, how: str) -> None:
+    file = walks / "observation.memmap"
+    file.unlink() if how == "gone" else os.truncate(file, 295 if how == "cut" else 900)
+    said = "is missing" if how == "gone" else f"has {295 if how == 'cut' else 900} bytes, the manifest says 600"
+    (problem,) = rbtool.inspect(walks).problems
+    assert problem.startswith(f"{file} {said}")
+    shown = "".join(str(cell) for line in summary_lines(rbtool.inspect(walks)) for cell in line)
+    assert problem in shown
+
+
+def test_a_cut_file_names_the_steps_and_episodes_that_are_lost(walks: Path) -> None:
+    os.truncate(walks / "observation.memmap", 12 * 24 + 7)
+    (finding,) = [finding for finding in rbtool.check(walks).findings if finding.rule == "TED012"]
+    assert (finding.steps, finding.episodes) == (((12, 25),), (1, 2, 3))
