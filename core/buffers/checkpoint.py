@@ -7,8 +7,9 @@
     rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
     transform.t                        the state of the transforms, of tensors only
     prefetch.json                      what was drawn ahead and is not delivered yet
+    .rbtool/digests.json               the digests of all of that, which `"digests": true` in the metadata promises
 
-TorchRL writes the same, but for `prefetch.json`; its `prefetch.pkl` is a pickle, and is never read.
+TorchRL writes the same, but for the last two; its `prefetch.pkl` is a pickle, and is never read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..dataset import Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
+from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
+from ..dataset import HIDDEN, Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from .prefetch import Draw
 
@@ -34,7 +36,8 @@ __all__ = ["BufferFolder", "write_buffer"]
 
 _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
 _WRITER = "writer"
-_KNOWN = frozenset({"storage", "writer", "sampler", "prefetch.pkl", _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
+_DIGESTS = "digests"
+_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", "prefetch.pkl", _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
 class _BufferStaging(Staging):
@@ -68,7 +71,7 @@ def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: i
         fs.make_folder(folder / "writer")  # also for a writer without state: a folder without one was cut
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
-        metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None}
+        metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
         if not any((folder / "writer").iterdir()):
             metadata[_WRITER] = False
         if buffer._rng is not None:
@@ -80,6 +83,7 @@ def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: i
             ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
             fs.write_file(folder / _AHEAD, dump_json(ahead).encode())
         fs.write_file(folder / _METADATA, dump_json(metadata).encode())
+        write_digests(folder)
         staging.publish()
 
 
@@ -128,7 +132,15 @@ class BufferFolder:
             raise DatasetNotFoundError(f"{self.path} is not there: the folder of a saved buffer is expected")
         if not (self.path / _METADATA).is_file():
             raise FormatError(f"{self.path} has no {_METADATA}: it is not the folder of a saved buffer")
+        noted = require_digests(self.path)
         metadata = load_json(self.path / _METADATA)
+        if noted is not None:
+            self._require_nothing_else(noted)
+        elif isinstance(metadata, dict) and metadata.get(_DIGESTS) is True:
+            raise CorruptDataError(
+                f"{self.path / DIGESTS} is missing; the digests of the checkpoint are expected there",
+                hint="save the buffer anew, or bring the file back from a copy",
+            )
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise FormatError(f"{self.path / _METADATA} says that the batch size is {size!r}, a number is expected")
@@ -143,6 +155,19 @@ class BufferFolder:
 
     def __exit__(self, *raised: object) -> None:
         """Nothing is held open."""
+
+    def _require_nothing_else(self, noted: frozenset[str]) -> None:
+        """Refuse parts that were put there later; what lies in the storage is named by its own description."""
+        parts = {name.partition("/")[0] for name in noted} | {_WRITER}
+        for entry in self.path.iterdir():
+            files = [entry] if entry.name not in parts else []
+            if entry.is_dir() and entry.name != STORAGE_FOLDER:
+                files += [file for file in entry.rglob("*") if file.is_file()]
+            strange = [file for file in files if file.relative_to(self.path).as_posix() not in noted]
+            if strange and not entry.name.startswith("."):
+                raise CorruptDataError(
+                    f"{strange[0]} was not saved with the rest of {self.path}", hint="move it away to load the rest"
+                )
 
     @property
     def has_rows(self) -> bool:

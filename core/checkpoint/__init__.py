@@ -3,6 +3,7 @@
 from .buffer_steps import BufferSteps, whole_episodes
 from .compare import Difference, compare_steps
 from .compression import Compression
+from .digests import DIGESTS, require_digests, write_digests
 from .filled import STORAGE, FilledStorage
 from .flat import STORAGE_METADATA, FlatReader
 from .h5_reader import H5Reader
@@ -22,6 +23,7 @@ from .verified import VerifyingReader
 
 __all__ = [
     "BUFFER",
+    "DIGESTS",
     "OWN_FORM",
     "STORAGE",
     "STORAGE_FOLDER",
@@ -54,6 +56,7 @@ __all__ = [
     "leaf_parts",
     "load_checkpoint",
     "open_steps",
+    "require_digests",
     "save_checkpoint",
     "save_compact",
     "standing",
@@ -64,5 +67,6 @@ __all__ = [
     "torchrl_form",
     "whole_episodes",
     "with_ends",
+    "write_digests",
     "write_torchrl",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..dataset import Manifest, changed, is_canonical, is_ours, parse_json
 from ..errors import CorruptDataError, FormatError, SchemaError
 
-__all__ = ["block_bytes", "block_size", "read_block", "verify_block"]
+__all__ = ["block_bytes", "block_size", "data_start", "read_block", "verify_block"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SMALLEST = 512
@@ -57,7 +57,7 @@ def verify_block(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    start = _data_start(path)
+    start = data_start(path)
     if not is_ours(path):
         if start is not None:
             _require_readable(path)
@@ -79,7 +79,7 @@ def _require_readable(path: Path) -> None:
         raise CorruptDataError(f"{path}: HDF5 cannot read the file: {error}") from error
 
 
-def _data_start(path: Path) -> int | None:
+def data_start(path: Path) -> int | None:
     """Find where HDF5 begins."""
     size, offset = path.stat().st_size, 0
     with open(path, "rb", buffering=0) as file:

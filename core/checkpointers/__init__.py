@@ -3,7 +3,7 @@
 from .base import StorageCheckpointerBase
 from .compressed import CompressedListStorageCheckpointer
 from .flat import FlatStorageCheckpointer
-from .folders import writer_of
+from .folders import open_folder, writer_of
 from .h5 import H5StorageCheckpointer
 from .hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from .list import ListStorageCheckpointer
@@ -28,6 +28,7 @@ __all__ = [
     "TED2Flat",
     "TED2Nested",
     "TensorStorageCheckpointer",
+    "open_folder",
     "require_equal_rows",
     "writer_of",
 ]

@@ -64,7 +64,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
             _write_json(staging.path / _DATA / "meta.json", _STACK)
             for row, node in enumerate(nodes):
                 _write_item(staging.path / _DATA / str(row), node)
-            staging.publish()
+            staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Take over what `dumps` wrote, here or in TorchRL.

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checkpoint import CompactForm, CompactLayout, Compression, FlatReader, H5Reader, TorchrlReader, save_compact
+from ..checkpoint import (
+    CompactForm,
+    CompactLayout,
+    Compression,
+    FlatReader,
+    H5Reader,
+    TorchrlReader,
+    require_digests,
+    save_compact,
+)
 from ..dataset import fs, mend, provenance_step
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..progress import Silent
@@ -62,7 +71,10 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
 
             with CheckpointStaging(path) as staging:
                 save_compatible(source, self._built(staging.path, name), self.form, self._options)
-                staging.publish(name)
+                if name is None:
+                    staging.publish_noted()
+                else:  # one file, which has no place for digests
+                    staging.publish(name)
             return
         step = provenance_step(f"{type(self).__name__}.dumps", {}, {})
         with (
@@ -91,6 +103,8 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         if self._load_hooks:
             _tensor_storage(storage)
         theirs = is_compatible(place, self.form)
+        if theirs and self._file_name(path) is None:
+            require_digests(Path(path))
         with open_compatible(storage, place, self.form, self._options) if theirs else self._open(place) as reader:
             reader.verify_files()
             for argument, keys in (("done_keys", self.done_keys), ("reward_keys", self.reward_keys)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
-from ..checkpoint import STORAGE, open_steps, torchrl_form
+from ..checkpoint import STORAGE, open_steps, require_digests, torchrl_form, write_digests
 from ..dataset import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 
@@ -68,6 +69,11 @@ class CheckpointStaging(Staging):
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint it lies in; nothing is replaced")
 
+    def publish_noted(self, *, covered: Collection[str] = ()) -> None:
+        """Note the digests of all files, then put the folder at its destination; see `write_digests`."""
+        write_digests(self.path, covered=covered)
+        self.publish()
+
 
 def _looks_like_ours(file: Path) -> bool:
     if file.is_symlink():
@@ -118,7 +124,7 @@ def writer_of(folder: Path) -> str | None:
     for writer, files in _WRITERS.items():
         if all((folder / name).is_file() for name in files):
             return writer
-    inside = list(folder.iterdir())
+    inside = [entry for entry in folder.iterdir() if entry.name != HIDDEN]
     return _WRITERS_OF_LAYOUTS["h5"] if len(inside) == 1 and _is_h5_of_storage(inside[0]) else None
 
 
@@ -144,6 +150,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     `hooked` says that load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
     DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
     another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
+    CorruptDataError for files that are not those whose digests were noted, where any were.
     """
     folder = Path(path)
     mend(folder)
@@ -167,6 +174,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     if missing:  # TorchRL's own compressed lists are missing so, and whoever catches that goes on doing so
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
         raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
+    require_digests(folder)
     return folder
 
 

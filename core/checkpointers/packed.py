@@ -80,7 +80,7 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
         note = PackedNote.of(self._checked(storage))
         with CheckpointStaging(path) as staging:
             fs.write_file(staging.path / PACKED_FILE, note.to_bytes())
-            staging.publish()
+            staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Check that the storage reads the dataset that was noted in the folder `path`, or whose rows are saved there.

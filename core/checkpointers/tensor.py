@@ -43,8 +43,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return
         contents = self._contents(source, path)
         with CheckpointStaging(path) as staging:
-            contents.write(staging.path)
-            staging.publish()
+            covered = contents.write(staging.path)
+            staging.publish_noted(covered=covered)
 
     def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
         length, last = len(source), last_row(source._last_cursor)

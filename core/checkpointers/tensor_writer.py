@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..checkpoint import DIGESTS
 from ..dataset import Hasher, fs
 from ..storages import TensorStorage
 from ..storages.codec import tensor_bytes
@@ -38,8 +39,8 @@ class Contents:
     length: int
     last_row: int | None
 
-    def write(self, folder: Path) -> None:
-        """Write all files into an empty folder and sync them."""
+    def write(self, folder: Path) -> set[str]:
+        """Write all files into an empty folder and sync them; return those of the leaves, whose digests are noted."""
         described = None if self.structure is None else describe(self.structure)
         documents, leaves = self._documents(), self._leaves()
         fs.require_space(folder, sum(leaf.filled_size for leaf in leaves))
@@ -48,6 +49,7 @@ class Contents:
             fs.make_folder((folder / name).parent)
             fs.write_file(folder / name, document)
         StorageManifest(described, self.ndim, self.length, self.last_row, tuple(noted)).save(folder)
+        return {leaf.file for leaf in noted}
 
     def _leaves(self) -> list[SavedLeaf]:
         if self.structure is None:
@@ -110,5 +112,6 @@ def describe_in_place(storage: TensorStorage, folder: Path) -> None:
                 fs.fsync(descriptor, path)
             finally:
                 os.close(descriptor)
+    fs.remove(folder / DIGESTS)
     StorageManifest.remove(folder)
     fs.replace_file(folder / METADATA, metadata_bytes(storage.structure, storage.columns.leaves, len(storage)))

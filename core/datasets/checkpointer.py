@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..checkpoint import dataset_digests
-from ..checkpointers import PackedNote, TensorStorageCheckpointer, require_equal_rows, writer_of
+from ..checkpointers import PackedNote, TensorStorageCheckpointer, open_folder, require_equal_rows, writer_of
 from ..dataset import Manifest, PackedReader, TedReader
 from ..errors import RbtoolError, SchemaError, UsageError
 from ..storages import Storage, register_checkpointer
@@ -33,7 +33,7 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
             raise UsageError(f"{folder} holds no row that hooks could change", hint="leave them out")
         if storage.split_trajs:
             raise SchemaError(f"{folder} is of single steps, the rows of this storage are whole trajectories")
-        _require_same_steps(storage, PackedNote.load(folder), folder)
+        _require_same_steps(storage, PackedNote.load(open_folder(folder, "PackedStorageCheckpointer")), folder)
         storage.read_again()
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BUFFER, STORAGE_FOLDER, STORAGE_METADATA, BufferSteps, find_torchrl, open_steps, whole_episodes
+from ..checkpoint import (
+    BUFFER,
+    STORAGE_FOLDER,
+    STORAGE_METADATA,
+    BufferSteps,
+    find_torchrl,
+    open_steps,
+    require_digests,
+    whole_episodes,
+)
 from ..dataset import StepReader, has_manifest, is_ours, load_json, mend
 from ..errors import RbtoolError, UsageError
 from .readable import has_steps
@@ -27,6 +36,8 @@ def open_saved(path: Path) -> StepReader:
     UsageError for one that does not, and for one whose rows are ranked and so do not lie in the order of time.
     """
     mend(path)
+    if (path / BUFFER).is_file():
+        require_digests(path)
     tensors, own = _tensors(path), _own_steps(path)
     if tensors is not None:
         from ..checkpointers.tensor_rows import SavedTensorRows  # loads torch, which nothing else here needs

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ..checkpoint import is_steps
+from ..checkpoint import DIGESTS, find_torchrl, is_steps
 from ..dataset import HIDDEN, has_manifest, is_ours, reader_class, reader_names
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 
 __all__ = ["has_steps"]
 
 _BUFFER = "buffer_metadata.json"
-_STORAGE = f"{HIDDEN}/storage.json"
+_STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 
 def has_steps(path: Path, *, raw: bool = False) -> bool:
@@ -24,7 +24,7 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
     anything else.
     """
     found = is_steps(path)
-    if not found or (path / _STORAGE).is_file():
+    if not found or _is_storage(path):
         _refuse_buffer(path)
     if found or (path / HIDDEN).is_dir():
         return True
@@ -40,6 +40,10 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
             hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
         )
     return False
+
+
+def _is_storage(path: Path) -> bool:
+    return any((path / name).is_file() for name in _STORAGE) and find_torchrl(path) is None
 
 
 def _raw_form(path: Path) -> str | None:
@@ -76,7 +80,7 @@ def _refuse_buffer(path: Path) -> None:
             hint=f"make the buffer and have it load: rb.loads({str(buffer)!r})"
             + (f"; its steps alone are in {shlex.quote(steps)}" if steps else ""),
         )
-    if (path / _STORAGE).is_file() and not has_manifest(path):
+    if _is_storage(path) and not has_manifest(path):
         raise UsageError(
             f"{path} is the checkpoint of a storage, a dataset or a checkpoint of steps is expected",
             hint=f"make the storage and have it load: storage.loads({str(path)!r})",
