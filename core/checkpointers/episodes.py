@@ -102,9 +102,9 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         place = self._place(Path(path))
         if self._load_hooks:
             _tensor_storage(storage)
-        theirs = is_compatible(place, self.form)
-        if theirs and self._file_name(path) is None:
+        if self._file_name(path) is None:
             require_digests(Path(path))
+        theirs = is_compatible(place, self.form)
         with open_compatible(storage, place, self.form, self._options) if theirs else self._open(place) as reader:
             reader.verify_files()
             for argument, keys in (("done_keys", self.done_keys), ("reward_keys", self.reward_keys)):

@@ -159,6 +159,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     if not folder.is_dir():
         what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
+    require_digests(folder)  # first: what is damaged may look like another checkpointer's
     laid_out = _is_laid_out(folder)
     if laid_out and writer == _TENSORS and not hooked:
         raise FormatError(
@@ -174,7 +175,6 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     if missing:  # TorchRL's own compressed lists are missing so, and whoever catches that goes on doing so
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
         raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
-    require_digests(folder)
     return folder
 
 

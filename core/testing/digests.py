@@ -1,0 +1,37 @@
+"""Damages files one bit at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["flip", "flips"]
+
+
+def flip(path: Path, at: int, bit: int = 0) -> bytes:
+    """Turn one bit of a file over; return what was in the file."""
+    sound = path.read_bytes()
+    changed = bytearray(sound)
+    changed[at] ^= 1 << bit
+    path.write_bytes(changed)
+    return sound
+
+
+def flips(path: Path, *, places: int, seed: int = 0) -> Iterator[tuple[Path, int]]:
+    """Turn one bit over, somewhere in every file of a folder or in the one file, and back when asked for the next.
+
+    Each file is damaged in its middle and at `places - 1` other bytes: the first, the last, and some between.
+    """
+    draw = np.random.default_rng(seed)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        size = file.stat().st_size
+        if not size:
+            continue
+        between = draw.integers(0, size, max(places - 3, 0)).tolist()
+        for at in dict.fromkeys([size // 2, 0, size - 1, *between][:places]):
+            sound = flip(file, at, int(draw.integers(8)))
+            yield file, at
+            file.write_bytes(sound)
