@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rbtool.core.checkpoint import compare_steps, open_steps
-from rbtool.core.dataset import MANIFEST, FileRecord, Manifest, digest_file
+from rbtool.core.dataset import MANIFEST, Manifest
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
@@ -89,11 +90,7 @@ def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object
     document |= change
     document["fields"][0] |= entry
     (packed / "schema.json").write_text(json.dumps(document))
-    manifest = Manifest.load(packed)
-    whole = FileRecord("schema.json", (packed / "schema.json").stat().st_size, digest_file(packed / "schema.json"))
-    files = tuple(whole if file.path == whole.path else file for file in manifest.files)
-    (packed / MANIFEST).unlink()
-    replace(manifest, files=files).save(packed)
+    relist(packed)
 
 
 @pytest.mark.parametrize(
