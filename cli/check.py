@@ -79,5 +79,6 @@ def check_lines(result: CheckResult, width: int | None = None) -> list[list[Cell
     skipped: list[list[Cell]] = []
     if result.skipped:
         skipped = [[Styled("not tried, because the files are damaged: ", "yellow"), ", ".join(result.skipped)]]
-    lines: list[Line] = [*Table(rows).lines(), *skipped, [" · ".join(facts)]]
+    notes: list[list[Cell]] = [[Styled("note: ", "yellow"), note] for note in result.notes]
+    lines: list[Line] = [*Table(rows).lines(), *notes, *skipped, [" · ".join(facts)]]
     return [part for line in lines for part in folded(line, width, _INDENT)]

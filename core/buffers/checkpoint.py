@@ -37,7 +37,8 @@ __all__ = ["BufferFolder", "write_buffer"]
 _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
 _WRITER = "writer"
 _DIGESTS = "digests"
-_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", "prefetch.pkl", _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
+_PICKLED = "prefetch.pkl"  # TorchRL's, which nothing here reads
+_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
 class _BufferStaging(Staging):
@@ -164,7 +165,7 @@ class BufferFolder:
             if entry.is_dir() and entry.name != STORAGE_FOLDER:
                 files += [file for file in entry.rglob("*") if file.is_file()]
             strange = [file for file in files if file.relative_to(self.path).as_posix() not in noted]
-            if strange and not entry.name.startswith("."):
+            if strange and entry.name != _PICKLED and not entry.name.startswith("."):
                 raise CorruptDataError(
                     f"{strange[0]} was not saved with the rest of {self.path}", hint="move it away to load the rest"
                 )

@@ -11,6 +11,7 @@ from .nested import NestedStorageCheckpointer
 from .packed import PackedNote, PackedStorageCheckpointer
 from .restoring import require_equal_rows
 from .tensor import TensorStorageCheckpointer
+from .tensor_reader import verify_tensors
 
 __all__ = [
     "CompressedListStorageCheckpointer",
@@ -30,5 +31,6 @@ __all__ = [
     "TensorStorageCheckpointer",
     "open_folder",
     "require_equal_rows",
+    "verify_tensors",
     "writer_of",
 ]

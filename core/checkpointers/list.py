@@ -46,7 +46,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             fs.require_space(staging.path, document["bytes"])
             document["digest"] = _write_tensors(staging.path / _DATA_FILE, _apart(items))
             fs.write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
-            staging.publish_noted(covered={_DATA_FILE})
+            staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Take over what `dumps` wrote.

@@ -21,7 +21,7 @@ from .manifest import SavedLeaf, StorageManifest
 from .tensor_writer import METADATA
 from .torchrl_tree import listed_leaves, walk_tree
 
-__all__ = ["Saved", "read_contents", "read_length"]
+__all__ = ["Saved", "read_contents", "read_length", "verify_tensors"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,21 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
         return None
     if manifest.ndim != target.ndim and not raw:
         raise SchemaError(f"{folder} was saved with ndim={manifest.ndim}, this storage has ndim={target.ndim}")
+    tensors = _verified(folder, manifest)
+    structure = _structure(manifest, target, raw)
+    lead = tensors[0].shape[: manifest.ndim] if tensors else torch.Size([])
+    return Saved(structure, tensors, lead, manifest.length, manifest.last_row)
+
+
+def verify_tensors(folder: Path) -> None:
+    """Raise CorruptDataError unless the leaves hold the bytes that were saved, where their digests were noted."""
+    manifest = StorageManifest.load(folder)
+    if manifest is not None:
+        _verified(folder, manifest)
+
+
+def _verified(folder: Path, manifest: StorageManifest) -> list[torch.Tensor]:
+    """Map the leaves and compare them with their digests."""
     tensors = _map_all(folder, manifest.leaves)
     for leaf, tensor in zip(manifest.leaves, tensors, strict=True):
         if _digest(tensor) != leaf.digest:
@@ -87,9 +102,7 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
                 f"{folder / leaf.file} does not hold the bytes that were saved: it was changed or overwritten",
                 hint="if TorchRL wrote over this checkpoint, remove its folder .rbtool",
             )
-    structure = _structure(manifest, target, raw)
-    lead = tensors[0].shape[: manifest.ndim] if tensors else torch.Size([])
-    return Saved(structure, tensors, lead, manifest.length, manifest.last_row)
+    return tensors
 
 
 def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> Structure:

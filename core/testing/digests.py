@@ -1,13 +1,14 @@
-"""Damages files one bit at a time."""
+"""Damages files one bit at a time, and takes digests away."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["flip", "flips"]
+__all__ = ["flip", "flips", "without_digests"]
 
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
@@ -35,3 +36,15 @@ def flips(path: Path, *, places: int, seed: int = 0) -> Iterator[tuple[Path, int
             sound = flip(file, at, int(draw.integers(8)))
             yield file, at
             file.write_bytes(sound)
+
+
+def without_digests(folder: Path) -> Path:
+    """Make a saved buffer or storage like one from before digests were noted; return it."""
+    for path in [*folder.rglob("digests.json")]:
+        path.unlink()
+    metadata = folder / "buffer_metadata.json"
+    if metadata.is_file():
+        document = json.loads(metadata.read_text())
+        document.pop("digests", None)
+        metadata.write_text(json.dumps(document))
+    return folder

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from ..checkpoint import STORAGE, open_steps
+from ..checkpoint import BUFFER, STORAGE, open_steps
 from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, return_field_of, rows_of
-from ..errors import CorruptDataError, FormatError
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import EndReason
 from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
+from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
+from .checkpoint_buffers import open_saved
 from .readable import has_steps
 from .results import Result, seconds_since
 
@@ -30,6 +32,7 @@ class CheckResult(Result):
     """What the rules found. `skipped` names the rules that could not be tried on damaged files.
 
     `unfinished` counts the episodes that go on: the last ones of the checkpoint of a buffer may, which is no problem.
+    `notes` say what could not be checked because the files hold nothing to check it with.
     """
 
     kind: ClassVar[str] = "check"
@@ -42,6 +45,7 @@ class CheckResult(Result):
     errors: int
     warnings: int
     unfinished: int = 0
+    notes: tuple[str, ...] = ()
     seconds: float
 
     def failed(self, fail_on: Literal["error", "warn"] = "error") -> bool:
@@ -57,12 +61,15 @@ def check(
 ) -> CheckResult:
     """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
 
-    `dataset` is a path or `source:id`. The checkpoint of a buffer may end with episodes that are not over. Reads
+    `dataset` is a path or `source:id`. Of the checkpoint of a buffer, ours or TorchRL's, it is also found out whether
+    its parts contradict each other; it may hold what makes up no steps, or end with episodes that are not over. Reads
     everything once for the digests and once for the rows; memory stays bounded. Problems are findings, not
     exceptions, and so is a file behind a sound manifest that this rbtool cannot read; DatasetNotFoundError,
     FormatError and, for a raw dataset, UsageError mean that there is nothing to check.
     """
     begun, path = time.perf_counter(), find_dataset(dataset, root)
+    if (path / BUFFER).is_file():
+        return _check_buffer(path, progress or Silent(), begun)
     has_steps(path)
     try:
         reader = open_steps(path)
@@ -83,7 +90,30 @@ def check(
         damaged = any(finding.rule in spoilt for finding in findings)  # what is compressed cannot be read then
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
-        return replace(result, unfinished=0 if skipped else _unfinished(reader))
+        notes = () if reader.has_digests else (NO_DIGESTS,)
+        return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=notes)
+
+
+def _check_buffer(path: Path, progress: Progress, begun: float) -> CheckResult:
+    """Try the rules about saved buffers, and, where it holds steps of episodes, those about rows."""
+    findings, verified = buffer_findings(path)
+    notes = () if verified else (NO_DIGESTS,)
+    names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
+    total = len(BUFFER_RULES) + len(names)
+    try:
+        reader = None if findings else open_saved(path)
+    except CorruptDataError as error:
+        findings, reader = [Finding(*_OPENS, "error", str(error))], None
+    except (FormatError, SchemaError, UsageError):  # what it holds makes up no steps
+        return replace(_result(path, findings, 0, 0, [], begun), rules=len(BUFFER_RULES), notes=notes)
+    if reader is None:
+        return replace(_result(path, findings, 0, 0, names, begun), rules=len(BUFFER_RULES), notes=notes)
+    with reader:
+        found, episodes, skipped = _data_findings(reader, progress, damaged=False)
+        result = _result(path, found, reader.manifest.steps, episodes, skipped, begun)
+        return replace(
+            result, rules=total - len(skipped), notes=notes, unfinished=0 if skipped else _unfinished(reader)
+        )
 
 
 def _is_of_buffer(reader: StepReader) -> bool:

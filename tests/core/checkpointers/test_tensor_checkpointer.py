@@ -22,6 +22,7 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.testing.digests import without_digests
 from rbtool.core.testing.storages import same
 
 
@@ -136,14 +137,14 @@ def test_damage_is_found_and_changes_nothing(tmp_path: Path, file: str, damage: 
     ],
 )
 def test_a_damaged_manifest(tmp_path: Path, text: str, message: str) -> None:
-    path = saved(tmp_path)
+    path = without_digests(saved(tmp_path))
     (path / ".rbtool" / "storage.json").write_text(text)
     with pytest.raises(FormatError, match=message):
         loaded(path)
 
 
 def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = without_digests(saved(tmp_path))
     manifest = path / ".rbtool" / "storage.json"
     manifest.write_text(manifest.read_text().replace("a.memmap", "../a.memmap"))
     with pytest.raises(CorruptDataError, match="outside its folder"):
@@ -151,7 +152,7 @@ def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
 
 
 def test_another_length_than_was_saved(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = without_digests(saved(tmp_path))
     (path / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 9}')
     with pytest.raises(CorruptDataError, match="counts 9 elements, 10 were saved"):
         loaded(path)

@@ -11,8 +11,9 @@ import torch
 from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
 from rbtool.core.datasets import load_dataset
-from rbtool.core.errors import DatasetNotFoundError
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError
 from rbtool.core.storages import LazyTensorStorage, PackedStorage
+from rbtool.core.testing.digests import without_digests
 from rbtool.core.verbs.convert import convert
 from rbtool.core.writers import TensorDictMaxValueWriter
 
@@ -61,8 +62,10 @@ def test_a_writer_whose_state_was_lost_is_still_found(tmp_path: Path, walks: Pat
     buffer.extend(load_dataset(walks)[:])
     buffer.dumps(tmp_path / "saved")
     (tmp_path / "saved" / "writer" / "metadata.json").unlink()
-    with pytest.raises(DatasetNotFoundError, match="no writer's state"):
+    with pytest.raises(CorruptDataError, match=r"metadata\.json is missing"):
         plain(20).loads(tmp_path / "saved")
+    with pytest.raises(DatasetNotFoundError, match="no writer's state"):
+        plain(20).loads(without_digests(tmp_path / "saved"))
 
 
 def test_a_recording_is_saved_by_its_buffer(tmp_path: Path, walks: Path) -> None:

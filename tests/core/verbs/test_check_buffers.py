@@ -1,0 +1,145 @@
+"""Saved buffers, ours and TorchRL's: parts that contradict each other, and whether digests vouch for the bytes."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensordict import TensorDict
+from torch import arange, zeros
+
+import rbtool
+from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.samplers import PrioritizedSampler, SamplerWithoutReplacement
+from rbtool.core.storages import CompressedListStorage, LazyTensorStorage, ListStorage, Storage
+from rbtool.core.testing.digests import flip, without_digests
+from rbtool.core.verbs.check_buffers import buffer_findings
+
+THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"
+CASES = sorted(case.parent for case in THEIRS.glob("*/case.json"))
+
+
+def test_no_buffer_of_torchrl_contradicts_itself() -> None:
+    found = {case.name: buffer_findings(case / "checkpoint") for case in CASES}
+    assert len(found) > 70
+    assert {name: result for name, result in found.items() if result != ([], False)} == {}
+
+
+@pytest.mark.parametrize(
+    ("case", "steps", "episodes"),
+    [("td_memmap_wrapped", 16, 5), ("nested_ndim2_partly", 14, 6), ("h5_full", 16, 6), ("pytree_memmap_partly", 0, 0)],
+)
+def test_buffers_of_torchrl_cannot_be_verified_and_check_says_so(case: str, steps: int, episodes: int) -> None:
+    result = rbtool.check(THEIRS / case / "checkpoint")
+    assert (result.findings, result.steps, result.episodes, result.skipped) == ((), steps, episodes, ())
+    assert result.rules == (13 if steps else 3)
+    assert "no digests of these files, as TorchRL" in result.notes[0]
+
+
+def edit(name: str, **changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(document | changes))
+
+    return change
+
+
+def put(name: str, dtype: str, index: int, value: float) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        array = np.fromfile(folder / name, dtype)
+        array[index] = value
+        array.tofile(folder / name)
+
+    return change
+
+
+def fewer_priorities(folder: Path) -> None:
+    edit(PRIORITIES, _max_capacity=13.0)(folder)
+    for name in ("sumtree", "mintree"):
+        os.truncate(folder / f"sampler/{name}.memmap", 8 * 13)
+
+
+WRITER, LENGTH = "writer/metadata.json", "storage/storage_metadata.json"
+PRIORITIES = "sampler/sampler_metadata.json"
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        ("td_memmap_partly_7of16", edit(WRITER, cursor=9), "has the cursor 9, the storage holds 7 rows"),
+        ("td_memmap_partly_7of16", edit(WRITER, cursor=16), "has the cursor 16, the storage has 16 rows"),
+        ("td_memmap_partly_7of16", edit(WRITER, write_count=3), "counts 3 writes, which do not reach the cursor 7"),
+        ("td_memmap_partly_7of16", edit(WRITER, cursor=-1), "has the cursor -1"),
+        ("td_memmap_partly_7of16", edit(LENGTH, len=17), "counts 17 elements, its leaves have room for 16"),
+        ("td_memmap_ndim2_partly", edit(LENGTH, len=13), "counts 13 elements, which 2 lanes do not share evenly"),
+        ("pytree_memmap_partly", edit(LENGTH, len=5), "has the cursor 7, the storage holds 5 rows"),
+        ("compressed_td_partly", edit(WRITER, cursor=9, write_count=9), "the cursor 9, the storage holds 8 rows"),
+        ("flat_wrapped", edit(WRITER, cursor=8), "has the cursor 8, the rows of the storage go on at 7"),
+        ("flat_wrapped", edit("storage/is_full/meta.json", data=False), "which does not fit a storage"),
+        ("nested_partly_7of16", edit("storage/shift/meta.json", data=8), "which does not fit a storage"),
+        ("writer_round_robin_generations", edit(WRITER, generation_shape=[15]), r"has 128 bytes, 120 are expected"),
+        ("writer_max_value_full", edit(LENGTH, len=7), "ranks 8 elements, the storage holds 7"),
+        ("sampler_without_replacement_mid_epoch", edit(LENGTH, len=4), "draws from .* elements, the storage holds 4"),
+        ("sampler_without_replacement_mid_epoch", put("sampler/_sample_list.memmap", "<i8", 0, 99), "lie outside of"),
+        ("sampler_prioritized_slice", edit(PRIORITIES, _max_capacity=13.0), "has 128 bytes, 104 are expected"),
+        ("sampler_prioritized_slice", fewer_priorities, "has room for 13 priorities"),
+        ("sampler_prioritized_slice", put("sampler/sumtree.memmap", "<f8", 1, -1.0), "no finite numbers from 0"),
+        ("sampler_prioritized_slice", put("sampler/mintree.memmap", "<f8", 1, 9.0), "gives element 1 the priority"),
+        ("sampler_prioritized_slice", edit(PRIORITIES, _max_priority=[8.0, 99.0]), "at element 99 of 16"),
+    ],
+)  # fmt: skip
+def test_values_that_contradict_each_other_are_found(
+    tmp_path: Path, case: str, change: Callable[[Path], None], message: str
+) -> None:
+    folder = Path(shutil.copytree(THEIRS / case / "checkpoint", tmp_path / "copy"))
+    change(folder)
+    result = rbtool.check(folder)
+    assert result.failed()
+    assert [finding for finding in result.findings if re.search(message, finding.message)], result.findings
+
+
+def test_flags_that_disagree_are_found(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(THEIRS / "td_memmap_partly_7of16/checkpoint", tmp_path / "copy"))
+    put("storage/next/terminated.memmap", "?", 5, True)(folder)
+    assert "TED003" in {finding.rule for finding in rbtool.check(folder).findings}
+
+
+STORAGES: dict[str, Callable[[], Storage]] = {
+    "tensor": lambda: LazyTensorStorage(8),
+    "list": lambda: ListStorage(8),
+    "compressed": lambda: CompressedListStorage(8),
+    "flat": lambda: LazyTensorStorage(8, checkpointer=FlatStorageCheckpointer()),
+    "h5": lambda: LazyTensorStorage(8, checkpointer=H5StorageCheckpointer()),
+}
+
+
+def saved(kind: str, path: Path) -> Path:
+    rows = arange(6).unsqueeze(-1)
+    done = rows % 3 == 2
+    after = {"observation": rows + 1, "reward": rows.float() + 1, "done": done, "terminated": done}
+    after["truncated"] = zeros(6, 1).bool()
+    sampler = PrioritizedSampler(8, 0.7, 0.5) if kind == "tensor" else SamplerWithoutReplacement()
+    buffer = ReplayBuffer(storage=STORAGES[kind](), sampler=sampler, batch_size=2)
+    buffer.extend(TensorDict({"observation": rows, "action": rows.float() + 1, "next": after}, [6]))
+    buffer.sample()
+    buffer.dumps(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: str) -> None:
+    path = saved(kind, tmp_path / "saved")
+    result = rbtool.check(path)
+    assert ([finding for finding in result.findings if finding.severity == "error"], result.notes) == ([], ())
+    files = [file for file in path.rglob("*") if file.is_file() and file.stat().st_size]
+    for file in files:
+        at = 0 if "storage" in file.parts else file.stat().st_size // 2
+        sound = flip(file, at)
+        assert rbtool.check(path).failed(), file
+        file.write_bytes(sound)
+    assert rbtool.check(without_digests(path)).notes
