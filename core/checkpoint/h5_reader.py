@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from ..dataset import (
     EpisodeTable,
     FileRecord,
     StepReader,
-    bytes_of,
     changed,
     digest_bytes,
     mend,
@@ -35,8 +33,6 @@ from .rows import Boundaries
 from .user_block import read_block, verify_block
 
 __all__ = ["H5Reader"]
-
-_Data = TypeVar("_Data", bytes, Array)
 
 
 class H5Reader(StepReader):
@@ -60,12 +56,11 @@ class H5Reader(StepReader):
     def episodes(self) -> EpisodeTable:
         """The episode table, read at first use."""
         count = self.manifest.episodes
-        columns = {
-            name: self._checked(
-                f"{EPISODES}/{name}", self._source.rows(f"{EPISODES}/{name}", DTYPES[dtype], (count,), 0, count)
-            )
-            for name, dtype in COLUMNS.items()
-        }
+        columns = {}
+        for name, dtype in COLUMNS.items():
+            place = f"{EPISODES}/{name}"
+            columns[name] = self._source.rows(place, DTYPES[dtype], (count,), 0, count)
+            self._check_part(place, columns[name].tobytes())
         return EpisodeTable.from_columns(columns)
 
     @cached_property
@@ -155,16 +150,17 @@ class H5Reader(StepReader):
         return [name for name in inside if "/" not in name]
 
     def _read_part(self, name: str) -> bytes:
-        return self._checked(name, self._source.read_bytes(name))
+        data = self._source.read_bytes(name)
+        self._check_part(name, data)
+        return data
 
-    def _checked(self, name: str, data: _Data) -> _Data:
-        """Return what was read of a small part; CorruptDataError unless it has the digest in the manifest."""
+    def _check_part(self, name: str, data: bytes) -> None:
+        """Raise CorruptDataError unless what was read of a small part has the digest in the manifest."""
         part = self._parts.get(name)
         if part is None and self._parts:
             raise CorruptDataError(f"{self.path}/{name} is not listed in the manifest, which has to list it")
-        if part is not None and digest_bytes(data if isinstance(data, bytes) else bytes_of(data)) != part.digest:
+        if part is not None and digest_bytes(data) != part.digest:
             raise changed(self.path / name)
-        return data
 
     def _check_size(self) -> None:
         expected, found = self._block + self.manifest.files[0].size, self.path.stat().st_size

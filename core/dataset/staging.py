@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..errors import RbtoolError, UsageError
 from . import fs
@@ -68,7 +68,7 @@ class Staging:
         self.path = self.destination
         self._lock = -1
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> Self:
         mend(self.destination)
         self.refuse_if_taken()
         if self._root is None:

@@ -172,12 +172,12 @@ def _writer_problems(path: Path, extent: _Extent) -> Iterator[str]:
     if any(type(number) is not int or number < 0 for number in (cursor, count)):
         yield f"{file} has the cursor {cursor!r} and the write count {count!r}, numbers from 0 are expected"
         return
-    full = extent.rows is not None and extent.filled >= extent.rows
     if extent.rows is not None and cursor >= max(extent.rows, 1):
         yield f"{file} has the cursor {cursor:,}, the storage has {extent.rows:,} rows"
-    elif not full and cursor > extent.filled:
-        yield f"{file} has the cursor {cursor:,}, the storage holds {extent.filled:,} rows"
-    elif full and extent.cursor is not None and "rank_key" not in document and cursor != extent.cursor % extent.rows:
+    elif extent.rows is None or extent.filled < extent.rows:
+        if cursor > extent.filled:
+            yield f"{file} has the cursor {cursor:,}, the storage holds {extent.filled:,} rows"
+    elif extent.cursor is not None and "rank_key" not in document and cursor != extent.cursor % extent.rows:
         yield f"{file} has the cursor {cursor:,}, the rows of the storage go on at {extent.cursor % extent.rows:,}"
     if "write_count" in document and count < cursor:
         yield f"{file} counts {count:,} writes, which do not reach the cursor {cursor:,}"

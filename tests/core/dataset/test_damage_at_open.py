@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool import CorruptDataError, UsageError
+from rbtool import CorruptDataError, RbtoolError, UsageError
 from rbtool.core.checkpoint import open_steps, save_checkpoint
 from rbtool.core.dataset import Manifest, PackedRecorder, TedReader
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
+from rbtool.core.testing.digests import flip, flips
 from rbtool.core.verbs.convert import convert
 
 FORMS = ["ted", "packed", "recording", "flat", "nested"]
@@ -42,14 +43,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
-def flip(path: Path, at: int = 0, bit: int = 1) -> bytes:
-    sound = path.read_bytes()
-    changed = bytearray(sound)
-    changed[at] ^= bit
-    path.write_bytes(changed)
-    return sound
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_damaged_description_of_the_rows_is_found_at_open(folder: Path, form: str) -> None:
     small = [*(folder / form / ".rbtool/episodes").iterdir(), *(folder / form).rglob("*.json")]
@@ -67,8 +60,8 @@ def test_a_damaged_description_of_the_rows_is_found_at_open(folder: Path, form: 
 
 @pytest.mark.parametrize("form", ["ted", "packed"])
 def test_no_verb_believes_a_damaged_episode_table(folder: Path, form: str) -> None:
-    flip(folder / form / ".rbtool/episodes/return.memmap")
-    flip(folder / form / ".rbtool/episodes/seed.memmap")
+    flip(folder / form / ".rbtool/episodes/return.memmap", 0)
+    flip(folder / form / ".rbtool/episodes/seed.memmap", 0)
     for verb in (rbtool.inspect, rbtool.sample, rbtool.load_dataset, rbtool.stats):
         with pytest.raises(CorruptDataError, match=r"return\.memmap was changed"):
             verb(folder / form)  # type: ignore[operator]
@@ -79,7 +72,7 @@ def test_no_verb_believes_a_damaged_episode_table(folder: Path, form: str) -> No
 @pytest.mark.parametrize("form", ["ted", "packed", "flat", "nested"])
 @pytest.mark.parametrize("name", [".rbtool/episodes_text.jsonl", ".rbtool/source/raw.bin", "env_metadata.json"])
 def test_damaged_text_and_source_documents_are_found_where_they_are_used(folder: Path, form: str, name: str) -> None:
-    flip(folder / form / name)
+    flip(folder / form / name, 0)
     with open_steps(folder / form) as reader, pytest.raises(CorruptDataError, match="was changed"):
         _ = reader.episode_text, reader.documents()
 
@@ -150,7 +143,7 @@ def test_data_are_compared_with_their_digests_where_that_is_asked_for(folder: Pa
     data = folder / form / ("action.memmap" if form == "ted" else "records.bin")
     rbtool.load_dataset(folder / form, verify=True)
     assert rbtool.sample(folder / form, 2, seed=0, verify=True) == rbtool.sample(folder / form, 2, seed=0)
-    flip(data)
+    flip(data, 0)
     rbtool.load_dataset(folder / form)
     rbtool.sample(folder / form, 2)
     for verb in (rbtool.load_dataset, rbtool.sample):
@@ -163,3 +156,27 @@ def test_what_has_no_digests_cannot_be_verified(folder: Path) -> None:
     rbtool.sample(folder / "ted", 2)
     with pytest.raises(UsageError, match="has no digests"):
         rbtool.sample(folder / "ted", 2, verify=True)
+
+
+def is_found(path: Path) -> bool:
+    try:
+        with open_steps(path) as reader:
+            reader.verify_files()
+    except RbtoolError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("form", ["packed", "recording"])
+def test_a_flip_in_any_file_of_a_dataset_is_found(folder: Path, form: str) -> None:
+    for file, at in flips(folder / form, places=1):
+        assert is_found(folder / form), (file, at)
+    assert not is_found(folder / form)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [*FORMS, "h5"])
+def test_many_flips_in_any_file_of_a_dataset_are_found(folder: Path, form: str) -> None:
+    for file, at in flips(folder / form, places=300 if form == "h5" else 24):
+        assert is_found(folder / form), (file, at)
+    assert not is_found(folder / form)
