@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dataset import fs
+from ..dataset import fs, load_json
 from ..dataset.tree import require_own_files
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..storages import CompressedListStorage, Storage, register_checkpointer
@@ -20,7 +20,7 @@ from ..storages.items import Path as KeyPath
 from ..ted import file_stem, safe_part
 from .base import StorageCheckpointerBase
 from .folders import COMPRESSED_FILES, CheckpointStaging, open_folder
-from .list import load_document, portable_documents, put_together
+from .list import portable_documents, put_together
 
 __all__ = ["CompressedListStorageCheckpointer"]
 
@@ -76,7 +76,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
         """
         target = _compressed(storage)
         folder = open_folder(path, "CompressedListStorageCheckpointer")
-        documents, places = load_document(folder / _METADATA), load_document(folder / _INDICES)
+        documents, places = load_json(folder / _METADATA), load_json(folder / _INDICES)
         _check_lists(folder, documents, places)
         if len(documents) > target.max_size:
             raise SchemaError(f"{folder} holds {len(documents)} objects; this storage has room for {target.max_size}")
@@ -178,7 +178,7 @@ def _read_item(storage: CompressedListStorage, folder: Path, place: int | None, 
 def _read_leaf(folder: Path, name: str) -> bytes:
     if not (folder / "meta.json").is_file():
         raise CorruptDataError(f"{folder / 'meta.json'} is missing")
-    entries = load_document(folder / "meta.json")
+    entries = load_json(folder / "meta.json")
     entry = entries.get(name) if isinstance(entries, dict) else None
     shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "torch.uint8" else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:

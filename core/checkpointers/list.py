@@ -20,7 +20,7 @@ from ..storages.items import Path as KeyPath
 from .base import StorageCheckpointerBase
 from .folders import LIST_FILE, CheckpointStaging, open_folder
 
-__all__ = ["ListStorageCheckpointer", "load_document", "portable_documents", "put_together"]
+__all__ = ["ListStorageCheckpointer", "portable_documents", "put_together"]
 
 _DATA_FILE = "items.memmap"
 _FORMAT = "rbtool list"
@@ -142,7 +142,7 @@ def _write_tensors(path: Path, nodes: Iterator[Node]) -> str:
 
 def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
     """Return the descriptions, the number of that of each item, and the digest of the tensors."""
-    document = load_document(path)
+    document = load_json(path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FormatError(f"{path} does not describe a list of objects")
     if document.get("format_version") != _VERSION:
@@ -154,14 +154,6 @@ def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
     if strange is not None:
         raise FormatError(f"{path} names the kind {strange!r}; there are {len(kinds)}")
     return kinds, numbers, document.get("digest")
-
-
-def load_document(path: Path) -> Any:
-    """Read a JSON file, or raise FormatError that names it, also if it is nested without end."""
-    try:
-        return load_json(path)
-    except RecursionError:
-        raise FormatError(f"{path} is nested without end") from None
 
 
 def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:

@@ -323,7 +323,7 @@ def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path:
     ("name", "text", "message"),
     [
         ("metadata.json", "{", "is not JSON"),
-        ("metadata.json", "[" * 10**5, "nested without end"),
+        ("metadata.json", "[" * 10**5, "nests deeper than 100 levels"),
         ("data_indices.json", "5", "must hold lists"),
         ("compressed_data/1/meta.json", "[]", "describes no vector of bytes 'data'"),
         ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "bytes, -4 are expected"),

@@ -361,7 +361,7 @@ def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path:
         ("{", "is not JSON"),
         ("\ufeff1", "is not JSON"),
         ("[1]", "does not describe a list"),
-        ("[" * 10**5, "nested without end"),
+        ("[" * 10**5, "nests deeper than 100 levels"),
         ("9" * 10**5, "is not JSON"),
     ],
 )
@@ -377,7 +377,7 @@ def test_descriptions_nested_without_end(tmp_path: Path) -> None:
     deep = '{"type":"list","items":[' * 450 + json.dumps(TENSOR) + "]}" * 450
     document = '{"format":"rbtool list","format_version":1,"bytes":8,"items":[0],"kinds":[%s]}'
     (path / "items.json").write_text(document % deep)
-    refuses(path, FormatError, "nested without end")
+    refuses(path, FormatError, "nests deeper than 100 levels")
 
 
 def test_a_stack_along_a_dimension_that_is_not_there(tmp_path: Path) -> None:
