@@ -69,8 +69,9 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Write columns as a dataset with episodes of these lengths."""
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """Write columns as a dataset with episodes of these lengths; what is remembered of it stays below `tmp_path`."""
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
 
     def write(columns: Mapping[Field, np.ndarray], lengths: Sequence[int]) -> Path:
         with DatasetBuilder(tmp_path / "written", list(columns)) as builder:
