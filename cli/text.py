@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ..core.progress import CONTROL, clean
 from ..core.progress import readable_size as size
 
 __all__ = [
@@ -35,11 +36,6 @@ __all__ = [
 Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# Control characters, ends of lines, and what changes the direction of text or is not seen at all.
-_CONTROL = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e007f]"
-)
 _RAW_BYTE = re.compile(r"[\udc80-\udcff]")  # of a file name that is not UTF-8
 _SHOWN = 3
 _GAP = "  "
@@ -124,13 +120,8 @@ class Table:
         return line
 
 
-def clean(text: str) -> str:
-    """Make control characters visible: names and messages of data must not steer the terminal."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
 def clean_lines(text: str) -> str:
-    """The same for text whose lines are meant, such as a traceback."""
+    """Make control characters visible in text whose lines are meant, such as a traceback."""
     return "\n".join(map(clean, text.split("\n")))
 
 
@@ -140,8 +131,8 @@ def clean_bytes(text: str) -> str:
 
 
 def clean_json(text: str) -> str:
-    """Escape the same characters in a JSON document; outside of its texts there are none but ends of lines."""
-    return "\n".join(_CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in text.split("\n"))
+    """Escape control characters in a JSON document; outside of its texts there are none but ends of lines."""
+    return "\n".join(CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def width_of(cell: Cell) -> int:

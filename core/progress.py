@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
-__all__ = ["Progress", "Silent", "readable_size"]
+__all__ = ["CONTROL", "Progress", "Silent", "clean", "readable_size"]
+
+CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f]"
+)
+"""Control characters, ends of lines, and what changes the direction of text or is not seen at all."""
 
 
 class Progress(Protocol):
@@ -46,3 +53,8 @@ def readable_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("the loop always returns")
+
+
+def clean(text: str) -> str:
+    """Make control characters visible: names and messages of data must not steer a terminal."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -6,6 +6,8 @@ import sys
 
 from tqdm import tqdm
 
+from ..progress import clean
+
 __all__ = ["ProgressBar"]
 
 
@@ -22,7 +24,7 @@ class ProgressBar:
     def start(self, label: str, total: int | None, unit: str) -> None:
         """Begin a stage."""
         self.done()
-        self._bar = _Bar(desc=label, total=total, unit=f" {unit}", unit_scale=False)
+        self._bar = _Bar(desc=clean(label), total=total, unit=f" {unit}", unit_scale=False)
 
     def advance(self, amount: int) -> None:
         """Report so many more units done."""
@@ -32,10 +34,10 @@ class ProgressBar:
     def done(self, remark: str = "") -> None:
         """End the stage, with the bar left where it is."""
         if self._bar is not None:
-            self._bar.set_postfix_str(remark)
+            self._bar.set_postfix_str(clean(remark))
             self._bar.close()
             self._bar = None
 
     def note(self, text: str) -> None:
         """Say something on a line of its own."""
-        _Bar.write(text, file=sys.stderr)
+        _Bar.write(clean(text), file=sys.stderr)

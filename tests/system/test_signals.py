@@ -45,9 +45,16 @@ def _interrupt(number: signal.Signals, stop_at: int, *words: object) -> subproce
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("stop_at", [5, 60])
-@pytest.mark.parametrize("form", ["flat", "h5"])
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(
+    ("form", "stop_at", "number", "code"),
+    [
+        *((form, stop_at, *ending) for form in ("flat", "h5") for stop_at in (5, 60) for ending in SIGNALS),
+        ("flat", 5, signal.SIGHUP, 129),
+    ],
+)
 def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, stop_at: int, form: str) -> None:
     write_walks(tmp_path / "walks", [(9, "terminated"), (4, "open")])
     write_walks(tmp_path / "older", [(3, "open")])
