@@ -54,7 +54,7 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
         ("--return-to-go --gamma 0 --dest x", 2, "0.0"),
         ("--n-step 0 --gamma .9 --dest x", 2, "0"),
         ("--n-step 3 --gamma 0 --dest x", 2, "0.0"),
-        ("--select acton --dest x", 1, "did you mean 'action'?"),
+        ("--select acton --dest x", 2, "did you mean 'action'?"),
         ("--filter 'lenght > 3' --dest x", 2, "did you mean 'length'?"),
         ("--cast observation=uint8 --dest x", 1, "of 'observation' is no uint8"),
         ("--replay ./nowhere --dest x", 4, "there is no nowhere"),
