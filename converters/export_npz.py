@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.checkpoint.h5_file import LatchedFile
-from ..core.dataset import Array, Sink, dump_json, fs
+from ..core.dataset import Array, Sink, dump_json, fs, require_regular
 from ..core.ted import Field, file_stem
 from .export_rows import FORMAT, about, episode_columns, require_names
 
@@ -35,6 +35,7 @@ class NpzSink(Sink):
     def made(cls, path: Path) -> bool:
         """Tell by what the member `about` says."""
         try:
+            require_regular(path)
             with np.load(path, allow_pickle=False) as file:
                 return FORMAT in str(file["about"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):

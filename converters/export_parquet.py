@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.checkpoint.h5_file import LatchedFile
-from ..core.dataset import Array, Sink, dump_json, fs
+from ..core.dataset import Array, Sink, dump_json, fs, require_regular
 from ..core.ted import SINGLETONS, Field
 from .export_rows import FORMAT, Column, about, columns_of, decoded, episode_columns, require_names
 
@@ -58,6 +58,7 @@ class ParquetSink(Sink):
         """Tell by the files of the folder, and by the metadata of the steps."""
         try:
             names = {entry.name for entry in path.iterdir()}
+            require_regular(path / _STEPS)
             metadata = pq.read_schema(path / _STEPS).metadata or {}
             return names == {_STEPS, _EPISODES} and FORMAT.encode() in metadata.get(_ABOUT, b"")
         except (OSError, ValueError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.dataset import load_json, parse_json
+from ..core.dataset import load_json, parse_json, read_regular
 from ..core.errors import FormatError
 from .minari_spaces import Space, parse_space
 
@@ -86,7 +86,7 @@ class MinariMetadata:
         documents = {METADATA_FILE: self.raw}
         namespace = self.folder.parent.parent / NAMESPACE_FILE
         if self.folder.name == "data" and namespace.is_file():
-            documents[NAMESPACE_FILE] = namespace.read_bytes()
+            documents[NAMESPACE_FILE] = read_regular(namespace)
         return documents
 
 
@@ -96,7 +96,7 @@ def _read(path: Path) -> tuple[bytes, Mapping[str, Any]]:
             f"{path} is missing: without it the data beside it cannot be understood",
             hint="copy or fetch the dataset again, whole",
         )
-    raw = path.read_bytes()
+    raw = read_regular(path)
     document = parse_json(raw, str(path))
     if not isinstance(document, dict):
         raise FormatError(f"{path} holds a JSON {type(document).__name__}, an object is expected")

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from ..dataset import Array, Leaf, bytes_of, fs, leaf_path, write_tree_meta
+from ..dataset import Array, Leaf, bytes_of, fs, leaf_path, read_regular, write_tree_meta
 from ..ted import Field, Key, file_stem
 from .nested import nested_leaves, write_tables
 from .torchrl_folder import LENGTH
@@ -96,7 +96,7 @@ class FolderSink(TorchrlSink):
         write_tree_meta(self._folder, leaves, (trajectories,) if self._nested else ())
         meta = self._folder / "meta.json"
         entries = {keys.is_full: header.full, keys.shift: header.shift, STORAGE_SHAPE: list(header.shape)}
-        document = {name: {"type": "NonTensorData"} for name in entries} | json.loads(meta.read_bytes())
+        document = {name: {"type": "NonTensorData"} for name in entries} | json.loads(read_regular(meta))
         fs.replace_file(meta, json.dumps(document, ensure_ascii=False).encode())
         for name, value in entries.items():
             path = self._folder / file_stem(name) / "meta.json"

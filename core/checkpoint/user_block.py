@@ -5,10 +5,11 @@ HDF5 looks for its own beginning at byte 0, 512, 1024, 2048, …; what lies befo
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
-from ..dataset import Manifest, changed, is_canonical, is_ours, parse_json
+from ..dataset import Manifest, changed, is_canonical, is_ours, open_regular, parse_json
 from ..errors import CorruptDataError, FormatError, SchemaError
 
 __all__ = ["block_bytes", "block_size", "data_start", "read_block", "verify_block"]
@@ -65,7 +66,7 @@ def _read(path: Path) -> bytes:
         raise FormatError(f"{path} is {what}: it does not begin with a manifest")
     if start is None:
         raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
-    with open(path, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read(start)
 
 
@@ -82,7 +83,7 @@ def _require_readable(path: Path) -> None:
 def data_start(path: Path) -> int | None:
     """Find where HDF5 begins."""
     size, offset = path.stat().st_size, 0
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while offset + len(_SIGNATURE) <= size:
             file.seek(offset)
             if file.read(len(_SIGNATURE)) == _SIGNATURE:

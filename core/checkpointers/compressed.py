@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dataset import fs, load_json
+from ..dataset import fs, load_json, read_regular
 from ..dataset.tree import require_own_files
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..storages import CompressedListStorage, Storage, register_checkpointer
@@ -191,7 +191,7 @@ def _read_leaf(folder: Path, name: str) -> bytes:
     found = path.stat().st_size
     if found != expected:
         raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
-    return path.read_bytes()
+    return read_regular(path)
 
 
 register_checkpointer(CompressedListStorage, CompressedListStorageCheckpointer)

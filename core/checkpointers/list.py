@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..dataset import Hasher, fs, load_json
+from ..dataset import Hasher, fs, load_json, open_regular
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..storages import ListStorage, Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes
@@ -174,7 +174,7 @@ class _DataFile:
         self._hasher = Hasher()
 
     def __enter__(self) -> _DataFile:
-        self._file = open(self._path, "rb")
+        self._file = os.fdopen(open_regular(self._path), "rb")
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -17,6 +17,7 @@ from .episodes import EpisodeTable
 from .ingest import running_return
 from .listed import changed, size_problem
 from .manifest import MANIFEST, Manifest, is_canonical
+from .regular import read_regular
 from .ted_reader import TedReader
 from .tree import leaf_path
 
@@ -179,7 +180,7 @@ def _digest_problems(reader: StepReader) -> list[str]:
 def _listed_digests(folder: Path, manifest: Manifest) -> list[str]:
     whole = [file for file in manifest.files if not size_problem(folder / file.path, file)]
     wrong = [folder / file.path for file in whole if digest_file(folder / file.path) != file.digest]
-    if (folder / MANIFEST).is_file() and not is_canonical((folder / MANIFEST).read_bytes()):
+    if (folder / MANIFEST).is_file() and not is_canonical(read_regular(folder / MANIFEST)):
         wrong.append(folder / MANIFEST)
     return [str(changed(path)) for path in wrong]
 

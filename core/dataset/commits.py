@@ -22,6 +22,7 @@ from .digest import digest_bytes
 from .episodes import EpisodeRow
 from .manifest import HIDDEN
 from .packed_schema import EXPLICIT, RECORDS, PackedSchema
+from .regular import read_regular
 
 __all__ = [
     "COMMITS",
@@ -154,7 +155,7 @@ def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
 
 
 def _records(path: Path) -> Array:
-    data = path.read_bytes() if path.is_file() else b""
+    data = read_regular(path) if path.is_file() else b""
     return np.frombuffer(data[: len(data) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
 
 

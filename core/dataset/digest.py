@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+
+from .regular import open_regular
 
 __all__ = ["FileRecord", "Hasher", "bytes_of", "digest_bytes", "digest_file", "digest_files", "digest_of_stats"]
 
@@ -54,7 +57,7 @@ def digest_bytes(data: bytes) -> str:
 def digest_file(path: Path, start: int = 0) -> str:
     """Digest of a file's bytes from `start` to its end."""
     hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         file.seek(start)
         while got := file.readinto(buffer):
             hasher.update(buffer[:got])

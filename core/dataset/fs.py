@@ -54,7 +54,9 @@ __all__ = [
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
-_CLOEXEC, _NOFOLLOW, _DIRECTORY = (getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY"))
+_CLOEXEC, _DIRECTORY = getattr(os, "O_CLOEXEC", 0), getattr(os, "O_DIRECTORY", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_OURS = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | _CLOEXEC  # a FIFO in the place of a file must not keep us waiting
 _NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
 _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
 _SYNC_WRITE = 2  # the flag of sync_file_range that does not wait
@@ -118,13 +120,13 @@ def open_to_fill(path: Path) -> int:
     A symbolic link is refused, here and below, so that the bytes end up in no other file.
     """
     with announced("open", path):
-        return os.open(path, os.O_WRONLY | _NOFOLLOW | _CLOEXEC)
+        return os.open(path, os.O_WRONLY | _OURS)
 
 
 def open_to_change(path: Path) -> int:
     """Open for reading and writing a file that `create` made and return its descriptor."""
     with announced("open", path):
-        return os.open(path, os.O_RDWR | _NOFOLLOW | _CLOEXEC)
+        return os.open(path, os.O_RDWR | _OURS)
 
 
 def open_to_append(path: Path, *, within: int | None = None) -> int:
@@ -132,7 +134,7 @@ def open_to_append(path: Path, *, within: int | None = None) -> int:
 
     Here and below, `within` is the descriptor of the folder that the path lies in, which nobody can exchange then.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _OURS
     with announced("open", path):
         return os.open(path if within is None else path.name, flags, 0o666, dir_fd=within)
 

@@ -14,6 +14,7 @@ from ..ted import Field, Key, as_numbers
 from . import fs
 from .digest import FileRecord, Hasher
 from .manifest import FieldRange
+from .regular import read_regular
 from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
 
 __all__ = ["LeafWriter", "TreeWriter", "merge_ranges", "range_of"]
@@ -174,6 +175,6 @@ class TreeWriter:
 def record_file(path: Path, name: str) -> FileRecord:
     """Digest a small file that was just written."""
     hasher = Hasher()
-    data = path.read_bytes()
+    data = read_regular(path)
     hasher.update(data)
     return FileRecord(name, len(data), hasher.digest)

@@ -15,6 +15,7 @@ from ..errors import CorruptDataError
 from ..ted import Field
 from .contracts import Array
 from .digest import Hasher
+from .regular import open_regular
 
 __all__ = ["Window", "digest_mapped", "view_rows"]
 
@@ -62,7 +63,7 @@ def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -
 
 def digest_mapped(path: Path, start: int = 0) -> str:
     """Digest of a file's bytes from `start` to its end."""
-    hasher, descriptor = Hasher(), os.open(path, os.O_RDONLY)
+    hasher, descriptor = Hasher(), open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
         while start < size:

@@ -15,6 +15,7 @@ from .decoding import FieldEntry, decode
 from .digest import digest_bytes
 from .manifest import HIDDEN, MANIFEST
 from .packed_schema import SCHEMA, PackedSchema, SchemaDocument
+from .regular import read_regular
 from .strict_json import dump_json, parse_json
 
 __all__ = ["RECORDING", "RecordedFields", "fields_bytes", "read_fields", "unfinished_recording"]
@@ -71,7 +72,7 @@ def read_fields(folder: Path, mark: int | None) -> RecordedFields:
             continue
         schema = PackedSchema.of(fields)
         if mark in {None, schema_mark(schema)}:
-            whole = (folder / SCHEMA).is_file() and (folder / SCHEMA).read_bytes() == schema.to_bytes()
+            whole = (folder / SCHEMA).is_file() and read_regular(folder / SCHEMA) == schema.to_bytes()
             return RecordedFields(fields, schema, (RECORDING,) if name == SCHEMA else () if whole else (SCHEMA,))
     raise CorruptDataError(
         f"{folder} does not say what was recorded: {RECORDING} and {SCHEMA} are both missing, damaged, or of another "
@@ -93,7 +94,7 @@ def _described(path: Path) -> tuple[Field, ...] | None:
         fields = decode(_Recording, document, str(path)).fields
     except FormatError:
         return None
-    return fields if fields_bytes(fields) == path.read_bytes() else None  # a digest sees through white space
+    return fields if fields_bytes(fields) == read_regular(path) else None  # a digest sees through white space
 
 
 def _laid_out(path: Path) -> tuple[Field, ...] | None:
@@ -107,14 +108,14 @@ def _laid_out(path: Path) -> tuple[Field, ...] | None:
             if entry.rows == "record"
         ]
         fields = (*stored, *after)
-        return fields if PackedSchema.of(fields).to_bytes() == path.read_bytes() else None
+        return fields if PackedSchema.of(fields).to_bytes() == read_regular(path) else None
     except RbtoolError:
         return None
 
 
 def _document(path: Path) -> Any:
     try:
-        return parse_json(path.read_bytes(), str(path))
+        return parse_json(read_regular(path), str(path))
     except (FileNotFoundError, FormatError):
         return None
 

@@ -19,6 +19,7 @@ from .packed_reader import PackedReader
 from .packed_schema import SCHEMA, PackedSchema
 from .recorded_fields import RECORDING, fields_bytes, read_fields
 from .recorder import seal
+from .regular import open_regular, read_regular
 from .unlisted_episodes import unlisted_episodes
 
 __all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable"]
@@ -161,7 +162,7 @@ def _is_sound(
 
 def _digest_of(path: Path, start: int, stop: int) -> str:
     hasher = Hasher()
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         file.seek(start)
         while start < stop:
             data = file.read(min(_CHUNK, stop - start))
@@ -187,7 +188,7 @@ def _is_dataset(folder: Path) -> bool:
 
 def _make(path: Path, data: bytes) -> None:
     """Give a small file these bytes, unless it has them: there is the old one or the new one at any instant."""
-    if not path.is_file() or path.read_bytes() != data:
+    if not path.is_file() or read_regular(path) != data:
         fs.replace_file(path, data)
 
 

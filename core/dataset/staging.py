@@ -19,6 +19,7 @@ from ..errors import RbtoolError, UsageError
 from . import fs
 from .locks import lock_folder
 from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
+from .regular import open_regular
 
 __all__ = [
     "Leftover",
@@ -197,7 +198,7 @@ def is_ours(path: Path) -> bool:
         return has_manifest(path)
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read(len(FILE_MAGIC)) == FILE_MAGIC
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
+from .regular import read_regular
 
 __all__ = ["dump_json", "float_from_json", "load_json", "parse_json", "plain"]
 
@@ -52,7 +53,7 @@ def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False)
 
 def load_json(path: Path) -> Any:
     """Read a JSON file, or raise FormatError that names it."""
-    return parse_json(path.read_bytes(), str(path))
+    return parse_json(read_regular(path), str(path))
 
 
 def parse_json(data: bytes | str, origin: str) -> Any:

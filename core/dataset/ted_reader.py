@@ -16,6 +16,7 @@ from .episodes import EPISODES_TEXT, EpisodeTable, parse_episode_text
 from .listed import ListedFiles, changed, size_problem
 from .manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Manifest, is_canonical, is_source_document
 from .mapped import digest_mapped, view_rows
+from .regular import open_regular, read_regular
 from .staging import mend
 from .tree import leaf_path, read_tree
 
@@ -78,7 +79,7 @@ class FolderReader(StepReader):
 
     def verify_files(self) -> None:
         """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
-        if not is_canonical((self.path / MANIFEST).read_bytes()):
+        if not is_canonical(read_regular(self.path / MANIFEST)):
             raise changed(self.path / MANIFEST)
         verify_records(self.path, self.manifest.files)
 
@@ -95,7 +96,7 @@ class FolderReader(StepReader):
         held = self._descriptors.get((os.getpid(), key))
         if held is None:
             try:
-                held = os.open(path, os.O_RDONLY)
+                held = open_regular(path)
             except FileNotFoundError:
                 raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
             self._descriptors[os.getpid(), key] = held
@@ -163,7 +164,7 @@ def pread_file_rows(path: Path, leaf: Field, start: int, stop: int) -> Array:
     """Open a headerless file for one read of rows `[start, stop)`."""
     if not leaf.row_bytes or start == stop:
         return np.empty((stop - start, *leaf.shape), leaf.numpy)
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         return pread_rows(file.fileno(), path, leaf, start, stop)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 from ..ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
 from .contracts import Array
 from .packed_schema import RECORDS, PackedSchema
+from .regular import open_regular
 
 __all__ = ["unlisted_episodes"]
 
@@ -40,7 +42,7 @@ def _ends(path: Path, schema: PackedSchema, first: int, stop: int) -> Iterator[i
         return
     width, chunk = schema.record_bytes, max(1, _CHUNK // schema.record_bytes)
     flagged_before = False
-    with open(path, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(first * width)
         for start in range(first, stop, chunk):
             data = file.read(min(chunk, stop - start) * width)

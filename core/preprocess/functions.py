@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-from ..dataset import digest_file, fs
+from ..dataset import digest_file, fs, read_regular
 from ..errors import UsageError
 from .failures import error_text
 from .fingerprints import fingerprint_of
@@ -92,7 +92,7 @@ class FileFunction(ChunkFunction):
         sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
         importlib.invalidate_caches()  # a module beside it may be younger than what the import system remembers
         try:
-            code = compile(decode_source(self.path.read_bytes()), str(self.path), "exec")
+            code = compile(decode_source(read_regular(self.path)), str(self.path), "exec")
             builtins.exec(code, module.__dict__)
         except Exception as error:
             raise UsageError(f"{self.path} cannot be imported: {error_text(error)}") from error

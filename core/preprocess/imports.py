@@ -23,6 +23,8 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
+from ..dataset import read_regular
+
 __all__ = ["FreshModules", "imported_modules", "only_from"]
 
 _LOADERS = (
@@ -58,7 +60,7 @@ def _imports_of(file: Path, package: str) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # running the file gives them
-            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+            nodes = list(ast.walk(ast.parse(read_regular(file))))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # running the file says what is wrong
     for node in nodes:

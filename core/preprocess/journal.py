@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..dataset import Count, FieldEntry, FieldRange, decode, digest_bytes, dump_json, fs, parse_json
+from ..dataset import Count, FieldEntry, FieldRange, decode, digest_bytes, dump_json, fs, parse_json, read_regular
 from ..errors import FormatError
 from ..ted import Field
 from .block import Pieces
@@ -104,7 +104,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
     What follows the last sound line is cut off, so that more can be appended.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError:
         return None
     header: _Header | None = None

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..dataset import Array, TedReader, leaf_path
+from ..dataset import Array, TedReader, leaf_path, open_regular
 from ..errors import CorruptDataError
 from ..ted import Field
 from .advice import Pages, exceeds_memory
@@ -84,7 +84,7 @@ def path_of(reader: TedReader, field: Field) -> Path:
 
 def _pages(path: Path, size: int, copy_on_write: bool) -> mmap.mmap:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        descriptor = open_regular(path)
     except FileNotFoundError:
         raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
     try:

@@ -159,7 +159,7 @@ class MemoryMaps:
 
     @contextlib.contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

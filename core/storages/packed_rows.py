@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset import Array, Codec, PackedField, PackedReader
+from ..dataset import Array, Codec, PackedField, PackedReader, open_regular
 from ..errors import CorruptDataError
 from ..kernels import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted import Field
@@ -142,7 +142,7 @@ class _File:
         self.bytes: Array = np.empty(0, np.uint8)
         if not size:
             return
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        descriptor = open_regular(path)
         try:
             found = os.fstat(descriptor).st_size
             if found != size:  # a read beyond the end of a mapped file would kill the process

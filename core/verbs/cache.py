@@ -16,6 +16,7 @@ from ..dataset import (
     changed,
     fs,
     is_canonical,
+    read_regular,
     remove_at_once,
     remove_dataset,
     remove_leftover,
@@ -279,7 +280,7 @@ def _dataset_problems(entry: CacheEntry, progress: Progress) -> Iterator[str]:
     seen = 0
     try:
         manifest = Manifest.load(entry.path)
-        if not is_canonical((entry.path / MANIFEST).read_bytes()):
+        if not is_canonical(read_regular(entry.path / MANIFEST)):
             yield str(changed(entry.path / MANIFEST))
         for file in manifest.files:
             try:

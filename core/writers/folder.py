@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import dump_json, fs, load_json
+from ..dataset import dump_json, fs, load_json, read_regular
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
 
 __all__ = ["counts_of", "read_array", "read_metadata", "write_folder"]
@@ -67,7 +67,7 @@ def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
         raise FormatError(f"{path} is said to be {dtype!r} {shape!r}, expected an element type and a shape")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise FormatError(f"{path} is said to have the shape {shape!r}")
-    data = path.read_bytes() if path.is_file() else b""
+    data = read_regular(path) if path.is_file() else b""
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:
         raise CorruptDataError(f"{path} has {len(data):,} bytes, {expected:,} are expected: it was cut or removed")
