@@ -153,3 +153,10 @@ def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
 def test_nothing_is_overwritten(rows, do, name, operations):
     with pytest.raises(UsageError, match=f"would write '{name}', which is there already"):
         do(rows([2], **{name: np.zeros(2)}), **operations)
+
+
+def test_infinity_is_discounted_to_infinity_however_far_it_is(rows, do):
+    rewards = np.zeros((1200, 1))
+    rewards[-1] = np.inf
+    found = do(rows([1200], **{"next.reward": rewards}), n_step=1200, gamma=0.5)
+    assert (found["next.reward"] == np.inf).all()
