@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .help import Example
-from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, verb
+from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, SkipBad, verb
 from .output import Output
 from .published import show_published
 
@@ -35,6 +35,7 @@ def convert(
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
     root: Root = None,
+    skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -47,7 +48,7 @@ def convert(
 
     with out.progress() as progress:
         result = run(
-            path, dest, episodes=episodes, layout=layout.value, compress=compress or (), root=root, force=force,
-            dry_run=dry_run, progress=progress,
+            path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
+            force=force, dry_run=dry_run, progress=progress,
         )  # fmt: skip
     show_published(out, result, dest)

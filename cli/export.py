@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .help import Example
-from .options import Dataset, DryRun, Episodes, Force, Root, verb
+from .options import Dataset, DryRun, Episodes, Force, Root, SkipBad, verb
 from .output import Output
 from .published import show_published
 
@@ -54,6 +54,7 @@ def export(
     out: Output,
     episodes: Episodes = None,
     root: Root = None,
+    skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -66,7 +67,15 @@ def export(
 
     with out.progress() as progress:
         result = run(
-            dataset, dest, to=to.value, episodes=episodes, root=root, force=force, dry_run=dry_run, progress=progress
+            dataset,
+            dest,
+            to=to.value,
+            episodes=episodes,
+            skip_bad=skip_bad,
+            root=root,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
         )
     inside, code = _OPENED[to.value]
     show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(dest + inside)))}")

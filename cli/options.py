@@ -30,6 +30,7 @@ __all__ = [
     "Layout",
     "LayoutName",
     "Root",
+    "SkipBad",
     "Yes",
     "verb",
     "verb_group",
@@ -67,6 +68,9 @@ Root: TypeAlias = Annotated[
         metavar="DIR",
         help="Where datasets are stored. Default: $RBTOOL_HOME, else the user's cache.",
     ),
+]
+SkipBad: TypeAlias = Annotated[
+    bool, typer.Option("--skip-bad", help="Take the sound episodes of a damaged dataset, and name the others.")
 ]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import preprocess_options as option
 from .help import Example
-from .options import Dataset, DryRun, Force, Root, verb
+from .options import Dataset, DryRun, Force, Root, SkipBad, verb
 from .output import Output, stdout_aside
 from .published import show_published
 
@@ -107,6 +107,7 @@ def preprocess(
     start_method: option.StartMethod = None,
     engine: option.Engine = option.EngineName.LOCAL,
     root: Root = None,
+    skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -130,7 +131,7 @@ def preprocess(
     with stdout_aside(), out.progress() as progress:
         result = run(
             dataset, fn, dest, unit=unit.value, operations=operations, pipeline=pipeline, replay=replay,
-            replay_filters=replay_filters,
+            replay_filters=replay_filters, skip_bad=skip_bad,
             num_workers=num_workers, chunk_size=chunk_size, num_frames=num_frames, seed=seed, resume=resume,
             keep_going=keep_going, timeout=timeout, retries=retries,
             start_method=None if start_method is None else start_method.value, engine=engine.value, root=root,

@@ -82,6 +82,7 @@ from .returns import (
 )
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
+from .sound import SoundSteps, sound_steps
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
 from .space_documents import require_space
 from .staging import (
@@ -172,6 +173,7 @@ __all__ = [
     "RowBuilder",
     "RowFiles",
     "Sink",
+    "SoundSteps",
     "Source",
     "SourceFacts",
     "Staging",
@@ -250,6 +252,7 @@ __all__ = [
     "sink_class",
     "sink_names",
     "size_problems",
+    "sound_steps",
     "source_class",
     "source_names",
     "storage_root",

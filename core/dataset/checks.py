@@ -21,7 +21,7 @@ from .regular import read_regular
 from .ted_reader import TedReader
 from .tree import leaf_path
 
-__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "rows_of", "size_problems"]
+__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "cut_steps", "rows_of", "size_problems"]
 
 
 class EpisodeTableRule(Rule):
@@ -147,7 +147,7 @@ def size_problems(reader: StepReader) -> list[str]:
     return _listed_sizes(reader.path, reader.manifest) if reader.path.is_dir() else []
 
 
-def _cut_steps(reader: StepReader) -> dict[str, Any]:
+def cut_steps(reader: StepReader) -> dict[str, Any]:
     """The steps of which some leaf has lost its row, and their episodes, where rows lie in files of their own."""
     if not isinstance(reader, TedReader):
         return {}
@@ -187,6 +187,6 @@ def _listed_digests(folder: Path, manifest: Manifest) -> list[str]:
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
     FolderRule("TED011", "lengths", _length_problems),
-    FolderRule("TED012", "sizes", size_problems, _listed_sizes, _cut_steps),
+    FolderRule("TED012", "sizes", size_problems, _listed_sizes, cut_steps),
     FolderRule("TED013", "digests", _digest_problems, _listed_digests),
 )

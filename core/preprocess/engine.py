@@ -14,6 +14,7 @@ from ..dataset import (
     EpisodeTable,
     Manifest,
     Provenance,
+    SoundSteps,
     Staging,
     StepReader,
     digest_bytes,
@@ -119,7 +120,14 @@ class Preprocessing:
         taking = self.taking
         chosen = None if len(taking.rows) == len(taking.reader.episodes) else taking.rows
         digest = taking.reader.manifest.content_digest
-        return Job(taking.reader.path.absolute(), digest, self.work, chosen, taking.steps, taking.cut, self.seed)
+        path, sound = taking.reader.path.absolute(), self._sound
+        return Job(path, digest, self.work, chosen, taking.steps, taking.cut, self.seed, sound)
+
+    @property
+    def _sound(self) -> Any:
+        """The rows of the table of a damaged source that are taken as sound; None where it is whole."""
+        reader = self.taking.reader
+        return reader.rows if isinstance(reader, SoundSteps) else None
 
     def _crew(self) -> Crew:
         settings, job = self.settings, self._job()
@@ -181,6 +189,7 @@ class Preprocessing:
             "steps": self.taking.steps,
             "chunk_size": self.plan.chunk_size,
             "seed": self.seed,
+            **({} if self._sound is None else {"sound episodes": digest_bytes(self._sound.tobytes())}),
         }
 
     def same_run(self, folder: Path) -> bool:

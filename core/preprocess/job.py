@@ -29,6 +29,7 @@ class Job:
 
     `chosen` are the rows of the episode table that take part, int64 ascending; None means all. Of their steps the
     first `steps` are taken; `cut` says that the last of these ends an episode that goes on in the dataset.
+    `sound` are the rows of the table of a damaged dataset to which all of this is limited, None where it is whole.
     """
 
     source: Path
@@ -38,6 +39,7 @@ class Job:
     steps: int
     cut: bool
     seed: int
+    sound: Any = None
 
 
 class Finished(NamedTuple):

@@ -35,6 +35,7 @@ def convert(
     episodes: str | None = None,
     layout: str = "ted",
     compress: Sequence[str] = (),
+    skip_bad: bool = False,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -47,6 +48,7 @@ def convert(
     fields smaller: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). The rows are the same in either.
     `episodes` chooses some of a foreign dataset by its numbers, like `0:100,250`. What is at `dest` is replaced only
     with `force`; an equal conversion of an unchanged source that stands there is left as it is (`already_there`).
+    `skip_bad` takes the sound episodes of a damaged dataset in TED, and notes name the others.
     `dry_run` does everything up to writing and gives sizes. Values and element types are those of the source.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
@@ -62,9 +64,14 @@ def convert(
             )
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
-            force=force, dry_run=dry_run, progress=heard,
+            force=force, dry_run=dry_run, progress=heard, skip_bad=skip_bad,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
+    if skip_bad:
+        raise UsageError(
+            f"--skip-bad chooses from a damaged dataset in TED, and {source} is none",
+            hint="choose the sound episodes: --episodes A:B,C",
+        )
     chosen = normal_form(episodes) if episodes is not None else None
     with open_source(source) as reader:
         facts = facts_of(reader, episodes if chosen else None, heard)

@@ -15,6 +15,7 @@ from ..checkpoint import open_steps, whole_episodes
 from ..dataset import (
     Chosen,
     Sink,
+    SoundSteps,
     Staging,
     StepReader,
     find_dataset,
@@ -25,6 +26,7 @@ from ..dataset import (
     require_apart,
     select_episodes,
     sink_class,
+    sound_steps,
 )
 from ..errors import UsageError
 from ..progress import Progress, Silent
@@ -50,6 +52,7 @@ def export(
     *,
     to: str,
     episodes: str | None = None,
+    skip_bad: bool = False,
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -60,8 +63,9 @@ def export(
     `minari` makes a folder that Minari opens; converting it again gives the rows that were exported. `h5` and `npz`
     make a file, `parquet` a folder of two; what is in them is said in the modules of `rbtool.converters`. Element
     types stay; what a format cannot hold is refused before anything is written, and what it has no place for is
-    named in the result. `episodes` chooses some by their numbers, like `0:100,250`. What is at `dest` is replaced
-    only with `force`, and only if it is an export in this format. `dry_run` does everything up to writing.
+    named in the result. `episodes` chooses some by their numbers, like `0:100,250`; `skip_bad` takes the sound ones of
+    a damaged dataset, and notes name the others. What is at `dest` is replaced only with `force`, and only if it is
+    an export in this format. `dry_run` does everything up to writing.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
     SchemaError where the format cannot hold it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
@@ -72,7 +76,8 @@ def export(
     source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
     has_steps(source)
-    with whole_episodes(open_steps(source)) as reader:
+    with whole_episodes(open_steps(source)) as opened:
+        reader = sound_steps(opened) if skip_bad else opened
         chosen = Chosen(reader, _rows(reader, episodes))
         sink = kind(chosen, destination.name)
         sink.check()
@@ -124,10 +129,14 @@ def _result(
     )
     changes = {
         "layout": to, "steps": chosen.steps, "episodes": len(numbers), "bytes": size, "content_digest": None,
-        "boundary": chosen.table.counts().to_dict(), "renamed_keys": {}, "notes": tuple(sink.notes),
+        "boundary": chosen.table.counts().to_dict(), "renamed_keys": {}, "notes": (*_damage(chosen), *sink.notes),
         "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(begun),
     }  # fmt: skip
     return ExportResult(**(entries | changes), source=source, dry_run=dry_run)
+
+
+def _damage(chosen: Chosen) -> tuple[str, ...]:
+    return chosen.reader.damage if isinstance(chosen.reader, SoundSteps) else ()
 
 
 class _ExportStaging(Staging):

@@ -24,6 +24,7 @@ from ..dataset import (
     parse_codecs,
     provenance_step,
     require_apart,
+    sound_steps,
     write_dataset,
 )
 from ..errors import CorruptDataError, UsageError
@@ -82,6 +83,7 @@ class Rewriting:
     dry_run: bool
     progress: Progress
     verb: str = "convert"
+    skip_bad: bool = False
 
     def run(self) -> dict[str, Any]:
         """Write it, unless an equal dataset is there already; return the entries of a `Published`.
@@ -92,7 +94,8 @@ class Rewriting:
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
-        with open_saved(self.source) as reader:
+        with open_saved(self.source) as opened:
+            reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, begun)
         if isinstance(manifest, dict):
@@ -163,6 +166,8 @@ class Rewriting:
         named = "path" if self.verb == "convert" else "checkpoint"
         arguments: Mapping[str, Any] = {named: self.asked, "layout": self.layout}
         arguments = {**arguments, **layout_arguments(self.layout, self.compress)}
+        if self.skip_bad:
+            arguments["skip_bad"] = True
         return provenance_step(self.verb, arguments, {"content_digest": manifest.content_digest})
 
 

@@ -13,12 +13,14 @@ from ..checkpoint import open_steps, standing, whole_episodes
 from ..dataset import (
     Manifest,
     Provenance,
+    SoundSteps,
     Staging,
     StepReader,
     find_dataset,
     fs,
     provenance_step,
     require_apart,
+    sound_steps,
     table_with_returns,
 )
 from ..errors import UsageError
@@ -64,6 +66,7 @@ def preprocess(
     vmap: bool | None = None,
     resume: bool = False,
     keep_going: bool = False,
+    skip_bad: bool = False,
     timeout: float | None = None,
     retries: int = 1,
     start_method: str | None = None,
@@ -92,17 +95,16 @@ def preprocess(
     number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
     `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
     Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
-    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames` takes the first so many steps, and an
-    episode cut there is marked truncated. A dataset at `dest` is replaced with `force`; one that the same work has made
-    from the same data is left as it is.
+    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames` takes the first so many steps (an episode
+    cut there is marked truncated), `skip_bad` the sound episodes of a damaged dataset; notes name the others. A dataset at
+    `dest` is replaced with `force`; one that the same work has made from the same data stays.
     Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a worker;
     RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
     naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
     """
-    begun = time.perf_counter()
-    destination = _place(dest)
+    begun, destination = time.perf_counter(), _place(dest)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
-    with _opened(dataset, root) as reader:
+    with _opened(dataset, root, skip_bad) as reader:
         require_apart(reader.path, destination)
         work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
         taking = _taking(reader, work, num_frames)
@@ -119,10 +121,15 @@ def preprocess(
         return _publish(whole, staging, os.fspath(dataset), step, progress, begun)
 
 
-def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> StepReader:
+def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None, skip_bad: bool) -> StepReader:
     path = find_dataset(dataset, root)
     has_steps(path)  # says best what something else is
-    return whole_episodes(open_steps(path))
+    reader = whole_episodes(open_steps(path))
+    try:
+        return sound_steps(reader) if skip_bad else reader
+    except BaseException:
+        reader.close()
+        raise
 
 
 def _place(dest: str | os.PathLike[str] | None) -> Path:
@@ -206,6 +213,8 @@ def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
     arguments = {
         **work.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
     }  # fmt: skip
+    if isinstance(whole.taking.reader, SoundSteps):
+        arguments["skip_bad"] = True
     inputs = {"content_digest": whole.taking.reader.manifest.content_digest, **work.inputs()}
     return provenance_step("preprocess", arguments, inputs)
 

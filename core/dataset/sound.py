@@ -1,0 +1,124 @@
+"""The sound episodes of a damaged dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import CorruptDataError
+from ..ted import Key
+from ..ted.checks import DATA_RULES
+from .checks import FOLDER_RULES, EpisodeTableRule, cut_steps, rows_of
+from .contracts import Array, StepReader
+from .episodes import EpisodeTable
+from .returns import return_field_of
+
+__all__ = ["SoundSteps", "sound_steps"]
+
+_MOST_NAMED = 20
+
+
+class SoundSteps(StepReader):
+    """Some episodes of a dataset or checkpoint, one after the other: those in the rows `rows` of its episode table.
+
+    Its files have no digests that the rows could be compared with. `damage` says what is wrong with them, and which
+    episodes are left out.
+    """
+
+    def __init__(self, source: StepReader, rows: Array, notes: Sequence[str] = ()) -> None:
+        self.path = source.path
+        self.rows = rows
+        self.damage = tuple(notes)
+        self._source = source
+        columns = {name: column[rows] for name, column in source.episodes.columns().items()}
+        self._starts, length = columns["start"], columns["length"]
+        columns["start"] = np.cumsum(length) - length
+        columns["explicit_start"] = np.full(len(rows), -1, np.int64)
+        self._table = EpisodeTable.from_columns(columns)
+        self.manifest = replace(
+            source.manifest, kind="dataset", steps=self._table.steps, episodes=len(rows),
+            notes=(*source.manifest.notes, *notes),
+        )  # fmt: skip
+
+    @property
+    def has_digests(self) -> bool:
+        """None that speak of these rows alone."""
+        return False
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        """The episode table of these alone."""
+        return self._table
+
+    @property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to these episodes."""
+        texts = self._source.episode_text
+        return None if texts is None else [texts[row] for row in self.rows.tolist()]
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one leaf by position."""
+        leaf, table = self._leaf(key, start, stop), self._table
+        parts = [np.empty((0, *leaf.shape), leaf.numpy)]
+        if start < stop:
+            first, last = table.index_of_step(np.array([start, stop - 1])).tolist()
+            for row in range(first, last + 1):
+                shift = int(self._starts[row] - table.start[row])
+                low, high = max(start, int(table.start[row])), min(stop, int(table.start[row] + table.length[row]))
+                parts.append(self._source.read(key, low + shift, high + shift))
+        return np.concatenate(parts)
+
+    def documents(self) -> dict[str, bytes]:
+        """The source's own metadata files by name."""
+        return self._source.documents()
+
+    def verify_files(self) -> None:
+        """The files are known to be damaged: the rules have been tried on the rows instead."""
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._source.close()
+
+
+def sound_steps(reader: StepReader) -> StepReader:
+    """The episodes of a damaged dataset of which all rows are there and break no rule of TED as an error.
+
+    The notes of its manifest name the files that are damaged and the episodes that are left out. `reader` itself where
+    nothing is damaged; CorruptDataError where no episode is sound, or a part of a file cannot be read at all.
+    """
+    problems = [problem for rule in FOLDER_RULES for problem in rule.problems(reader)]
+    bad = _bad_episodes(reader)
+    if not problems and not bad.any():
+        return reader
+    if bad.all():
+        raise CorruptDataError(f"{reader.path} has no episode that is sound")
+    numbers = reader.episodes.episode[bad].tolist()
+    named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
+    notes = list(dict.fromkeys(problems))
+    if numbers:
+        notes.append(f"{len(numbers):,} of {len(bad):,} episodes are damaged and left out: {named}")
+    if problems:
+        notes.append("the episodes that are taken break no rule; values that no rule speaks of may be damaged")
+    return SoundSteps(reader, np.flatnonzero(~bad), notes)
+
+
+def _bad_episodes(reader: StepReader) -> Array:
+    """Of each episode, whether rows of it are lost or break a rule."""
+    table, steps = reader.episodes, reader.manifest.steps
+    lost = cut_steps(reader).get("steps", ((steps, steps),))[0][0]
+    bad: Array = table.start + table.length > lost
+    stop = int(table.length[~bad].sum())  # what is lost lies at the end
+    table_rule = EpisodeTableRule(reader.fields, steps, table, return_field_of(reader.manifest))
+    rules = [*(rule(reader.fields, steps) for rule in DATA_RULES), table_rule]
+    for start, end in reader.chunks():
+        if start < stop:
+            rows = rows_of(reader, start, min(end, stop))
+            for rule in rules:
+                rule.see(rows)
+    for finding in (finding for rule in rules for finding in rule.findings()):
+        for first, after in finding.steps if finding.severity == "error" else ():
+            low, high = table.index_of_step(np.array([first, after - 1])).tolist()
+            bad[low : high + 1] = True
+    return bad
