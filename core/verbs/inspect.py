@@ -180,7 +180,7 @@ def _of_steps(
         provenance=manifest.provenance,
         episode=None if episode is None else steps_view(reader, episode, head),
         first_episode=_first(table),
-        problems=size_problems(reader),
+        problems=tuple(size_problems(reader)),
     )
 
 
