@@ -96,8 +96,8 @@ def preprocess(
     `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
     Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
     `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames` takes the first so many steps (an episode
-    cut there is marked truncated), `skip_bad` the sound episodes of a damaged dataset; notes name the others. What is at
-    `dest` is replaced with `force`; a dataset that the same work has made from the same data stays.
+    cut there is marked truncated), `skip_bad` the sound episodes of a damaged dataset; notes name the others. What
+    is at `dest` is replaced with `force`; a dataset that the same work has made from the same data stays.
     Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a worker;
     RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
     naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
