@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch.utils.data import IterableDataset
+
 from .persistence import Persistent
 
 __all__ = ["ReplayBuffer"]
@@ -31,7 +33,12 @@ class ReplayBuffer(Persistent):
     - `delayed_init`: whether the parts are made when one is first needed; so by default with `transform_factory`.
 
     Readers, threads as well as processes, get no half-written rows from `sample` and from indexing with numbers;
-    ints and slices give views, which later writes show in. UsageError (a ValueError) for arguments that contradict
+    ints and slices give views, which later writes show in.
+
+    `DataLoader(buffer, batch_size=None)` yields the batches of the buffer, chosen by its sampler. Every worker has a
+    random stream of its own: without a generator that of `torch.initial_seed()` there, with one a branch of it that
+    depends on the number of the worker. Copies in other processes that were not started by a `DataLoader` draw the
+    same as this one only where they were given a generator. UsageError (a ValueError) for arguments that contradict
     each other, WrongKindError (a TypeError) for a part that is none. Ideas and names are those of TorchRL.
 
     >>> import torch
@@ -42,3 +49,6 @@ class ReplayBuffer(Persistent):
     >>> buffer.sample().shape, len(buffer)
     (torch.Size([4]), 10)
     """
+
+
+IterableDataset.register(ReplayBuffer)  # else a DataLoader asks for single rows, and passes over the sampler

@@ -186,8 +186,16 @@ _ALIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:
-    """Have `owner._after_fork()` called in every forked child: locks and threads do not outlive a fork."""
+    """Have `owner._before_fork()` called before every fork, and `owner._after_fork()` in the child.
+
+    Locks and threads do not outlive a fork.
+    """
     _ALIVE.add(owner)
+
+
+def _before_fork() -> None:
+    for owner in list(_ALIVE):
+        owner._before_fork()
 
 
 def _after_fork() -> None:
@@ -195,4 +203,4 @@ def _after_fork() -> None:
         owner._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -73,7 +73,7 @@ class BufferParts(Sharing):
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
-        self._rng = generator
+        self._adopt(generator)
         self._compilable = bool(compilable)
         self._prefetcher = Prefetcher(prefetch) if prefetch else None
         self._guard: Guard = SharedGuard() if shared else Guard()
@@ -176,7 +176,7 @@ class BufferParts(Sharing):
             self._storage.attach(self._ear)
         self._tell_sampler = not kind.by_marks and (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
         self._by_number = kind.by_number
-        self._hand_on_generator()
+        self._hand_on(self._rng)
 
     def _introduce(self) -> None:
         """Have the sampler get to know the storage, and where it wants to hear of them, the elements that are there."""
@@ -185,11 +185,6 @@ class BufferParts(Sharing):
             return
         coordinates = [torch.arange(size) for size in self._storage.shape]
         self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
-
-    def _hand_on_generator(self) -> None:
-        for part in (self._storage, self._sampler, self._writer):
-            part._rng = self._rng
-        self._transform.set_rng(self._rng)
 
     # The parts -------------------------------------------------------------------------------------
 
@@ -285,9 +280,13 @@ class BufferParts(Sharing):
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from this generator from now on, everywhere."""
+        self._adopt(generator)
+        self._draw_from(generator)
+
+    def _draw_from(self, generator: torch.Generator | None) -> None:
         self._rng = generator
         with self._sampling:
-            self._hand_on_generator()
+            self._hand_on(generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
         """Add a transform at the end, with `invert` the other way round; returns this buffer."""

@@ -152,7 +152,8 @@ class Persistent(Writing):
             generator.set_state(state.to("cpu", torch.uint8).contiguous())
         except RuntimeError as error:
             raise SchemaError(f"the state of the generator does not fit one on {device}: {error}") from error
-        self.set_rng(generator)
+        self._unseeded = False
+        self._draw_from(generator)
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended = False
@@ -163,6 +164,7 @@ class Persistent(Writing):
     def _all_or_nothing(self) -> Iterator[None]:
         """Load inside; if that fails, everything but the storage, which looks after itself, is put back."""
         with self._guard, self._sampling:
+            self._settle()  # a stream that was saved is gone on with as it is, in any process
             rng, batch_size = self._rng, self._batch_size
             rng_state = None if rng is None else rng.get_state()
             kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]
@@ -174,7 +176,7 @@ class Persistent(Writing):
                 if rng is not None and rng_state is not None:
                     rng.set_state(rng_state)
                 self._batch_size = batch_size
-                self.set_rng(rng)
+                self._draw_from(rng)
                 raise
 
 

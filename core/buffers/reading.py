@@ -13,6 +13,7 @@ from tensordict import is_tensor_collection
 
 from ..errors import SchemaError
 from .layout import entry, is_key, map_tensors, swap, without_arrays
+from .loaders import loader_asking, serve_loader
 from .parts import BufferParts
 from .prefetch import Draw
 
@@ -52,8 +53,17 @@ class Reading(BufferParts):
         return (batch, draw.info) if return_info else batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the sampler has come to the end of an epoch; for ever, if it knows none."""
+        """Yield batches until the sampler has come to the end of an epoch; for ever, if it knows none.
+
+        SchemaError (a RuntimeError) without a batch size, for a `DataLoader` that was given a batch size of its own,
+        and in one of several workers of a `DataLoader` for a sampler with epochs: each would yield all of an epoch.
+        """
         size = self._known_batch_size()
+        if (fetcher := loader_asking()) is not None:
+            serve_loader(self, fetcher)
+        return self._batches(size)
+
+    def _batches(self, size: int) -> Iterator[Any]:
         while True:
             draw, batch = self._deliver(size)
             yield batch
@@ -71,10 +81,15 @@ class Reading(BufferParts):
 
     def _known_batch_size(self) -> int:
         if self._batch_size is None:
-            raise SchemaError("iteration needs a batch size, the buffer has none", hint="make it with batch_size=…")
+            raise SchemaError(
+                "iteration needs a batch size, the buffer has none",
+                hint="make the buffer with batch_size=…",
+            )
         return self._batch_size
 
     def _deliver(self, size: int) -> tuple[Draw, Any]:
+        with self._sampling:
+            self._settle()
         prefetcher = self._prefetcher
         if prefetcher is None or size != self._batch_size:
             draw = self._draw(size)
@@ -162,6 +177,9 @@ class Reading(BufferParts):
         found = self._looked_up(without_arrays(index))
         if self._collate_fn is not None and not is_single(index):
             found = self._collate_fn(found)
+        if self._transform.draws:
+            with self._sampling:
+                self._settle()
         found = self._transformed(found)
         return self._pinned(found) if self._pin_memory else found
 

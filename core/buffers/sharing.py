@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ..errors import SchemaError, UsageError
+from ..samplers import Sampler
 from ..storages import Counter, Storage
 from ..transforms import Compose
 from ..writers import Writer
 from .locks import Guard, SharedGuard, reset_after_fork
 from .prefetch import Prefetcher
+from .streams import Place, branch, place, reseed, stand_in
 
 __all__ = ["Sharing"]
 
@@ -26,6 +30,7 @@ class Sharing:
     """
 
     _storage: Storage
+    _sampler: Sampler
     _writer: Writer
     _transform: Compose
     _guard: Guard
@@ -36,6 +41,12 @@ class Sharing:
     """Whether several processes may write, but the rows are not yet where they see them."""
     _cut_off: bool
     """Whether this is a forked child with rows of its own that was to share them."""
+    _unseeded = False
+    """Whether nobody chose the seed of the generator: copies in other processes then draw something else."""
+    _place: Place
+    """Where the last batch was drawn, or the generator was given."""
+    _copies = 0
+    """How many processes got a copy of this buffer."""
 
     @property
     def shared(self) -> bool:
@@ -72,6 +83,51 @@ class Sharing:
             storage.share()
         self._unshared = not storage.shared
 
+    # Random streams --------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Before a draw: leave the stream of the process that this buffer was copied from, unless a seed was given.
+
+        A worker of a `DataLoader` leaves it in any case: of a seed, each worker gets a stream of its own. What was
+        drawn ahead belongs to the other process, and an epoch begins anew.
+        """
+        here = place()
+        if here != self._place:
+            self._arrive(here)
+        if self._rng is None and (generator := stand_in()) is not self._sampler._rng:
+            self._hand_on(generator)
+
+    def _arrive(self, here: Place) -> None:
+        self._place = here
+        worker, generator = get_worker_info(), self._rng
+        if worker is None and generator is not None:
+            if not self._unseeded:
+                return
+            reseed(generator)
+        elif worker is not None and generator is not None:
+            branch(generator, worker.id, self._copies, *([worker.seed] if self._unseeded else []))
+        self._sampler._begin_anew()
+        self._forget_drawn()
+
+    def _adopt(self, generator: torch.Generator | None) -> None:
+        """Take a generator that was given here, which in a worker of a `DataLoader` gets a stream of its own."""
+        self._rng, self._unseeded, self._place = generator, False, place()
+        worker = get_worker_info()
+        if generator is not None and worker is not None:
+            branch(generator, worker.id)
+
+    def _hand_on(self, generator: torch.Generator | None) -> None:
+        """Have all parts draw from this generator."""
+        for part in (self._storage, self._sampler, self._writer):
+            part._rng = generator
+        self._transform.set_rng(generator)
+
+    def _forget_drawn(self) -> None:
+        """Forget what was drawn and not delivered yet."""
+
+    def _before_fork(self) -> None:
+        self._copies += 1
+
     def _after_fork(self) -> None:
         self._sampling = threading.RLock()
         self._guard.after_fork()
@@ -85,6 +141,7 @@ class Sharing:
 
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng
+        self._copies += get_spawning_popen() is not None
         own = {"_sampling", "_ear", "_rng", "_prefetcher"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:

@@ -39,7 +39,8 @@ def load_dataset(
 ) -> DatasetReplayBuffer:
     """Open a stored dataset (a path or `source:id`, like `minari:D4RL/door/human-v2`) as a `TensorDictReplayBuffer`.
 
-    The same `seed` gives the same batches, with any number of prefetched ones; without one a fresh seed is drawn. The
+    The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
+    `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
     buffer always has a generator, so what it saves goes on with the very same batches. Edits of batches and of rows
     stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
     `verify` first reads all files and compares them with their digests; what is small is compared at every open.
@@ -55,7 +56,7 @@ def load_dataset(
     path = _found(dataset, root)
     _require_dataset(path, verify=verify)
     generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
-    return DatasetReplayBuffer(
+    buffer = DatasetReplayBuffer(
         storage=_storage(path, mode, split_trajs),
         batch_size=batch_size,
         sampler=sampler,
@@ -65,6 +66,8 @@ def load_dataset(
         prefetch=prefetch,
         generator=generator,
     )
+    buffer._unseeded = seed is None
+    return buffer
 
 
 def _storage(path: Path, mode: Mode, split_trajs: bool) -> Storage:

@@ -54,6 +54,9 @@ class Sampler(metaclass=_Samplers):
     by_time: ClassVar[bool] = False
     """Whether it takes rows that lie next to each other for steps that came one after the other."""
 
+    has_epochs: ClassVar[bool] = False
+    """Whether it comes to an end when all elements were drawn."""
+
     _replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others were; a class for which not says so."""
 
@@ -126,6 +129,9 @@ class Sampler(metaclass=_Samplers):
 
     def _empty(self) -> None:
         """Forget what is known of the elements."""
+
+    def _begin_anew(self) -> None:
+        """Forget what is drawn already and comes later: another process has drawn it."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the generator behind: torch cannot pickle it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -25,6 +26,7 @@ _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
 class EpochSampler(Sampler):
     """Says when an epoch is over, and keeps its state in a folder, as TorchRL's samplers of this kind do."""
 
+    has_epochs: ClassVar[bool] = True
     _replacement: ClassVar[bool] = False
 
     _ran_out = False
@@ -37,6 +39,13 @@ class EpochSampler(Sampler):
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
         self._ran_out = bool(value)
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Go back to before the first epoch."""
+
+    def _begin_anew(self) -> None:
+        self._forget()
 
     def _require_state(self, state: Mapping[str, Any]) -> None:
         """Raise SchemaError for a state that lacks what all samplers of this kind save."""
