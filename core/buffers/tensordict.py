@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers import Sampler
 from ..writers import TensorDictRoundRobinWriter, Writer
+from ..writers.labels import INDEX
 from .base import ReplayBuffer
 from .collate import ragged_elements
 from .prefetch import Draw
@@ -38,6 +39,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     >>> bool((batch["action"] == batch["index"]).all())
     True
     """
+
+    _label: ClassVar[str | None] = INDEX
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **arguments: Any) -> None:
         self.priority_key = priority_key
@@ -79,14 +82,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._take_priorities(written)
         index: torch.Tensor = written.index
         return index
-
-    def _complete(self, data: Any, places: Any) -> Any:
-        """Add the numbers of the rows that the writer stored beside them, and that stay what they are."""
-        if is_tensor_collection(data) and data.get("index", None) is None:
-            numbers = self._storage.entry(("index",), places)
-            if numbers is not None:
-                return data.copy().set("index", numbers)
-        return data
 
     # Priorities ------------------------------------------------------------------------------------
 

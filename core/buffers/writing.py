@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import is_tensor_collection
 
-from ..errors import SchemaError
-from ..storages.cursors import as_index
-from ..storages.write_log import Change
-from ..writers.batches import batch_length
-from .layout import entry, is_key, swap, without_arrays
+from .editing import Editing
+from .layout import swap, without_arrays
 from .parts import UnsupportedError, WrongKindError
-from .reading import Reading, quiet
+from .reading import quiet
 
 __all__ = ["Writing", "Written"]
-
-Key = str | tuple[str, ...]
 
 
 class Written(NamedTuple):
@@ -35,8 +30,8 @@ class Written(NamedTuple):
     grown: int = 0
 
 
-class Writing(Reading):
-    """Adds, extends, replaces and empties. What fails changes nothing, and the caller's data is never changed."""
+class Writing(Editing):
+    """Adds, extends and empties. What fails changes nothing, and the caller's data is never changed."""
 
     def add(self, data: Any) -> Any:
         """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
@@ -146,123 +141,6 @@ class Writing(Reading):
                     self._sampler.extend(index)
         return index
 
-    def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
-        """Send data `through` the transforms, without showing them the caller's own containers."""
-        if data is None:
-            raise SchemaError("None was given to write: did a function forget to return its data?")
-        if self._transform.is_empty:
-            return data
-        return through(data.copy() if isinstance(data, TensorDictBase) else data)
-
-    # Replacing -------------------------------------------------------------------------------------
-
-    def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace elements that are there, by number, or an entry of all of them, by key; nothing is added.
-
-        Data goes through the transforms, but for those that hold data back, as `MultiStepTransform` does: what is
-        assigned is what such a one returned, and takes no part in its windows. Entries go past all transforms.
-        IndexError for elements that are not there, SchemaError (a RuntimeError) for data that is not like what is
-        stored, MissingKeyError (a KeyError) for an unknown entry.
-        """
-        if is_key(index):
-            self.set_(index, data)
-            return
-        if (data := self._inward(data, self._transform.inv_in_place)) is None:
-            return
-        with self._guard:
-            places = self._places(without_arrays(index))
-            self._storage[places] = self._complete(data, places)
-
-    def _complete(self, data: Any, places: Any) -> Any:
-        """Add to data what the writer would have; here nothing."""
-        return data
-
-    def _places(self, index: Any) -> Any:
-        """Bring an index of the user's layout into the storage's; IndexError for elements that are not there."""
-        storage = self._storage
-        if self._dim_extend or (isinstance(index, tuple) and len(index) > 1):
-            numbers = torch.arange(storage.shape.numel()).reshape(storage.shape)
-            chosen = numbers.transpose(0, self._dim_extend)[index]
-            return torch.unravel_index(chosen, storage.shape) if storage.ndim > 1 else chosen
-        rows, found = storage.shape[0], as_index(index, 1)
-        highest = -1
-        if isinstance(found, slice):
-            highest = rows if found.stop is not None and found.stop > rows else -1
-        elif isinstance(found, int):
-            highest = found
-        elif isinstance(found, torch.Tensor) and found.numel():
-            highest = len(found) - 1 if found.dtype == torch.bool else int(found.max())
-        if highest >= rows:
-            raise IndexError(f"element {highest} was to be replaced, there are {rows}; extend() adds elements")
-        return found
-
-    def write_all(self, data: Any, end: int | None = None) -> None:
-        """Replace the first elements, as many as `data` has or `end` says; neither length nor cursor changes."""
-        self[: batch_length(data) if end is None else end] = data
-
-    # Editing entries -------------------------------------------------------------------------------
-
-    def set_(self, key: Key, value: Any) -> Any:
-        """Replace an entry of all elements, in place and past the transforms; returns this buffer.
-
-        `value` has the shape and element type of `rb[:][key]`, else SchemaError (a RuntimeError) is raised.
-        MissingKeyError (a KeyError) for an entry that is not there.
-        """
-        return self._edit({key: value})
-
-    def set_at_(self, key: Key, value: Any, index: Any) -> Any:
-        """Replace an entry of the elements at `index`, as `set_` does of all; returns this buffer."""
-        with self._guard:
-            leaf = self._leaf(key)
-            value = _like(leaf, value, key)
-            if leaf[index].shape != value.shape:
-                raise SchemaError(
-                    f"{_name(key)} is {list(value.shape)}, expected {list(leaf[index].shape)} at this index"
-                )
-            leaf[index] = value
-            self._storage.mark_changed(Change(keys=(_path(key),)))
-        return self
-
-    def update_(
-        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Key] | None = None
-    ) -> Any:
-        """Replace several entries as `set_` does: all or none; returns this buffer.
-
-        With `keys_to_update`, only those among the given entries. `clone` is accepted for the sake of TorchRL's
-        signature: values are always copied.
-        """
-        values = dict(_flat(input_dict_or_td))
-        if keys_to_update is not None:
-            wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
-            values = {key: value for key, value in values.items() if any(key[: len(part)] == part for part in wanted)}
-        return self._edit(values)
-
-    def _edit(self, values: Mapping[Any, Any]) -> Any:
-        with self._guard:
-            checked = []
-            for key, value in values.items():
-                leaf = self._leaf(key)
-                fitting = _like(leaf, value, key)
-                if leaf.shape != fitting.shape:
-                    raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(leaf.shape)}")
-                checked.append((leaf, fitting))
-            for leaf, fitting in checked:
-                leaf.copy_(fitting)
-            self._storage.mark_changed(Change(keys=tuple(map(_path, values))))
-        return self
-
-    def _leaf(self, key: Key) -> torch.Tensor:
-        """Return the stored tensor behind an entry, of valid elements, in the user's layout."""
-        rows = self._storage.get(slice(None))
-        if isinstance(rows, list):
-            raise SchemaError(
-                f"a {type(self._storage).__name__} keeps elements one by one; replace them with rb[i] = …"
-            )
-        leaf = entry(rows, key)
-        if not isinstance(leaf, torch.Tensor):
-            raise SchemaError(f"{_name(key)} is a {type(leaf).__name__}, the key of a tensor is expected")
-        return leaf.transpose(0, self._dim_extend) if self._dim_extend else leaf
-
     # Priorities and emptying -----------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
@@ -291,14 +169,6 @@ class Writing(Reading):
             self._forget_drawn()
 
 
-def _path(key: Key) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _name(key: Key) -> str:
-    return repr(key if isinstance(key, str) else ".".join(key))
-
-
 def _numbers(values: Any) -> torch.Tensor:
     """Return priorities without their gradients; WrongKindError (a TypeError) for what are no numbers."""
     if isinstance(values, torch.Tensor):
@@ -311,22 +181,3 @@ def _numbers(values: Any) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float64))
     except (TypeError, ValueError) as error:
         raise WrongKindError(f"priorities are numbers, found a {type(values).__name__}: {error}") from error
-
-
-def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:
-    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another one."""
-    if not isinstance(value, torch.Tensor):
-        return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
-    if value.dtype != leaf.dtype:
-        raise SchemaError(f"{_name(key)} is {value.dtype}, expected {leaf.dtype}")
-    return value
-
-
-def _flat(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """List the leaves of a tensordict or a nest of dicts with their keys."""
-    if not (is_tensor_collection(nest) or isinstance(nest, Mapping)):
-        return [(path, nest)]
-    found = []
-    for key, value in nest.items():
-        found += _flat(value, (*path, *((key,) if isinstance(key, str) else key)))
-    return found

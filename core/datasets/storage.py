@@ -96,6 +96,10 @@ class DatasetStorage(TensorStorage):
         with TedReader(self.path) as reader:
             return reader.episodes.length
 
+    @property
+    def _takes_entries(self) -> bool:
+        return False  # whoever opens the dataset anew would miss them
+
     def share(self) -> None:
         """Refuse, in mode `c`: its edits are seen by this process alone. In mode `r+` the files are what is shared."""
         if self.mode == "c":

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
-from ..errors import SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError
 from .write_log import Change, WriteLog
 
 __all__ = ["Storage", "register_checkpointer"]
@@ -134,6 +134,28 @@ class Storage(ABC):
         if not found or not all(isinstance(part, torch.Tensor) for part in found):
             return None
         return torch.stack(found) if isinstance(rows, list) else found[0]
+
+    # Editing ---------------------------------------------------------------------------------------
+
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
+
+        SchemaError for a storage whose elements cannot be edited, MissingKeyError for an entry that is not there.
+        """
+        raise SchemaError(f"entries of a {type(self).__name__} cannot be edited")
+
+    def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
+        """Write what `editable` returned, and was edited at `index`; nothing is to do for views of what is stored."""
+
+    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+        """Add entries, values of all valid elements; MissingKeyError for a storage that cannot take new ones."""
+        name = ".".join(next(iter(values)))
+        raise MissingKeyError(f"{name!r} was asked for, and a {type(self).__name__} takes no new entries here")
+
+    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
+        """Write at an index of several dimensions; IndexError for a storage that has one."""
+        count = len(index) if isinstance(index, tuple) else 1
+        raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.

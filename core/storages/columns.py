@@ -209,12 +209,22 @@ class Columns:
         for column, value in zip(self.plain, self.apart(values), strict=True):
             column.index_copy_(0, rows.to(column.device), plain_column(value).to(column.device))
 
-    def write_elements(self, index: tuple[Any, ...], rows: int, values: Sequence[torch.Tensor]) -> None:
-        """Write elements by their coordinates among the first `rows` rows."""
-        values = self.apart(values)
-        index = tuple(self.apart([part])[0] if isinstance(part, torch.Tensor) else part for part in index)
-        for column, value in zip(self._of(rows), values, strict=True):
-            column[index] = plain_column(value).to(column.device)
+    def write_cells(self, index: Any, rows: int, values: Sequence[torch.Tensor], *, depth: int, dim: int = 0) -> None:
+        """Write at any index of the first `rows` rows, with dimension `dim` in front; nothing is written beyond them.
+
+        The index concerns up to `depth` dimensions. Values are repeated along those of them that they lack.
+        SchemaError, with nothing written, for values of other types and shapes.
+        """
+        targets = [column.transpose(0, dim) for column in self._of(rows)]
+        fitting = [
+            _repeated(value, dtype, target[index].shape, target.dim() - depth, name)
+            for value, dtype, target, name in zip(values, self.dtypes, targets, self.names, strict=True)
+        ]
+        apart = self.apart(fitting)
+        parts = index if isinstance(index, tuple) else (index,)
+        place = tuple(self.apart([part])[0] if isinstance(part, torch.Tensor) else part for part in parts)
+        for target, value in zip(targets, apart, strict=True):
+            target[place] = plain_column(value).to(target.device)
 
     def write_stacked(self, rows: slice | torch.Tensor, items: Sequence[Sequence[torch.Tensor]]) -> None:
         """Write items, each a list of values, one below the other, without a stack of the whole in between."""
@@ -225,11 +235,6 @@ class Columns:
                 torch.stack(plain, out=column[rows])
             else:
                 column.index_copy_(0, rows.to(column.device), torch.stack(plain))
-
-    def shape_of(self, index: tuple[Any, ...], rows: int) -> tuple[int, ...]:
-        """The leading shape of the elements at some coordinates."""
-        chosen = self._of(rows)[0][index].shape
-        return tuple(chosen[: len(chosen) - self.plain[0].dim() + self.ndim])
 
     def apart(self, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Copy those values that a write into the columns, any of them, might change before they are read."""
@@ -242,6 +247,17 @@ def _forwards(index: Index) -> bool:
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)
+
+
+def _repeated(value: torch.Tensor, dtype: torch.dtype, shape: torch.Size, tail: int, name: str) -> torch.Tensor:
+    """Repeat a value to a shape, of whose dimensions the last `tail` belong to elements and are there already."""
+    own = shape[len(shape) - tail :]
+    if value.dtype == dtype and value.dim() >= tail and value.shape[value.dim() - tail :] == own:
+        try:
+            return value.expand(shape)
+        except RuntimeError:  # what is expected is said below
+            pass
+    raise SchemaError(f"{name or 'the tensor'} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
 
 
 def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
-from ..errors import SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError
 from .list_storage import ListStorage
 
 __all__ = ["LazyStackStorage"]
@@ -48,6 +48,38 @@ class LazyStackStorage(ListStorage):
             return TensorDict({}, [0])
         one: Any = torch.stack([self._items[0]], self.stack_dim)  # no rows, but keys and shapes
         return one[(slice(None),) * (self.stack_dim % one.batch_dims) + (slice(0, 0),)]
+
+    # Editing ---------------------------------------------------------------------------------------
+
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Return one entry of all elements, stacked; SchemaError where these differ in shape."""
+        parts = [item.get(key, None) for item in self._items]
+        if not parts:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        missing = next((row for row, part in enumerate(parts) if part is None), None)
+        if missing is not None:
+            raise MissingKeyError(f"{'.'.join(key)!r} was asked for, which element {missing} does not have")
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            raise SchemaError(f"{'.'.join(key)!r} is no tensor, the key of a tensor is expected")
+        if len({(part.shape, part.dtype) for part in parts}) > 1:
+            raise SchemaError(f"{'.'.join(key)!r} differs in shape or type; replace elements with rb[i] = …")
+        return torch.stack(parts, self._dimension)
+
+    def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
+        """Give the elements that `index` concerns tensors of their own: those they have may be the caller's."""
+        touched = torch.zeros(values.shape, dtype=torch.bool)
+        touched[index] = True
+        pairs = zip(values.unbind(self._dimension), touched.unbind(self._dimension), strict=True)
+        for row, (value, chosen) in enumerate(pairs):
+            if chosen.any():
+                item = self._items[row].copy()
+                item.set(key, value.clone())
+                self._items[row] = item
+
+    @property
+    def _dimension(self) -> int:
+        """The dimension that several elements are stacked along, counted from the front."""
+        return self.stack_dim % (self._items[0].batch_dims + 1)
 
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         for item in items:

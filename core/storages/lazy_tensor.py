@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict
 
@@ -17,6 +16,7 @@ from ..errors import SchemaError, UsageError
 from .base import Storage
 from .columns import Columns
 from .layout import leaf_files
+from .memory import zeros
 from .memory_maps import MemoryMaps
 from .structure import Path as Place
 from .structure import Structure, TensorDictNode, structure_of
@@ -146,7 +146,7 @@ class LazyTensorStorage(TensorStorage):
             return leaves
         if self._consolidated:
             return _in_one_buffer(wanted, self.device)
-        return [_zeros(dtype, shape, self.device) for dtype, shape in wanted]
+        return [zeros(dtype, shape, self.device) for dtype, shape in wanted]
 
     def _join(self) -> None:
         """Take over the tensors that another process made."""
@@ -168,6 +168,10 @@ class LazyTensorStorage(TensorStorage):
         if self._maps is not None:
             top = rows.stop if isinstance(rows, slice) else int(rows.max()) + 1
             self._maps.reserve(top, self._filled.value)
+
+    @property
+    def _takes_entries(self) -> bool:
+        return self._maps is None and super()._takes_entries
 
     # Data with other keys --------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class LazyTensorStorage(TensorStorage):
             leaves = self._make(structure, wanted, tuple(columns.lead))
         else:
             leaves = [
-                known[path] if path in known else _zeros(dtype, shape, self.device)
+                known[path] if path in known else zeros(dtype, shape, self.device)
                 for path, (dtype, shape) in zip(paths, wanted, strict=True)
             ]
         self._take(structure, leaves)
@@ -256,21 +260,13 @@ def _device(device: torch.device | str) -> torch.device | str:
     return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
 
 
-def _zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Make zeros; on the CPU, of memory that is only taken when it is first written."""
-    if device.type != "cpu" or not math.prod(shape):
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    whole = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
-    return whole.view(dtype).view(tuple(shape))
-
-
 def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
     """Make zeros as views of one buffer, each at a place that suits its type."""
     places, size = [], 0
     for dtype, shape in wanted:
         places.append(size)
         size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    buffer = _zeros(torch.uint8, (size,), device)
+    buffer = zeros(torch.uint8, (size,), device)
     return [
         buffer[place : place + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
         for place, (dtype, shape) in zip(places, wanted, strict=True)

@@ -138,6 +138,10 @@ class ListStorage(Storage):
             self._items[row] = item
         self._items += fresh
 
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: elements need not be alike."""
+        raise SchemaError(f"a {type(self).__name__} keeps elements one by one; replace them with rb[i] = …")
+
     def _empty(self) -> None:
         self._items = []
         self._begin_anew(0)

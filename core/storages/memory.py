@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
-__all__ = ["Memory", "plain_column"]
+__all__ = ["Memory", "plain_column", "zeros"]
 
 # torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -56,3 +58,11 @@ def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
     memory = tensor.untyped_storage()
     start = memory.data_ptr()
     return start, start + memory.nbytes()
+
+
+def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Make zeros; on the CPU, of memory that is only taken when it is first written."""
+    if device.type != "cpu" or not math.prod(shape):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    whole = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+    return whole.view(dtype).view(tuple(shape))

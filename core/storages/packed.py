@@ -115,6 +115,10 @@ class PackedStorage(Storage):
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the digest of the contents, which lie on disk."""
         return {"content_digest": self.content_digest, "_len": len(self)}

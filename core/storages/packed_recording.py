@@ -241,6 +241,10 @@ class PackedRecording(Storage):
             found[split:] = held[rows[split:] - safe]
         return found
 
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: what was recorded stays."""
+        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are changed")
+
     # State -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

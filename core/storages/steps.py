@@ -67,6 +67,10 @@ class StepStorage(Storage):
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the digest of the contents, which lie on disk."""
         return {"content_digest": self._reader.manifest.content_digest, "_len": len(self)}

@@ -10,13 +10,13 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from ..errors import SchemaError, UsageError
-from .base import Storage
 from .columns import Columns
 from .counter import Counter
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .describe import describe
 from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors, with_numbers
 from .structure import Structure, structure_of
+from .tensor_editing import TensorEditing
 
 __all__ = ["TensorStorage"]
 
@@ -25,7 +25,7 @@ _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """What is surely no list of rows: to ask so is faster than to ask for those."""
 
 
-class TensorStorage(Storage):
+class TensorStorage(TensorEditing):
     """Wraps a tensor, a tensordict, a tensorclass or a nest of them, and counts as full.
 
     Dimension 0 is the capacity; the first `ndim` dimensions, which all leaves share, count elements. A `max_size`
@@ -164,6 +164,8 @@ class TensorStorage(Storage):
         try:
             if before[1] is None:
                 self._initialize(as_index(cursor, self.ndim), data)
+            elif not set_cursor:
+                self._take_in_new(cursor, data)
             rows = self._set(cursor, data)
         except BaseException as error:
             if self._columns is not before[1]:
@@ -183,8 +185,7 @@ class TensorStorage(Storage):
         else:
             index = as_index(cursor, self.ndim)
             if isinstance(index, tuple):
-                values = self._values(data, columns.shape_of(index, valid))
-                self.columns.write_elements(index, valid, values)
+                self._write_cells(index, data)
                 return None
             rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
         grown = grown_rows(rows, valid)
@@ -226,7 +227,8 @@ class TensorStorage(Storage):
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
         """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
-        self.columns.check(values := self.structure.leaves(data), lead)
+        values = self._taken_apart(data)  # which may leave out columns
+        self.columns.check(values, lead)
         return values
 
     # What lazy storages do otherwise ---------------------------------------------------------------
@@ -237,9 +239,6 @@ class TensorStorage(Storage):
     def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
         """Return to the tensors of before, because the write that new ones were made for failed."""
         self._structure, self._columns, self._wrapped = structure, columns, None
-
-    def _make_room(self, rows: slice | torch.Tensor) -> None:
-        """Make sure that writing these rows cannot fail for want of space."""
 
     # State -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages import LazyMemmapStorage
 from rbtool.core.testing.walks import write_walks
 
-METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
 ROWS = 1000
 
 
@@ -75,9 +74,17 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("made_in_the_worker", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "made_in_the_worker", "method"),
+    [
+        (None, False, "fork"),
+        (None, True, "fork"),
+        (7, False, "fork"),
+        (7, True, "fork"),
+        pytest.param(None, False, "spawn", marks=pytest.mark.slow),
+        pytest.param(7, False, "spawn", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_of_a_loader_do_not_repeat_each_other(
     walks: Path, seed: int | None, made_in_the_worker: bool, method: str
 ) -> None:
@@ -109,9 +116,9 @@ def test_torchs_seed_decides_where_there_is_no_generator() -> None:
     assert found() == found()
 
 
-def in_children(act: Callable[[], Any], method: str = "fork") -> list[Any]:
-    """What a function returns in each of two processes, and then in this one."""
-    context, found = multiprocessing.get_context(method), []
+def in_children(act: Callable[[], Any]) -> list[Any]:
+    """What a function returns in each of two forked processes, and then in this one."""
+    context, found = multiprocessing.get_context("fork"), []
     for _ in range(2):
         queue = context.SimpleQueue()
         process = context.Process(target=_answer, args=(queue, act))
@@ -146,10 +153,9 @@ def test_children_without_a_seed_draw_their_own(sampler: type, prefetch: int | N
     assert all_differ([two, parent])
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", [None, 4])
-def test_children_draw_the_same_only_of_a_seed(walks: Path, seed: int | None, method: str) -> None:
-    one, two, three = in_children(Draw(load_dataset(walks, 8, seed=seed)), method)
+def test_children_draw_the_same_only_of_a_seed(walks: Path, seed: int | None) -> None:
+    one, two, three = in_children(Draw(load_dataset(walks, 8, seed=seed)))
     assert (one == two == three) is (seed is not None)
     assert seed is not None or all_differ([one, two])
 

@@ -1,0 +1,178 @@
+"""What is changed of the rows of a storage of tensors, and entries that are added to all of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from ..errors import MissingKeyError, SchemaError
+from .base import Storage
+from .columns import Columns
+from .cursors import as_index, rows_of
+from .memory import zeros
+from .structure import Node, Path, Structure, TensorDictNode, structure_of
+from .write_log import Change
+
+__all__ = ["TensorEditing"]
+
+
+class TensorEditing(Storage):
+    """Edits rows that are there.
+
+    Entries that were added to all rows belong to these: they are gone as soon as rows are written without them.
+    """
+
+    device: Any
+    columns: Columns
+    structure: Structure
+    rows: int
+    _structure: Structure | None
+    _declared: Structure | None = None
+    """How the data is made without the entries that were added; None if there never were any."""
+
+    @property
+    @abstractmethod
+    def initialized(self) -> bool:
+        """Whether the tensors are there."""
+
+    @abstractmethod
+    def _take(self, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
+        """Make these tensors the contents."""
+
+    def _make_room(self, rows: slice | torch.Tensor) -> None:
+        """Make sure that writing these rows cannot fail for want of space."""
+
+    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
+        """Write at an index of several dimensions of what `get(slice(None))` reads, `dim` being the first of them.
+
+        Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
+        IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
+        """
+        self._write_cells(index, data, dim, label)
+        self.mark_changed()
+        if not self._attached:
+            return
+        tail = self._tail
+        numbers = torch.arange(len(self)).reshape(*self.shape, *[1] * len(tail)).expand(*self.shape, *tail)
+        chosen = numbers.transpose(0, dim)[index].unique()
+        for buffer in self._attached:
+            buffer.mark_update(torch.unravel_index(chosen, self.shape) if self.ndim > 1 else chosen)
+
+    def _write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
+        structure, columns, kept = self.structure, self.columns, None
+        depth = self.ndim + len(self._tail)
+        if isinstance(index, tuple) and len(index) > depth:
+            raise IndexError(f"{len(index)} coordinates given, elements have {depth} dimensions")
+        if isinstance(structure, Node) and label in structure.children and label not in list(data.keys()):
+            kept = list(structure.paths()).index((label,))
+            structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
+        values = structure.leaves(data)
+        if kept is not None:
+            values.insert(kept, columns.leaves[kept][: self.rows].transpose(0, dim)[index])
+        columns.write_cells(index, self.rows, values, depth=depth, dim=dim)
+
+    @property
+    def _tail(self) -> tuple[int, ...]:
+        """The batch size of one element."""
+        return tuple(self.structure.tail) if isinstance(self.structure, TensorDictNode) else ()
+
+    # Entries ---------------------------------------------------------------------------------------
+
+    def editable(self, key: Path) -> torch.Tensor:
+        """Return a view of one entry of all valid elements; MissingKeyError for one that is not there."""
+        found = dict(zip(self.structure.paths(), self.columns.leaves, strict=True)).get(key)
+        if found is not None:
+            return found[: self.rows]
+        if any(path[: len(key)] == key for path in self.structure.paths()):
+            raise SchemaError(f"{'.'.join(key)!r} holds several entries, the key of a tensor is expected")
+        names = ", ".join(map(repr, self.columns.names)) or "no entries"
+        raise MissingKeyError(f"{'.'.join(key)!r} was asked for, there are {names}")
+
+    def add_entries(self, values: Mapping[Path, torch.Tensor]) -> None:
+        """Add entries, values of all valid elements, to tensordicts or dicts in memory.
+
+        SchemaError for values of other elements, MissingKeyError for a storage that cannot take new entries.
+        """
+        if not self._takes_entries:
+            super().add_entries(values)
+        for path, value in values.items():
+            if value.shape[: self.ndim] != self.shape:
+                raise SchemaError(
+                    f"{'.'.join(path)!r} is {list(value.shape)}, expected is {list(self.shape)} in front: "
+                    "a new entry is one of all elements"
+                )
+        self._begin_entries(structure_of(_nested(values, self.shape, self.structure), self.ndim), values)
+        for path, value in values.items():
+            self.editable(path).copy_(value)
+        self.mark_changed(Change(keys=tuple(values)))
+
+    @property
+    def _takes_entries(self) -> bool:
+        """Whether there can be new entries: where there are rows, and nobody else has to know of it."""
+        return self.initialized and isinstance(self._structure, Node) and self.rows > 0 and not self.shared
+
+    def _begin_entries(self, brought: Structure, values: Mapping[Path, torch.Tensor]) -> None:
+        """Make columns, all zeros, for the entries that only `brought` has, like those of `values`."""
+        columns, declared = self.columns, self._declared or self.structure
+        known = dict(zip(self.structure.paths(), columns.leaves, strict=True))
+        structure = self.structure.joined(brought.placed(torch.device(self.device)))
+        leaves = [
+            known[path]
+            if path in known
+            else zeros(values[path].dtype, (*columns.lead, *values[path].shape[self.ndim :]), torch.device(self.device))
+            for path in structure.paths()
+        ]
+        self._take(structure, leaves)
+        self._declared = declared
+
+    def _take_in_new(self, cursor: Any, data: Any) -> None:
+        """Make columns for entries that only the data has, if it is written over all rows: see `add_entries`."""
+        if not (self._takes_entries and (is_tensor_collection(data) or isinstance(data, Mapping))):
+            return
+        index = as_index(cursor, self.ndim)
+        if isinstance(index, int | tuple) or rows_of(index, self.rows, self.columns.lead[0]) != slice(0, self.rows):
+            return
+        try:
+            brought = structure_of(data, self.ndim)
+        except SchemaError:  # the write says what is wrong
+            return
+        values = dict(zip(brought.paths(), brought.leaves(data), strict=True))
+        if values.keys() - set(self.structure.paths()) and all(v.dim() >= self.ndim for v in values.values()):
+            self._begin_entries(brought, values)
+
+    def _taken_apart(self, data: Any) -> list[torch.Tensor]:
+        """Return the tensors of data; SchemaError if it has not the entries that the rows have, or had at first."""
+        try:
+            return self.structure.leaves(data)
+        except SchemaError:
+            if not self._leave_out_added(data):
+                raise
+            return self.structure.leaves(data)
+
+    def _leave_out_added(self, data: Any) -> bool:
+        """Drop the entries that were added, if it is these that the data lacks; tell whether it is."""
+        declared = self._declared
+        if declared is None or declared is self._structure:
+            return False
+        try:
+            declared.leaves(data)
+        except SchemaError:
+            return False
+        known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
+        self._take(declared, [known[path] for path in declared.paths()])
+        return True
+
+
+def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: Structure) -> Any:
+    """Make a nest of the root's kind of tensors by path."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        inner = found
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+    return TensorDict(found, lead) if isinstance(structure, TensorDictNode) else found
