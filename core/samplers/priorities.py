@@ -16,6 +16,7 @@ from .priority_folder import NEVER_WRITTEN, SCHEMA_VERSION
 __all__ = ["Priorities", "at_least_zero"]
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
+_INITIAL = 1.0  # the priority of elements before any was given, which counts as given
 _ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in float32
 
 
@@ -24,7 +25,8 @@ class Priorities:
 
     The elements 0 to `known - 1` have a weight, those beyond weight 0: whoever names an element says that all before
     it are there, too, and those that were given no priority yet get the default one. With `within_buffer` that is
-    the largest among the elements, else the largest that was ever given. What is refused changes nothing.
+    the largest among the elements, else the largest that was ever given; elements begin with 1, which counts as
+    given. What is refused changes nothing.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Priorities:
         # A number of torch's, where the priorities are, is added in half the time.
         self._offset = torch.tensor(self.eps, dtype=self.tree.dtype, device=self.tree.device)
         self._weighed: tuple[float, float] | None = None  # a priority and its weight
+        self._heaviest: float | None = None  # the weight that the largest priority was last compared with
 
     def clear(self) -> None:
         """Forget all elements."""
@@ -114,6 +117,7 @@ class Priorities:
         self.tree.set(numbers, self._weights(values))
         if self._largest is None or largest > self._largest:
             self._largest, self._largest_number = largest, int(numbers[int(values.argmax())])
+            self._heaviest = None
 
     def _check_weight(
         self, priority: float, alpha: float | None = None, eps: float | None = None, capacity: int | None = None
@@ -152,13 +156,22 @@ class Priorities:
 
     @property
     def default(self) -> float:
-        """Priority of new elements; 1 if none was given, or none is left."""
-        if self.within_buffer and self._largest is not None and self.alpha:
-            heaviest = self.tree.maximum
-            if self._weight(self._largest) > heaviest * (1 + _ROUNDING):  # whose it was is gone
+        """Priority of new elements: the largest that was ever given, and at least 1; or the largest that is there."""
+        if not (self.within_buffer and self.alpha):
+            return max(_INITIAL, self._largest or 0.0)
+        heaviest = self.tree.maximum
+        if not heaviest:
+            return _INITIAL
+        if self._heaviest != heaviest:
+            self._heaviest = heaviest
+            if self._largest is None or not self._is_weight_of(self._largest, heaviest):  # whose it was is gone
+                initial = self._is_weight_of(_INITIAL, heaviest)
                 left = max(heaviest ** (1 / self.alpha) - self.eps, 0.0)
-                self._largest, self._largest_number = left if heaviest else None, -1
-        return 1.0 if self._largest is None else self._largest
+                self._largest, self._largest_number = _INITIAL if initial else left, -1
+        return _INITIAL if self._largest is None else self._largest
+
+    def _is_weight_of(self, priority: float, weight: float) -> bool:
+        return abs(self._weight(priority) - weight) <= _ROUNDING * weight
 
     def _weight(self, priority: float) -> float:
         """Return the weight of a priority, as the tree holds it."""

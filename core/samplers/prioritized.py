@@ -44,8 +44,8 @@ class PrioritizedSampler(Sampler):
       with `normalize="batch"` of the batch, so that one tiny priority does not bring all others near 0.
     - `dtype`: what priorities are kept in, float32 or float64; sums are float64 in any case.
     - `reduction`: how a buffer makes one priority of several numbers: max, min, mean, median or sum.
-    - `max_priority_within_buffer`: new elements get the largest priority among those that are there, instead of the
-      largest that was ever given; 1 before any was given.
+    - `max_priority_within_buffer`: new elements get the largest priority among those that are there, also where none
+      was given to these, instead of the largest that was ever given. The first ones get 1, which counts as given.
     - `device`: where the priorities live. None follows the storage, to CUDA or else the CPU, and takes along what is
       there already.
 

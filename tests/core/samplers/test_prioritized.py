@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rbtool.core.kernels.torch_trees import TorchTree
 from rbtool.core.samplers import Sampler
 from rbtool.core.samplers.priorities import Priorities
 from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
 from rbtool.core.testing.samplers import SamplerTests
 
@@ -209,6 +211,10 @@ def test_changes_are_told_without_a_storage() -> None:
     np.testing.assert_allclose(weights(sampler), formula([9, 2, 9]), rtol=1e-6)
 
 
+def sliced(*arguments: Any, **options: Any) -> PrioritizedSliceSampler:
+    return PrioritizedSliceSampler(*arguments, slice_len=2, **options)
+
+
 # New elements ---------------------------------------------------------------------------------------
 
 
@@ -270,6 +276,38 @@ def test_the_maximum_leaves_the_buffer_with_its_element(way: str) -> None:
             sampler.update_priority(1, 0.1)
     assert sampler.default_priority == pytest.approx(3, rel=1e-5)
     assert filled([1, 8, 3, 2]).default_priority == 8
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("kind", [PrioritizedSampler, sliced])
+def test_small_priorities_do_not_lower_that_of_new_elements(kind: Any, saved: bool, tmp_path: Path) -> None:
+    sampler = kind(10, ALPHA, BETA, EPS)
+    sampler.extend(torch.arange(5))
+    sampler.update_priority(torch.arange(5), torch.tensor([0.1, 0.2, 0.3, 0.05, 0.04]))
+    if saved:
+        sampler.dumps(tmp_path)
+        sampler = kind(10, ALPHA, BETA, EPS)
+        sampler.loads(tmp_path)
+    assert sampler.default_priority == 1
+    sampler.extend(torch.tensor([5, 6]))
+    np.testing.assert_allclose(weights(sampler)[:7], formula([0.1, 0.2, 0.3, 0.05, 0.04, 1, 1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("kind", [PrioritizedSampler, sliced])
+def test_elements_without_a_priority_count_among_those_there(kind: Any, saved: bool, tmp_path: Path) -> None:
+    sampler = kind(10, ALPHA, BETA, EPS, max_priority_within_buffer=True)
+    sampler.extend(torch.arange(3))
+    sampler.update_priority(torch.tensor([0, 1]), torch.tensor([0.1, 0.2]))
+    if saved:
+        sampler.dumps(tmp_path)
+        sampler = kind(10, ALPHA, BETA, EPS, max_priority_within_buffer=True)
+        sampler.loads(tmp_path)
+    assert sampler.default_priority == 1
+    sampler.update_priority(2, 0.15)
+    assert sampler.default_priority == pytest.approx(0.2, rel=1e-5)
+    sampler.extend(torch.tensor([3]))
+    np.testing.assert_allclose(weights(sampler)[:4], formula([0.1, 0.2, 0.15, 0.2]), rtol=1e-5)
 
 
 def test_a_buffer_that_is_written_anew_has_no_maximum() -> None:

@@ -137,8 +137,8 @@ def test_edge_03_6_a_sampler_without_priorities_is_saved(tmp_path: Path) -> None
     other = PrioritizedSampler(10, 0.7, 0.7)
     other.loads(tmp_path)
     assert (other.alpha, other.default_priority) == (0.5, 1)
-    other.update_priority(0, 0.25)
-    assert other.default_priority == 0.25
+    other.update_priority(0, 2.5)
+    assert other.default_priority == 2.5
     assert json.loads((tmp_path / "sampler_metadata.json").read_text())["_max_priority"] == [1.0, -1.0]
 
 
