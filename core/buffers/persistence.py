@@ -14,6 +14,7 @@ import torch
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
+from ..writers import RoundRobinWriter, Writer
 from .checkpoint import BufferFolder, write_buffer
 from .layout import checked_batch_size
 from .prefetch import Draw
@@ -75,9 +76,10 @@ class Persistent(Writing):
             if state_dict.get("_rng") is not None:
                 self._restore_rng(*state_dict["_rng"])
             self._batch_size = batch_size
-            self._storage.load_state_dict(state_dict["_storage"])
+            with self._ring_arrives(self._writer):
+                self._storage.load_state_dict(state_dict["_storage"])
             self._writer.tell_cursor()
-            self._restore_ahead([_as_draw(item) for item in ahead["queue"]])
+            self._restore_ahead(self._turned_draws([_as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint to the folder `path`, in TorchRL's layout; an older checkpoint there is replaced at once.
@@ -102,7 +104,7 @@ class Persistent(Writing):
                 )
             with self._all_or_nothing():
                 self._load_parts(folder)
-                self._restore_ahead(draws)
+                self._restore_ahead(self._turned_draws(draws))
 
     dump = save = dumps
     load = loads
@@ -121,10 +123,11 @@ class Persistent(Writing):
         if generator is not None:
             self._restore_rng(*generator)
         self._batch_size = folder.batch_size
-        if folder.has_rows:
-            self._storage.loads(folder.path / "storage")
-        else:
-            self._storage._empty()
+        with self._ring_arrives(self._writer if folder.has_writer else None):
+            if folder.has_rows:
+                self._storage.loads(folder.path / "storage")
+            else:
+                self._storage._empty()
         if not folder.has_writer:
             self._writer.go_on_behind()
         self._writer.tell_cursor()
@@ -138,6 +141,45 @@ class Persistent(Writing):
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Have what is loaded into the storage pass through `hook(data, out=…)`; hooks are not saved themselves."""
         self._storage.register_load_hook(hook)
+
+    # A full ring in a larger storage ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _ring_arrives(self, writer: Writer | None) -> Iterator[None]:
+        """Load the storage inside; `writer` has loaded its state, if there was any.
+
+        A full ring that came into a larger storage was turned, so that its rows lie in the order of time in front of
+        the free ones: the other parts follow.
+        """
+        storage = self._storage
+        ring = isinstance(self._writer, RoundRobinWriter)
+        storage._turned, storage._arriving = None, (ring, writer._cursor if writer is not None and ring else None)
+        try:
+            yield
+        finally:
+            storage._arriving = (True, None)
+        row = storage._turned
+        if row is None or not isinstance(self._writer, RoundRobinWriter):
+            return
+        self._writer.turn(row)
+        if row:
+            self._sampler._turn(row, storage)
+            self._label_anew()
+
+    def _label_anew(self) -> None:
+        """Give rows that were turned the labels of their new places."""
+
+    def _turned_draws(self, draws: list[Draw]) -> list[Draw]:
+        row, storage = self._storage._turned, self._storage
+        if not row or not isinstance(self._writer, RoundRobinWriter):
+            return draws
+        rows = storage.shape[0]
+        for draw in draws:
+            first, *others = draw.index if isinstance(draw.index, tuple) else (draw.index,)
+            first = (first - row) % rows
+            draw.index = (first, *others) if isinstance(draw.index, tuple) else first
+            draw.info["index"] = draw.index
+        return draws
 
     # Details ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers import Sampler
+from ..storages import ListStorage
 from ..writers import TensorDictRoundRobinWriter, Writer
 from ..writers.labels import INDEX
 from .base import ReplayBuffer
@@ -82,6 +83,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self._take_priorities(written)
         index: torch.Tensor = written.index
         return index
+
+    def _label_anew(self) -> None:
+        storage, path = self._storage, (INDEX,)
+        if storage.entry(path, slice(0, 1)) is None:
+            return
+        if isinstance(storage, ListStorage):
+            for row in range(len(storage)):
+                item = storage.get(row)
+                storage.set(row, item.copy().set(INDEX, torch.full_like(item.get(INDEX), row)), set_cursor=False)
+            return
+        labels = storage.editable(path)
+        labels.copy_(torch.arange(len(labels)).reshape(-1, *[1] * (labels.dim() - 1)).expand(labels.shape))
 
     # Priorities ------------------------------------------------------------------------------------
 

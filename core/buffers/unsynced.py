@@ -73,6 +73,10 @@ class LearnerSampler(PrioritizedSampler):
         self.catch_up()
         super().mark_update(index, storage=storage)
 
+    def _turn(self, row: int, storage: Storage) -> None:
+        super()._turn(row, storage)
+        self._seen_all()
+
     def _empty(self) -> None:
         super()._empty()
         self._seen = None

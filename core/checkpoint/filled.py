@@ -40,6 +40,11 @@ class FilledStorage:
         return math.prod(self.shape)
 
     @property
+    def rows(self) -> int:
+        """How many rows there is room for."""
+        return self.capacity // max(math.prod(self.shape[1:]), 1)
+
+    @property
     def full(self) -> bool:
         """Whether the next row takes the place of an older one."""
         return self.length >= self.capacity

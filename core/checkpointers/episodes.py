@@ -146,7 +146,12 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         if not is_tree(structure):
             raise SchemaError(f"load hooks made a {structure} of the rows, a tensordict is expected")
         tensors = structure.leaves(data)
-        target.fill(structure, tensors, tensors[0].shape[: target.ndim].numel())
+        lead, filled = tensors[0].shape[: target.ndim], reader.filled
+        unchanged = tuple(lead) == filled.shape
+        target.fill(
+            structure, tensors, lead.numel(), capacity=filled.rows if unchanged else None,
+            last_row=filled.last_row if unchanged else None,
+        )  # fmt: skip
 
     def _open(self, place: Path) -> FlatReader | H5Reader:
         return FlatReader(open_folder(place, f"{self.form.capitalize()}StorageCheckpointer"))

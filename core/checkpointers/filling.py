@@ -24,6 +24,8 @@ __all__ = ["fill_storage", "structure_for"]
 def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
     """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
 
+    If that was full and this one is larger, they lie in the order of time instead.
+
     SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
     for. The bytes must have been verified before: what fails then leaves only part of the rows replaced.
     """
@@ -36,16 +38,15 @@ def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStora
     keys = list(structure.paths())
     lead = filled.shape
     likes = [torch.empty((*lead, *fields[key].shape), dtype=_dtype(fields[key]), device="meta") for key in keys]
-    order = Order(lead[0], filled.length // max(lead[0], 1), filled.oldest)
 
-    def write(columns: Columns) -> None:
+    def write(columns: Columns, in_time: bool) -> None:
+        order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
         leaves = dict(zip(columns.names, columns.leaves, strict=True))
         for group in _groups(fields):
             targets = [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
             _fill_leaves(targets, reader, order)
 
-    storage.fill(structure, likes, filled.length, write)
-    storage._last_cursor = filled.last_row
+    storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
 
 
 def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:

@@ -99,5 +99,4 @@ def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, aske
         for number in range(stop - start):
             row = (start + number + filled.oldest) % filled.length
             items[row] = structure.build(iter([leaf[number].clone() for leaf in leaves]), torch.Size([]))
-    storage.replace_all(items)
-    storage._last_cursor = filled.last_row
+    storage.replace_all(items, capacity=filled.rows, last_row=filled.last_row)

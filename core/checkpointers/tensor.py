@@ -83,8 +83,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             data = self._through_load_hooks(data, target._storage)
             structure = structure_of(data, target.ndim)
             tensors = structure.leaves(data)
-        target.fill(structure, tensors, saved.length)
-        target._last_cursor = saved.last_row
+        target.fill(structure, tensors, saved.length, capacity=saved.capacity, last_row=saved.last_row)
 
 
 def _tensor_storage(storage: Storage) -> TensorStorage:

@@ -33,6 +33,8 @@ class Saved:
     lead: torch.Size
     length: int
     last_row: int | None
+    capacity: int | None = None
+    """How many rows the storage had room for; None where that is not known."""
 
 
 def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | None:
@@ -83,7 +85,8 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
     tensors = _verified(folder, manifest)
     structure = _structure(manifest, target, raw)
     lead = tensors[0].shape[: manifest.ndim] if tensors else torch.Size([])
-    return Saved(structure, tensors, lead, manifest.length, manifest.last_row)
+    capacity = manifest.leaves[0].shape[0] if manifest.ndim and manifest.leaves else None
+    return Saved(structure, tensors, lead, manifest.length, manifest.last_row, capacity)
 
 
 def verify_tensors(folder: Path) -> None:
@@ -131,7 +134,7 @@ def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Sa
     filled = [_filled(folder, leaf, length, target.ndim) for leaf in leaves]
     tensors = _map_all(folder, filled)
     lead = tensors[0].shape[: target.ndim] if tensors else torch.Size([])
-    return Saved(structure, tensors, lead, length, None)
+    return Saved(structure, tensors, lead, length, None, leaves[0].shape[0] if leaves else None)
 
 
 def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:

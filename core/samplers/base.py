@@ -130,6 +130,9 @@ class Sampler(metaclass=_Samplers):
     def _empty(self) -> None:
         """Forget what is known of the elements."""
 
+    def _turn(self, row: int, storage: Storage) -> None:
+        """Follow the rows of a storage, of which `row` became row 0, those before it coming last."""
+
     def _begin_anew(self) -> None:
         """Forget what is drawn already and comes later: another process has drawn it."""
 

@@ -226,6 +226,14 @@ class Priorities:
             self.tree.fill(count, self.known, 0.0)
             self.known = count
 
+    def turn(self, number: int, count: int) -> None:
+        """Follow the first `count` elements, of which `number` became element 0, those before it coming last."""
+        weights = self.tree.weights()
+        weights[:count] = weights[:count].roll(-number)
+        self.tree.load(weights)
+        if 0 <= self._largest_number < count:
+            self._largest_number = (self._largest_number - number) % count
+
     def _check_written(self, number: int) -> None:
         if number >= self.tree.capacity:
             raise SchemaError(

@@ -278,6 +278,9 @@ class PrioritizedSampler(Sampler):
         """Hear that the elements from `start` up to but not including `stop` were written, at the least cost."""
         self._priorities.renew_run(start, stop)
 
+    def _turn(self, row: int, storage: Storage) -> None:
+        self._priorities.turn(row * (len(storage) // storage.shape[0]), len(storage))
+
     def _empty(self) -> None:
         self._priorities.clear()
         self._forget()

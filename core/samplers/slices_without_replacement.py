@@ -140,6 +140,9 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
+    def _turn(self, row: int, storage: Storage) -> None:
+        self._epoch.turn(row, storage.shape[0])
+
     def _empty(self) -> None:
         super()._empty()
         self._forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +43,14 @@ class Runs:
         """Return the same trajectories in other numbers."""
         return Runs(self.lane, self.first + steps, self.last + steps)
 
-    def by_place(self, rows: int) -> Numbers:
-        """Return the order that TorchRL numbers them in: lane by lane, by the place of the last row in the ring."""
-        return np.lexsort((self.last % rows, self.lane))
+    def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
+        """Return the order that TorchRL numbers them in: lane by lane, by the place of the last row in the ring.
+
+        With `turned` it is that in a ring of as many rows as its second number, before its first became row 0.
+        """
+        row, before = turned
+        place = self.last % rows
+        return np.lexsort(((place + row) % before if before else place, self.lane))
 
     def found_in(self, other: Runs) -> Numbers:
         """Say as which trajectory of `other`, which is later, each goes on: -1 if its last row is no longer there."""
@@ -70,6 +75,7 @@ class SavedEpoch:
     left: Numbers
     waiting: Numbers
     count: int
+    turned: tuple[int, int] = (0, 0)
 
 
 class _Seen(NamedTuple):
@@ -197,7 +203,7 @@ class TrajectoryEpoch:
         self._left, self._waiting = _NOTHING, np.ones(len(self._runs), np.bool_)
         self.begun = len(self._runs) == saved.count
         if self.begun:
-            order = self._runs.by_place(table.capacity)
+            order = self._runs.by_place(table.capacity, saved.turned)
             self._left, waiting = order[saved.left], order[saved.waiting]
             self._waiting[:] = False
             self._waiting[waiting] = True
@@ -228,6 +234,11 @@ class TrajectoryEpoch:
         place = np.empty(len(other._runs), np.int64)
         place[other._runs.by_place(table.capacity)] = np.arange(len(place))
         return SavedEpoch(place[other._left], np.sort(place[other._waiting]), len(place))
+
+    def turn(self, row: int, rows: int) -> None:
+        """Take up the epoch that was loaded in a ring of so many rows, of which `row` became row 0 since."""
+        if self._loaded is not None:
+            self._loaded = replace(self._loaded, turned=(row, rows))
 
     def load(self, saved: SavedEpoch | None) -> None:
         """Take up a saved epoch with the next draw."""

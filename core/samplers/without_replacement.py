@@ -106,6 +106,10 @@ class SamplerWithoutReplacement(EpochSampler):
             return order[permutation(len(order), self._rng)]
         return inserted_at_random(left, late, self._rng)
 
+    def _turn(self, row: int, storage: Storage) -> None:
+        if self._order is not None:
+            self._order = (self._order - row * (len(storage) // storage.shape[0])) % len(storage)
+
     @property
     def _sample_list(self) -> torch.Tensor | None:
         """What is left of the epoch, in order; None before the first draw."""

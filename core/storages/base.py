@@ -55,6 +55,8 @@ class Storage(ABC):
         self._revision = 0
         self.numbered_by: str | None = None
         """The entry in which a writer keeps the number of every row, where one does."""
+        self._turned: int | None = None  # by how many rows a full ring was turned that was loaded into this larger one
+        self._arriving: tuple[bool, int | None] = (True, None)  # whether a ring is loaded, and where it goes on
         self.log = WriteLog()
 
     @abstractmethod
@@ -113,6 +115,17 @@ class Storage(ABC):
             self.log.wrote(rows, capacity)
         else:
             self.mark_changed(Change(rows))
+
+    def _turn_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
+        """Say which row is to become row 0 of `rows` that are loaded from a storage of `capacity`, where that is known.
+
+        A full ring is turned in a larger storage, so that the rows lie in the order of time in front of free ones.
+        """
+        ring, next_row = self._arriving
+        next_row = next_row if last_row is None else last_row + 1
+        full = next_row is not None and (next_row < rows if capacity is None else rows == capacity)
+        self._turned = next_row % rows if next_row is not None and ring and full and 0 < rows < room else None
+        return self._turned or 0
 
     def _begin_anew(self, next_row: int) -> None:
         """Count a change of all there is; the ring goes on at this row, unless a writer says otherwise."""

@@ -174,14 +174,20 @@ class ListStorage(Storage):
             items = [item_of_state(state) for state in saved]
         self.replace_all(items)
 
-    def replace_all(self, items: list[Any]) -> None:
-        """Forget all objects and keep these; nothing changes if they cannot all be kept."""
-        self._refuse_more_than_fits(len(items))
-        self._take_over(self._prepared(items, alone=True))
+    def replace_all(self, items: list[Any], *, capacity: int | None = None, last_row: int | None = None) -> None:
+        """Forget all objects and keep these; nothing changes if they cannot all be kept.
 
-    def _take_over(self, kept: list[Any]) -> None:
-        self._items = list(kept)
+        They are from a storage of `capacity` rows of which `last_row` was written last, where that is known: if it was
+        full and this is larger, the oldest comes first.
+        """
+        self._refuse_more_than_fits(len(items))
+        self._take_over(self._prepared(items, alone=True), capacity, last_row)
+
+    def _take_over(self, kept: list[Any], capacity: int | None = None, last_row: int | None = None) -> None:
+        turn = self._turn_of(len(kept), self.max_size, capacity, last_row)
+        self._items = [*kept[turn:], *kept[:turn]]
         self._begin_anew(len(kept) % self.max_size)
+        self._last_cursor = last_row if self._turned is None else len(kept) - 1
 
     def _refuse_more_than_fits(self, count: int) -> None:
         if count > self.max_size:

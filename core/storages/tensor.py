@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -13,19 +13,16 @@ from ..errors import SchemaError, UsageError
 from .columns import Columns
 from .counter import Counter
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
-from .describe import describe
-from .state import in_order, named_tensors, refuse_other_constants, rows_to_fill, saved_tensors, with_numbers
 from .structure import Structure, structure_of
-from .tensor_editing import TensorEditing
+from .tensor_state import TensorState
 
 __all__ = ["TensorStorage"]
 
-_Write: TypeAlias = Callable[[Columns], None] | None
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """What is surely no list of rows: to ask so is faster than to ask for those."""
 
 
-class TensorStorage(TensorEditing):
+class TensorStorage(TensorState):
     """Wraps a tensor, a tensordict, a tensorclass or a nest of them, and counts as full.
 
     Dimension 0 is the capacity; the first `ndim` dimensions, which all leaves share, count elements. A `max_size`
@@ -235,73 +232,6 @@ class TensorStorage(TensorEditing):
 
     def _initialize(self, index: Any, data: Any) -> None:
         """Make the tensors after the first data."""
-
-    def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
-        """Return to the tensors of before, because the write that new ones were made for failed."""
-        self._structure, self._columns, self._wrapped = structure, columns, None
-
-    # State -----------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
-
-        `_structure` says how they belong together, for storages that hold nothing yet.
-        """
-        if not self.initialized:
-            return {"_storage": {}, "_len": 0, "initialized": False}
-        return {
-            "_storage": named_tensors(self.columns.names, self.columns.leaves),
-            "_len": len(self),
-            "initialized": True,
-            "_structure": describe(self.structure),
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy the valid rows of what `state_dict` returned; they must be alike in names, types and shapes.
-
-        The capacities may differ as long as the rows fit. A lazy storage that holds nothing yet makes its tensors
-        after the saved ones.
-        """
-        if not state_dict.get("initialized", True):
-            self._empty()
-        else:
-            structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"), self._structure)
-            self.fill(structure, tensors, int(state_dict["_len"]))
-
-    def fill(self, structure: Structure, tensors: Sequence[torch.Tensor], length: int, write: _Write = None) -> None:
-        """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
-
-        They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
-        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
-        `write`, which puts the rows into the columns, tensors of the device `meta` say what is to come; only if that
-        fails halfway, rows that were there are changed.
-        """
-        fresh = not self.initialized
-        try:
-            if fresh:
-                self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
-            refuse_other_constants(self.structure, structure)
-            columns = self.columns
-            structure, tensors = with_numbers(None if write else self.numbered_by, structure, tensors, columns)
-            rows = rows_to_fill(length, columns, self.max_size)
-            values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
-            columns.check(values, (rows, *columns.lead[1:]))
-            self._make_room(slice(0, rows))
-            columns.write_run(0, rows, values) if write is None else write(columns)
-        except BaseException:
-            if fresh:
-                self._go_back(None, None)
-            raise
-        self._filled.value = rows
-        self._begin_anew(rows % columns.lead[0])
-
-    def set_length(self, length: int) -> None:
-        """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
-        self._filled.value = rows_to_fill(length, self.columns, self.max_size)
-        self._begin_anew(self._filled.value % self.columns.lead[0])
-
-    def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
-        """Make tensors for rows of these types and shapes."""
 
     def _empty(self) -> None:
         self._filled.value = 0

@@ -138,6 +138,14 @@ class RoundRobinWriter(Writer):
         if self._generations is not None:
             self._generations.count_all()
 
+    def turn(self, row: int) -> None:
+        """Follow a full ring that was loaded into a larger storage, where `row` became row 0: go on behind it."""
+        rows = self._registered().shape[0]
+        self._cursor = rows
+        generations = self._saved_generations if self._generations is None else self._generations.rows
+        if generations is not None:
+            generations[:rows] = generations[:rows].roll(-row)
+
     # Generations -----------------------------------------------------------------------------------
 
     def generations_of(self, index: Any) -> torch.Tensor:
