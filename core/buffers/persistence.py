@@ -157,7 +157,7 @@ class Persistent(Writing):
         try:
             yield
         finally:
-            storage._arriving = (True, None)
+            storage._arriving = (False, None)
         row = storage._turned
         if row is None or not isinstance(self._writer, RoundRobinWriter):
             return

@@ -24,7 +24,7 @@ __all__ = ["fill_storage", "structure_for"]
 def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
     """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
 
-    If that was full and this one is larger, they lie in the order of time instead.
+    If a buffer loads a ring that was full into a larger storage, they lie in the order of time instead.
 
     SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
     for. The bytes must have been verified before: what fails then leaves only part of the rows replaced.

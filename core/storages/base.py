@@ -56,7 +56,7 @@ class Storage(ABC):
         self.numbered_by: str | None = None
         """The entry in which a writer keeps the number of every row, where one does."""
         self._turned: int | None = None  # by how many rows a full ring was turned that was loaded into this larger one
-        self._arriving: tuple[bool, int | None] = (True, None)  # whether a ring is loaded, and where it goes on
+        self._arriving: tuple[bool, int | None] = (False, None)  # whether a buffer loads a ring, and where it goes on
         self.log = WriteLog()
 
     @abstractmethod
@@ -119,7 +119,8 @@ class Storage(ABC):
     def _turn_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
         """Say which row is to become row 0 of `rows` that are loaded from a storage of `capacity`, where that is known.
 
-        A full ring is turned in a larger storage, so that the rows lie in the order of time in front of free ones.
+        A buffer has a full ring turned in a larger storage, so that its rows lie in the order of time in front of free
+        ones: its writer goes on behind them. A storage that is loaded alone keeps every row where it was.
         """
         ring, next_row = self._arriving
         next_row = next_row if last_row is None else last_row + 1

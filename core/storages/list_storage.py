@@ -177,8 +177,8 @@ class ListStorage(Storage):
     def replace_all(self, items: list[Any], *, capacity: int | None = None, last_row: int | None = None) -> None:
         """Forget all objects and keep these; nothing changes if they cannot all be kept.
 
-        They are from a storage of `capacity` rows of which `last_row` was written last, where that is known: if it was
-        full and this is larger, the oldest comes first.
+        They are from a storage of `capacity` rows of which `last_row` was written last, where that is known: a buffer
+        has the oldest come first if it was full and this is larger.
         """
         self._refuse_more_than_fits(len(items))
         self._take_over(self._prepared(items, alone=True), capacity, last_row)

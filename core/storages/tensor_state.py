@@ -63,7 +63,7 @@ class TensorState(TensorEditing):
         types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
         `write(columns, in_time)`, which puts the rows into the columns, tensors of the device `meta` say what is to
         come; only if that fails halfway, rows that were there are changed. They are from a storage of `capacity` rows
-        of which `last_row` was written last: if it was full and this is larger, the oldest becomes row 0.
+        of which `last_row` was written last: a buffer has the oldest become row 0 if it was full and this is larger.
         """
         fresh = not self.initialized
         try:
