@@ -27,6 +27,7 @@ import torch
 from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
 from ..dataset import HIDDEN, Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..storages.codec import tensor_bytes
 from .prefetch import Draw
 
 if TYPE_CHECKING:
@@ -222,10 +223,8 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [_to_json(part) for part in value]}
     if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-        shape = list(plain.shape)
-        return {"dtype": str(plain.dtype), "shape": shape, "base64": base64.b64encode(data).decode()}
+        data = base64.b64encode(tensor_bytes(value)).decode()
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "base64": data}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise UsageError(f"a sampler told a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved")

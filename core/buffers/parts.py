@@ -176,6 +176,7 @@ class BufferParts(Sharing):
             self._storage.attach(self._ear)
         self._tell_sampler = not kind.by_marks and (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
         self._by_number = kind.by_number
+        self._room = self._sampler._room_in(self._storage)
         self._hand_on(self._rng)
 
     def _introduce(self) -> None:
@@ -289,14 +290,18 @@ class BufferParts(Sharing):
             self._hand_on(generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
-        """Add a transform at the end, with `invert` the other way round; returns this buffer."""
+        """Add a transform at the end, with `invert` the other way round; returns this buffer.
+
+        SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform that changes its state
+        with every write and cannot share it.
+        """
         with self._sampling:
             self._transform.append(as_transform(transform, invert=invert))
             self._transform_changed()
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
-        """Add a transform in front of the one at `index`, with `invert` the other way round; returns this buffer."""
+        """Add a transform in front of the one at `index`, as `append_transform` does at the end; return this buffer."""
         with self._sampling:
             self._transform.insert(index, as_transform(transform, invert=invert))
             self._transform_changed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.data import get_worker_info
@@ -53,23 +53,26 @@ class Sharing:
         """Whether several processes may write."""
         return isinstance(self._guard, SharedGuard)
 
-    def share(self, shared: bool = True) -> None:
-        """Let several processes write, or stop that; call it before the other processes start.
+    def share(self, shared: bool = True) -> Self:
+        """Let several processes write, or stop that; returns this buffer. Call it before the other processes start.
 
         Raises UsageError (a ValueError) for a buffer that prefetches, and SchemaError (a RuntimeError) where a
         transform changes its state with every write and cannot share it.
         """
         if shared == self.shared:
-            return
+            return self
         if shared and self._prefetcher is not None:
             raise UsageError("a buffer that prefetches cannot be shared: threads do not cross processes")
         if shared:
             self._transform.share_memory_()
+        else:
+            self._transform.shared = False
         with self._guard:
             self._guard = SharedGuard() if shared else Guard()
             self._unshared = False
             if shared:
                 self._share_rows()
+        return self
 
     def _share_rows(self) -> None:
         """Move the rows to where other processes see them, as soon as there are any; before a write, see who may."""
@@ -138,6 +141,8 @@ class Sharing:
             writer, self._cut_off = self._writer, self.shared
             writer._cursor_counter = Counter(writer._cursor)
             writer._write_counter = Counter(writer._write_count)
+            if (generations := self._storage._generations) is not None:
+                self._storage._generations = generations.apart()
 
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng

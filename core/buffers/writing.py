@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
+from ..errors import SchemaError
+from ..writers.batches import batch_length
 from .editing import Editing
 from .layout import swap, without_arrays
 from .parts import UnsupportedError, WrongKindError
@@ -66,6 +68,8 @@ class Writing(Editing):
         with self._guard:
             if self._unshared:
                 self._share_rows()
+            if self._room is not None:
+                self._require_room(self._room, 1)
             index = self._writer.add(data)
             if self._unshared:
                 self._share_rows()
@@ -73,6 +77,16 @@ class Writing(Editing):
                 with self._sampling:
                     self._sampler.add(index)
         return index
+
+    def _require_room(self, room: int, count: int) -> None:
+        """Refuse to write elements that the sampler could not choose, before anything is changed."""
+        storage, writer = self._storage, self._writer
+        behind = (writer._cursor if writer.in_time else len(storage)) + count
+        if min(behind, storage.max_size) > room:
+            raise SchemaError(
+                f"element {min(behind, storage.max_size) - 1} was to be written, the sampler's max_capacity is {room}",
+                hint="make the sampler with the max_size of the storage",
+            )
 
     def _add_transformed(self, data: Any) -> Written:
         changed = self._transform.inv(data)
@@ -133,6 +147,8 @@ class Writing(Editing):
         with self._guard:
             if self._unshared:
                 self._share_rows()
+            if self._room is not None:
+                self._require_room(self._room, batch_length(data))
             index = self._writer.extend(data)
             if self._unshared:
                 self._share_rows()

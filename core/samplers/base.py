@@ -124,6 +124,10 @@ class Sampler(metaclass=_Samplers):
     def _check_storage(self, storage: Storage) -> None:
         """Refuse a storage that this cannot choose from, with nothing changed; SchemaError (a RuntimeError)."""
 
+    def _room_in(self, storage: Storage) -> int | None:
+        """Say how many elements of this storage it can choose from; None where that is any number."""
+        return None
+
     def _meet(self, storage: Storage) -> Any:
         """Get to know the storage that elements are chosen from."""
 

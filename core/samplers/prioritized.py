@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -37,7 +38,8 @@ class PrioritizedSampler(Sampler):
 
     - `max_capacity`: how many elements there may be, counted over all dimensions of the storage. It grows with a
       storage that says only later how many it has room for: one of several dimensions, which holds whole rows, and a
-      list without bounds. A buffer refuses a sampler that has no room for its storage: SchemaError (a RuntimeError).
+      list without bounds. A buffer warns of a sampler that has less room than its storage, and refuses the write for
+      which it would have none, and a storage that holds more already: SchemaError (a RuntimeError).
     - `alpha`: 0 draws uniformly. Set, it transforms the weights that are there; from 0 it cannot, and warns.
     - `beta`: how far `"priority_weight"`, float32 `[batch_size]`, makes up for the unequal probabilities: it is
       `(w / least w) ** -beta` of the weights w, in (0, 1]. The least one is that of all elements that can be drawn, or
@@ -194,11 +196,19 @@ class PrioritizedSampler(Sampler):
                 self._priorities.grow(capacity)
 
     def _check_storage(self, storage: Storage) -> None:
-        if not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS:
+        room = self._room_in(storage)
+        if room is None:
+            return
+        found = f"the sampler's max_capacity is {room}, the storage has room for {storage.max_size}"
+        if len(storage) > room:
             raise SchemaError(
-                f"the sampler's max_capacity is {self.max_capacity}, the storage has room for {storage.max_size}",
-                hint="make the sampler with the max_size of the storage",
+                f"{found} and {len(storage)} elements", hint="make the sampler with the max_size of the storage"
             )
+        warnings.warn(f"{found}: the write that passes element {room - 1} will be refused", stacklevel=5)
+
+    def _room_in(self, storage: Storage) -> int | None:
+        bounded = not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS
+        return self.max_capacity if bounded else None
 
     def _meet(self, storage: Storage) -> int:
         """Learn from a storage where it is, and how many elements it may have and has, which is returned."""

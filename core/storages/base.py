@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from .generations import Generations
 from .write_log import Change, WriteLog
 
 __all__ = ["Storage", "register_checkpointer"]
@@ -51,6 +52,7 @@ class Storage(ABC):
         self._checkpointer = checkpointer
         self._attached: list[Any] = []
         self._rng: torch.Generator | None = None
+        self._generations: Generations | None = None  # how often rows were written over, if a writer counts it
         self._last_cursor: Any = None
         self._revision = 0
         self.numbered_by: str | None = None

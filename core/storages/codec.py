@@ -62,7 +62,8 @@ def bytes_behind(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU, to be read or written."""
     if not tensor.numel():  # whose strides may be such that torch cannot view it as bytes
         return memoryview(bytearray())
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # One element counts as contiguous whatever its strides are, and torch views only those of stride 1 as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def tensor_from_bytes(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

@@ -79,7 +79,8 @@ class LazyStackStorage(ListStorage):
     @property
     def _dimension(self) -> int:
         """The dimension that several elements are stacked along, counted from the front."""
-        return self.stack_dim % (self._items[0].batch_dims + 1)
+        dimensions: int = self._items[0].batch_dims + 1
+        return self.stack_dim % dimensions
 
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         for item in items:

@@ -27,9 +27,6 @@ class TensorEditing(Storage):
     """
 
     device: Any
-    columns: Columns
-    structure: Structure
-    rows: int
     _structure: Structure | None
     _declared: Structure | None = None
     """How the data is made without the entries that were added; None if there never were any."""
@@ -38,6 +35,21 @@ class TensorEditing(Storage):
     @abstractmethod
     def initialized(self) -> bool:
         """Whether the tensors are there."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Columns:
+        """The tensors, cut into rows."""
+
+    @property
+    @abstractmethod
+    def structure(self) -> Structure:
+        """How the data is made."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """The number of valid rows."""
 
     @abstractmethod
     def _take(self, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
@@ -67,7 +79,7 @@ class TensorEditing(Storage):
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
             raise IndexError(f"{len(index)} coordinates given, elements have {depth} dimensions")
-        if isinstance(structure, Node) and label in structure.children and label not in list(data.keys()):
+        if label and isinstance(structure, Node) and label in structure.children and label not in list(data.keys()):
             kept = list(structure.paths()).index((label,))
             structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
         values = structure.leaves(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,10 +51,7 @@ class Transform(nn.Module):
     def share_memory_(self) -> Transform:
         """Move the state to where other processes see it; SchemaError if `inv` changes a state that is no tensor."""
         if self.counts_writes and not any(True for _ in self.buffers()):
-            raise SchemaError(
-                f"{type(self).__name__} changes its state with every write, where no other process sees it",
-                hint="keep the state in registered buffers, or define share_memory_()",
-            )
+            raise _unshared(self)
         self.share_memory()
         return self
 
@@ -88,6 +85,15 @@ class InvertTransform(Transform):
     def draws(self) -> bool:  # type: ignore[override]
         """Whether the transform draws from the buffer's generator."""
         return bool(getattr(self.transform, "draws", False))
+
+    @property
+    def counts_writes(self) -> bool:  # type: ignore[override]
+        """Whether what is now the way in changes the state."""
+        return bool(getattr(self.transform, "counts_writes", False))
+
+    def share_memory_(self) -> Transform:
+        Compose(self.transform).share_memory_()
+        return self
 
     def forward(self, data: Any) -> Any:
         return self.transform.inv(data)
@@ -159,8 +165,11 @@ class Compose(Transform):
                 module._rng = generator  # type: ignore[assignment]
 
     def append(self, transform: Any) -> Compose:
-        """Add a transform at the end, or all those of a `Compose`; returns this object."""
-        self.transforms.extend(_parts(transform))
+        """Add a transform at the end, or all those of a `Compose`; returns this object.
+
+        SchemaError, with nothing added, for one that cannot be shared where all are.
+        """
+        self.transforms.extend(self._added(transform))
         return self
 
     def insert(self, index: int, transform: Any) -> Compose:
@@ -172,18 +181,23 @@ class Compose(Transform):
         if not -len(self) <= index <= len(self):
             raise UsageError(f"place {index} was asked for, there are {len(self)} transforms")
         there = list(self.transforms)
-        there[index:index] = _parts(transform)
+        there[index:index] = self._added(transform)
         self.transforms = nn.ModuleList(there)
         return self
 
+    shared = False
+    """Whether transforms that are added later are shared, too."""
+
     def share_memory_(self) -> Compose:
-        for transform in self.transforms:
-            share = getattr(transform, "share_memory_", None)
-            if share is not None:
-                share()
-            else:
-                transform.share_memory()
+        _share(self.transforms)
+        self.shared = True
         return self
+
+    def _added(self, transform: Any) -> list[Any]:
+        parts = _parts(transform)
+        if self.shared:
+            _share(parts)
+        return parts
 
     def flush(self) -> Any:
         """Return what transforms held back, having passed those that `inv` calls after them; None if nothing was.
@@ -225,6 +239,26 @@ class Compose(Transform):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one transform, or a `Compose` of some, which it shares with this object."""
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
+
+
+def _share(transforms: Iterable[Any]) -> None:
+    """Move states to where other processes see them; `requires_shared_write_state` is TorchRL's word for it."""
+    for transform in transforms:
+        share = getattr(transform, "share_memory_", None)
+        if share is not None:
+            share()
+        elif getattr(transform, "requires_shared_write_state", False):
+            raise _unshared(transform)
+        else:
+            transform.share_memory()
+
+
+def _unshared(transform: Any) -> SchemaError:
+    return SchemaError(
+        f"{type(transform).__name__} changes its state with every write, where no other process sees it: "
+        "a shared write state is expected",
+        hint="keep the state in registered buffers, or define share_memory_()",
+    )
 
 
 def _parts(transform: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from ..storages.counter import Counter
+from ..storages.generations import Generations
 
 __all__ = ["Writer", "counts_in"]
 
@@ -71,8 +72,27 @@ class Writer(ABC):
         self._write_count = len(storage)
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """Say how often each row was written over; UsageError for a writer that does not count it."""
-        raise UsageError(f"this {type(self).__name__} keeps no generations", hint="make it with track_generations=True")
+        """Return the generation of the row of each element at `index`, int64 of as many elements.
+
+        `index` is an int, row numbers of any shape, and where the storage has several dimensions the coordinates
+        `[..., ndim]` or a tuple of a tensor a dimension. -1 for rows that were never written or are not there, and for
+        all rows of a writer that does not track generations.
+        """
+        rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
+        if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
+            rows = rows[..., 0]
+        generations = self._generations if self.tracks_generations else None
+        return torch.full(rows.shape, -1) if generations is None else generations.at(rows.long())
+
+    @property
+    def _generations(self) -> Generations | None:
+        """The generations of the storage's rows, which belong to the storage and to all that write to it."""
+        return None if self._storage is None else self._storage._generations
+
+    def _count_generations(self, rows: torch.Tensor) -> None:
+        """Count a write to each of these rows, where anybody tracks generations; negative numbers stand for none."""
+        if (generations := self._generations) is not None:
+            generations.count(rows[rows >= 0])
 
     @property
     def _cursor(self) -> int:
@@ -115,6 +135,8 @@ class Writer(ABC):
         self._cursor = 0
         if empty_write_count:
             self._write_count = 0
+        if (generations := self._generations) is not None:
+            generations.count_all()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -173,6 +173,7 @@ class TensorDictMaxValueWriter(Writer):
     def _written(self, index: int | torch.Tensor, count: int) -> None:
         self._cursor = len(self._ranking) % self._registered().max_size
         self._write_count += count
+        self._count_generations(torch.as_tensor(index).reshape(-1))
         self._mark_update(index)
 
     def _empty(self, empty_write_count: bool = True) -> None:

@@ -12,10 +12,10 @@ import torch
 
 from ..errors import FormatError
 from ..storages import Storage
+from ..storages.generations import Generations
 from .base import Writer, counts_in
 from .batches import batch_length, capacity_rows
 from .folder import counts_of, read_array, read_metadata, write_folder
-from .generations import Generations
 
 __all__ = ["RoundRobinWriter"]
 
@@ -30,7 +30,8 @@ class RoundRobinWriter(Writer):
     a storage that holds rows already, a fresh writer goes on behind them.
 
     With `track_generations` each row has a number that tells whether it was written over since: -1 before its first
-    write, 0 after it, one more with every further write and with every emptying of the buffer.
+    write, 0 after it, one more with every further write and with every emptying of the buffer. The numbers belong to
+    the storage: other writers of it count on in them.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -46,7 +47,6 @@ class RoundRobinWriter(Writer):
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
         self.tracks_generations = track_generations
-        self._generations: Generations | None = None
         self._saved_generations: torch.Tensor | None = None
 
     def register_storage(self, storage: Storage) -> None:
@@ -55,10 +55,12 @@ class RoundRobinWriter(Writer):
             return
         first = self._storage is None
         saved, rows = self._saved_generations if first else None, _rows_of(storage)
-        generations = self._made_generations(rows, saved) if rows and self.tracks_generations else None
+        generations = storage._generations
+        if rows and self.tracks_generations and (generations is None or saved is not None):
+            generations = self._made_generations(rows, saved)
         if not (first and (self._cursor or self._write_count)):  # a state was loaded, be it an older TorchRL's
             self._cursor = storage.shape[0] % rows if len(storage) else 0
-        self._storage, self._generations = storage, generations
+        self._storage, storage._generations = storage, generations
         self._saved_generations = saved if generations is None else None
         self.tell_cursor()
 
@@ -124,19 +126,15 @@ class RoundRobinWriter(Writer):
     def _written(self, rows: Any, count: int, generations: Generations | None) -> Any:
         """Count what was written and tell whom it concerns; return the index of the elements."""
         self._write_count += count
+        storage = self._registered()
         if generations is not None:
-            generations.count(torch.as_tensor(rows).reshape(-1))
-            self._generations, self._saved_generations = generations, None
+            storage._generations, self._saved_generations = generations, None
+            self._count_generations(torch.as_tensor(rows).reshape(-1))
         index = rows
-        if self._registered().ndim > 1:
+        if storage.ndim > 1:
             index = self._replicate_index(torch.as_tensor(rows).reshape(-1))
         self._mark_update(index)
         return index
-
-    def _empty(self, empty_write_count: bool = True) -> None:
-        super()._empty(empty_write_count)
-        if self._generations is not None:
-            self._generations.count_all()
 
     def turn(self, row: int) -> None:
         """Follow a full ring that was loaded into a larger storage, where `row` became row 0: go on behind it."""
@@ -147,21 +145,6 @@ class RoundRobinWriter(Writer):
             generations[:rows] = generations[:rows].roll(-row)
 
     # Generations -----------------------------------------------------------------------------------
-
-    def generations_of(self, index: Any) -> torch.Tensor:
-        """Return the generation of the row of each element at `index`, int64 of as many elements.
-
-        `index` is an int, row numbers `[n]`, and where the storage has several dimensions the coordinates `[n, ndim]`
-        or a tuple of a tensor a dimension. UsageError unless made with `track_generations`.
-        """
-        if not self.tracks_generations:
-            return super().generations_of(index)
-        rows = index[0] if isinstance(index, tuple) else torch.as_tensor(index)
-        if not isinstance(index, tuple) and self._registered().ndim > 1 and rows.dim() > 1:
-            rows = rows[..., 0]
-        if self._generations is None:
-            return torch.full_like(rows, -1)
-        return self._generations.at(rows)
 
     def _generations_for(self, rows: int) -> Generations | None:
         """Return the generations, made now for this many rows if it could not be done before; None if not kept."""
@@ -190,7 +173,7 @@ class RoundRobinWriter(Writer):
     def state_dict(self) -> dict[str, Any]:
         """Return `_cursor`, `_write_count` and, where they are kept, `_generation`, int64 `[rows]`."""
         state: dict[str, Any] = {"_cursor": self._cursor, "_write_count": self._write_count}
-        if self._generations is not None:
+        if self.tracks_generations and self._generations is not None:
             state["_generation"] = self._generations.rows.clone()
         return state
 
@@ -202,7 +185,8 @@ class RoundRobinWriter(Writer):
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write `metadata.json` and, where generations are kept, `generation.memmap` into the folder `path`."""
         metadata: dict[str, Any] = {"cursor": self._cursor, "write_count": self._write_count}
-        rows = None if self._generations is None else self._generations.rows
+        generations = self._generations if self.tracks_generations else None
+        rows = None if generations is None else generations.rows
         if rows is not None:
             metadata |= {"generation_shape": list(rows.shape), "generation_dtype": str(rows.dtype)}
         write_folder(Path(path), metadata, _GENERATIONS, rows)

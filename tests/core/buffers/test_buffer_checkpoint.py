@@ -270,3 +270,20 @@ def test_list_storages_are_saved(tmp_path: Path) -> None:
     other = ReplayBuffer(storage=ListStorage(5))
     other.loads(tmp_path / "saved")
     assert torch.equal(other[:], buffer[:])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_batches_made_ahead_of_several_dimensions_are_saved(batch_size: int, tmp_path: Path) -> None:
+    one, other = (
+        ReplayBuffer(
+            storage=LazyTensorStorage(12, ndim=2), sampler=SamplerWithoutReplacement(), batch_size=batch_size,
+            prefetch=3, generator=torch.Generator().manual_seed(0),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    one.extend(torch.arange(6).reshape(2, 3))
+    for _ in range(4):
+        one.sample()
+        one.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    assert [one.sample().tolist() for _ in range(5)] == [other.sample().tolist() for _ in range(5)]

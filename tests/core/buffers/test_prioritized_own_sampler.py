@@ -16,7 +16,7 @@ from rbtool.core.samplers import PrioritizedSliceSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, TensorStorage
 from rbtool.core.testing.priorities import drawn_weights
-from rbtool.core.writers import RoundRobinWriter
+from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
 EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
@@ -151,24 +151,45 @@ TOO_SMALL = "the sampler's max_capacity is 5, the storage has room for 10"
 
 
 @pytest.mark.parametrize("kind", [PrioritizedSampler, PrioritizedSliceSampler])
-@pytest.mark.parametrize(
-    "storage", [lambda: LazyTensorStorage(10), lambda: TensorStorage(torch.arange(10)), lambda: ListStorage(10)]
-)
-def test_one_without_room_for_the_storage_is_refused(kind: Any, storage: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("storage", [lambda: LazyTensorStorage(10), lambda: ListStorage(10)])
+@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
+def test_the_write_that_one_has_no_room_for_is_refused(
+    kind: Any, storage: Callable[[], Any], writer: Callable[[], Any]
+) -> None:
+    if kind is PrioritizedSliceSampler and writer is TensorDictMaxValueWriter:
+        return  # these two are refused together
+    more = {"num_slices": 2} if kind is PrioritizedSliceSampler else {}
+    data = TensorDict({"next": {"reward": torch.arange(10.0)}}, [10])
+    with pytest.warns(UserWarning, match=TOO_SMALL):
+        buffer = ReplayBuffer(storage=storage(), sampler=kind(5, **EXPONENTS, **more), writer=writer())
+    buffer.extend(data[:4])
+    before = str(buffer.writer.state_dict())
+    for write in (lambda: buffer.extend(data[4:6]), lambda: buffer.extend(data)):
+        with pytest.raises(RuntimeError, match=r"element \d was to be written, the sampler's max_capacity is 5"):
+            write()
+        assert (len(buffer), str(buffer.writer.state_dict())) == (4, before)
+    buffer.add(data[4])
+    with pytest.raises(RuntimeError, match="element 5 was to be written"):
+        buffer.add(data[5])
+    assert len(buffer) == 5
+
+
+@pytest.mark.parametrize("kind", [PrioritizedSampler, PrioritizedSliceSampler])
+def test_one_without_room_for_the_elements_is_refused(kind: Any) -> None:
     more = {"num_slices": 2} if kind is PrioritizedSliceSampler else {}
     with pytest.raises(RuntimeError, match=TOO_SMALL) as refused:
-        ReplayBuffer(storage=storage(), sampler=kind(5, **EXPONENTS, **more))
+        ReplayBuffer(storage=TensorStorage(torch.arange(10)), sampler=kind(5, **EXPONENTS, **more))
     assert isinstance(refused.value, RbtoolError)
 
 
 def test_one_without_room_is_not_put_in_place() -> None:
     buffer = PrioritizedReplayBuffer(**EXPONENTS, storage=LazyTensorStorage(10))
-    buffer.update_priority(buffer.extend(torch.arange(3)), torch.tensor([1.0, 2.0, 3.0]))
+    buffer.update_priority(buffer.extend(torch.arange(6)), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     before = buffer.sampler
     with pytest.raises(RuntimeError, match=TOO_SMALL):
         buffer.set_sampler(sampler(5))
     assert buffer.sampler is before
-    assert drawn_weights(buffer) == expected(1, 2, 3)
+    assert drawn_weights(buffer) == expected(1, 2, 3, 4, 5, 6)
 
 
 def test_a_storage_that_there_is_no_room_for_is_not_put_in_place() -> None:
@@ -176,7 +197,7 @@ def test_a_storage_that_there_is_no_room_for_is_not_put_in_place() -> None:
     buffer.update_priority(buffer.extend(torch.arange(3)), torch.tensor([1.0, 2.0, 3.0]))
     before = buffer.storage
     with pytest.raises(RuntimeError, match=TOO_SMALL):
-        buffer.set_storage(LazyTensorStorage(10))
+        buffer.set_storage(TensorStorage(torch.arange(10)))
     assert buffer.storage is before
     assert drawn_weights(buffer) == expected(1, 2, 3)
     buffer.set_storage(LazyTensorStorage(4))

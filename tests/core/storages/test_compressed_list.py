@@ -349,3 +349,9 @@ def test_like_a_plain_list(writes: list[tuple[list[int], np.ndarray]], codec: st
     for found, expected in zip(storage, model, strict=True):
         assert found["a"].dtype == expected["a"].dtype
         assert torch.equal(torch.nan_to_num(found["a"]), torch.nan_to_num(expected["a"]))
+
+
+def test_an_element_of_any_stride_is_kept() -> None:
+    storage = CompressedListStorage(3)
+    storage.set(0, torch.arange(6).view(3, 2)[1:2, 1])
+    assert storage[0].tolist() == [3]

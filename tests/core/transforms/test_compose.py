@@ -10,7 +10,14 @@ from torch import nn
 from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages import LazyTensorStorage, TensorStorage
-from rbtool.core.transforms import CallableTransform, Compose, InvertTransform, Transform, as_transform
+from rbtool.core.transforms import (
+    CallableTransform,
+    Compose,
+    InvertTransform,
+    MultiStepTransform,
+    Transform,
+    as_transform,
+)
 
 
 class Add(Transform):
@@ -222,3 +229,38 @@ def test_sharing_moves_the_state_and_refuses_what_cannot_move() -> None:
     assert buffer.transform[0].number.is_shared()
     with pytest.raises(SchemaError, match="Count changes its state with every write"):
         ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=Count()).share()
+
+
+@pytest.mark.parametrize("add", ["append", "insert", "compose"])
+@pytest.mark.parametrize("invert", [False, True])
+def test_transforms_added_after_sharing_are_shared_or_refused(add: str, invert: bool) -> None:
+    class Count(Transform):
+        counts_writes = True
+
+    class CountOfTorchRL(torch.nn.Module):
+        requires_shared_write_state = True
+
+        def inv(self, data: object) -> object:
+            return data
+
+    def put(transform: object) -> None:
+        if add == "append":
+            buffer.append_transform(transform, invert=invert)
+        elif add == "insert":
+            buffer.insert_transform(0, transform, invert=invert)
+        else:
+            buffer.transform.append(as_transform(transform, invert=invert))
+
+    buffer = ReplayBuffer(storage=TensorStorage(torch.ones(3)), shared=True)
+    for unshared in (Count(), CountOfTorchRL(), MultiStepTransform(2, 0.9)):
+        with pytest.raises(RuntimeError, match=r"write state|holds steps back"):
+            put(unshared)
+    assert not len(buffer.transform)
+    put(late := Add(1.0))
+    assert late.number.is_shared()
+    assert buffer.share(False) is buffer
+    put(Count())
+    with pytest.raises(RuntimeError, match="write state"):
+        buffer.share()
+    assert not buffer.shared
+    assert buffer.append_transform(Add(1.0)) is buffer

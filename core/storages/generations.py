@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..errors import SchemaError, UsageError
@@ -37,9 +35,16 @@ class Generations:
         """Count a write to each row that was ever written."""
         self.rows += self.rows != _NEVER
 
-    def at(self, index: Any) -> torch.Tensor:
-        """Return the numbers of these rows."""
-        return self.rows[index]
+    def at(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of these rows; -1 for rows that there are not."""
+        there = (index >= 0) & (index < len(self.rows))
+        return self.rows[index.where(there, 0)].where(there, _NEVER)
+
+    def apart(self) -> Generations:
+        """Return a copy that no other process counts with."""
+        other = Generations(0, shared=False)
+        other.rows = self.rows.clone()
+        return other
 
     def fitting(self, saved: torch.Tensor) -> torch.Tensor:
         """Return saved numbers with as many rows as there are here; SchemaError if that would lose one."""
