@@ -48,8 +48,9 @@ def moved(one: Any, other: Any, way: str, path: Path) -> Any:
         other.load_state_dict(one.state_dict())
     else:
         one.dumps(path / "saved")
-        if way == "TorchRL's":  # which has no hidden file
-            shutil.rmtree(path / "saved/storage/.rbtool")
+        if way == "TorchRL's":  # which has no hidden folders
+            for hidden in [*(path / "saved").rglob(".rbtool")]:
+                shutil.rmtree(hidden)
         other.loads(path / "saved")
     return other
 
