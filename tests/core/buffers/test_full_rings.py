@@ -51,6 +51,7 @@ def moved(one: Any, other: Any, way: str, path: Path) -> Any:
         if way == "TorchRL's":  # which has no hidden folders
             for hidden in [*(path / "saved").rglob(".rbtool")]:
                 shutil.rmtree(hidden)
+            (path / "saved/buffer_metadata.json").write_text('{"batch_size": null, "consume_after_n_samples": null}')
         other.loads(path / "saved")
     return other
 
