@@ -142,14 +142,23 @@ def _how_to_get(name: str, root: Path) -> str:
 
 
 def _stored_like(name: str, root: Path | None) -> str:
-    """Offer the stored dataset whose name ends like `name` or comes near; "" for a path, and where there is none."""
+    """Offer the stored dataset whose name ends like `name`, or is another version of it; "" where there is none.
+
+    Names that only look alike are offered where no source is named, and paths never.
+    """
     if root is None or name.startswith((".", "/", "~")):
         return ""
-    stored = {folder.relative_to(root).as_posix() for folder in _dataset_folders(root)}
+    stored = sorted(folder.relative_to(root).as_posix() for folder in _dataset_folders(root))
     words = name.replace(":", "/", 1).strip("/")
-    same = sorted(one for one in stored if f"/{one}".endswith(f"/{words}"))
-    near = same or sorted(one for one in stored if one.partition("/")[2] == _near_id(words, stored))
+    near = [one for one in stored if f"/{one}".endswith(f"/{words}")]
+    near = near or [one for one in stored if f"/{_family(one)}".endswith(f"/{_family(words)}")]
+    if not near and ":" not in name:
+        near = [one for one in stored if one.partition("/")[2] == _near_id(words, stored)]
     return f"did you mean {near[0].replace('/', ':', 1)}, which is stored?" if near and "/" in near[0] else ""
+
+
+def _family(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name)
 
 
 def _near_id(words: str, stored: Iterable[str]) -> str:

@@ -90,7 +90,7 @@ def test_without_a_time_there_is_none(shell):
         ("--sampler slice", "the sampler slice needs the length or the number of slices, neither was given"),
         ("--sampler slice --slice-len 3 -n 10", "a batch of 10 steps was asked for, which the length of a slice, 3,"),
         ("--sampler slice --slice-len 99999", "slices of 99999 steps were asked for, the longest of"),
-        ("--sampler prioritized --priority nothing", "--priority is 'nothing', and"),
+        ("--sampler prioritized --priority nothing", "there is no field 'nothing' here"),
         ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1]: real numbers"),
         ("--sampler prioritized --alpha -1", "--alpha is -1.0, a finite number from 0 is expected"),
         ("--sampler without-replacement --drop-last -n 99999", "a batch of 99999 elements was asked for"),

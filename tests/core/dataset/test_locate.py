@@ -69,6 +69,8 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
         ("human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
         ("D4RL/dor/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
         ("minari:D4RL/door/human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
+        ("minari:D4RL/pen/human-v2", "fetch it with: rbtool download minari D4RL/pen/human-v2"),
         ("minari:atari/pong-v0", "fetch it with: rbtool download minari atari/pong-v0"),
         ("d4rl:door", "there is no source 'd4rl' here; known are minari"),
         ("./human-v2", "name an existing path, or a dataset like minari:ID"),
