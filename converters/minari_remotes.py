@@ -289,7 +289,7 @@ def _totals(raw: bytes) -> tuple[int | None, int | None]:
 def state_of(dataset: RemoteDataset) -> str:
     """A text that changes with any file of the dataset."""
     lines = "".join(f"{path}\0{checksum}\n" for path, checksum in sorted(dataset.checksums.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return hashlib.sha256(lines.encode(errors="surrogatepass")).hexdigest()
 
 
 def _count(value: object) -> int | None:

@@ -19,7 +19,7 @@ from ..dataset import (
     Request,
     StepReader,
     created_by,
-    digest_bytes,
+    digest_of_stats,
     has_manifest,
     load_json,
     read_tree,
@@ -237,7 +237,4 @@ class TorchrlReader(StepReader):
 
 def stat_fingerprint(path: Path) -> str:
     """Tell one state of the files from another without reading them: names, sizes and times."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    stats = [(file, file.stat()) for file in files]
-    lines = [f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n" for file, found in stats]
-    return "stat:" + digest_bytes("".join(lines).encode())
+    return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))

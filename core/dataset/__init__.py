@@ -15,7 +15,7 @@ from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
 from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
-from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files, digest_of_stats
+from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files, digest_of_stats, digest_text
 from .episodes import (
     COLUMNS,
     EPISODES,
@@ -193,6 +193,7 @@ __all__ = [
     "digest_file",
     "digest_files",
     "digest_of_stats",
+    "digest_text",
     "dump_json",
     "env_metadata_bytes",
     "episode_returns",

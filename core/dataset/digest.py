@@ -12,7 +12,16 @@ import xxhash
 
 from .regular import open_regular
 
-__all__ = ["FileRecord", "Hasher", "bytes_of", "digest_bytes", "digest_file", "digest_files", "digest_of_stats"]
+__all__ = [
+    "FileRecord",
+    "Hasher",
+    "bytes_of",
+    "digest_bytes",
+    "digest_file",
+    "digest_files",
+    "digest_of_stats",
+    "digest_text",
+]
 
 PREFIX = "xxh3-128:"
 _CHUNK = 1 << 20
@@ -54,6 +63,11 @@ def digest_bytes(data: bytes) -> str:
     return hasher.digest
 
 
+def digest_text(text: str) -> str:
+    """Digest of text, also of text with paths that are not UTF-8, whose bytes lone surrogates stand for."""
+    return digest_bytes(text.encode(errors="surrogatepass"))
+
+
 def digest_file(path: Path, start: int = 0) -> str:
     """Digest of a file's bytes from `start` to its end."""
     hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
@@ -74,10 +88,10 @@ def digest_of_stats(files: Iterable[Path]) -> str:
         if file.is_file():
             found = file.stat()
             lines.append(f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n")
-    return "stat:" + digest_bytes("".join(lines).encode())
+    return "stat:" + digest_text("".join(lines))
 
 
 def digest_files(files: Iterable[FileRecord]) -> str:
     """One digest over the sorted (path, size, digest) of many files."""
     lines = sorted(f"{file.path}\0{file.size}\0{file.digest}\n" for file in files)
-    return digest_bytes("".join(lines).encode())
+    return digest_text("".join(lines))

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _LONGEST_ID = 200  # with room for what is added to make a file name of it
+_ODD = re.compile("[\0\ud800-\udfff]")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
 
@@ -61,7 +62,7 @@ def known_root(root: str | os.PathLike[str] | None = None) -> Path | None:
 def safe_id(name: str) -> str:
     """Return a dataset id that cannot leave its folder, or raise UsageError."""
     parts = name.split("/")
-    if not name or name.startswith(("/", "~")) or "\\" in name or "\0" in name or re.match("[A-Za-z]:", name):
+    if not name or name.startswith(("/", "~")) or "\\" in name or _ODD.search(name) or re.match("[A-Za-z]:", name):
         raise UsageError(f"{name!r} is not a dataset id: ids are relative, like D4RL/door/human-v2")
     if len(name.encode()) > _LONGEST_ID:
         raise UsageError(f"{name[:40]}… is not a dataset id: ids have at most {_LONGEST_ID} bytes")

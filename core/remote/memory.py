@@ -54,7 +54,7 @@ class CatalogueFile:
     """The catalogue of a remote as it was last fetched, in `<root>/<source>/.catalogue/`."""
 
     def __init__(self, root: Path, source: str, key: str) -> None:
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        name = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
         self._root = root
         self.path = root / source / ".catalogue" / f"{name}.json"
 

@@ -23,7 +23,7 @@ from ..dataset import (
     SourceFacts,
     Staging,
     decode,
-    digest_bytes,
+    digest_text,
     dump_json,
     env_metadata_bytes,
     fs,
@@ -245,7 +245,7 @@ def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
 
 def digest_of_inputs(inputs: Mapping[str, str]) -> str:
     """One digest over the digests of a source's files."""
-    return digest_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())).encode())
+    return digest_text("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())))
 
 
 def _recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
