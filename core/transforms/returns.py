@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from .keyed import NEXT, as_key, require_tensordict
 
 __all__ = ["ReturnToGo", "discounted", "discounted_to_go", "per_step_like"]
 
+_ORIGINAL = "original_"
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -25,10 +26,11 @@ class ReturnToGo(Transform):
     one of `done_keys` is set and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
     "episode"). Steps that the mask does not mark as real count nothing; it is `mask_key`, or by default
     `("collector", "mask")` or "mask". A reward of one trajectory never reaches another, NaN and infinity included.
+    Of n-step transitions (`steps_to_next_obs`) the rewards of single steps count, which they keep as `original_reward`.
 
     `out_key` gets the shape and type of the reward. MissingKeyError (a KeyError) for a reward that is not there,
-    SchemaError (a RuntimeError) for one that is not a float and for a `mask_key` without one value a step, UsageError
-    (a ValueError) for a `gamma` outside of [0, 1].
+    SchemaError (a RuntimeError) for one that is not a float, for sums over n steps without the rewards of single steps
+    and for a `mask_key` without one value a step, UsageError (a ValueError) for a `gamma` outside of [0, 1].
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ReturnToGo(Transform):
             raise MissingKeyError(f"the reward {'.'.join(self.reward_key)} is not in the batch")
         if not reward.is_floating_point():
             raise SchemaError(f"the reward {'.'.join(self.reward_key)} is {reward.dtype}, a type of floats is expected")
+        reward = self._of_single_steps(batch, reward)
         shape = batch.batch_size
         mask = step_mask(batch, self.mask_key)
         ends = is_cut_behind(batch, mask).to(reward.device)
@@ -70,6 +73,19 @@ class ReturnToGo(Transform):
         batch = batch.copy()
         batch.set(self.out_key, discounted_to_go(reward, per_step_like(ends, reward), self.gamma, len(shape) - 1))
         return batch
+
+    def _of_single_steps(self, batch: Any, reward: torch.Tensor) -> torch.Tensor:
+        """The reward of each step alone: in n-step data those of the windows overlap."""
+        *path, name = self.reward_key
+        if batch.get("steps_to_next_obs", None) is None or name.startswith(_ORIGINAL):
+            return reward
+        single = batch.get((*path, f"{_ORIGINAL}{name}"), None)
+        if single is None:
+            raise SchemaError(
+                f"{'.'.join(self.reward_key)} holds sums over n steps, and {'.'.join((*path, _ORIGINAL + name))}, the "
+                "reward of every step, is not in the batch"
+            )
+        return cast("torch.Tensor", single.to(reward.dtype))
 
     def extra_repr(self) -> str:
         return f"gamma={self.gamma}, {'.'.join(self.reward_key)} -> {'.'.join(self.out_key)}"

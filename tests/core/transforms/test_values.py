@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.transforms import DecodeText, NextStateReconstructor, Normalize, ReturnToGo
+from rbtool.core.errors import SchemaError
+from rbtool.core.transforms import DecodeText, MultiStep, NextStateReconstructor, Normalize, ReturnToGo
 
 
 def test_next_is_the_step_behind_where_that_continues() -> None:
@@ -111,3 +112,14 @@ def test_bytes_that_are_no_text_are_told() -> None:
     batch = TensorDict({"t": torch.full((1, 2), 255, dtype=torch.uint8), "t_length": torch.tensor([2])}, [1])
     with pytest.raises(ValueError, match="t is not UTF-8"):
         DecodeText()(batch)
+
+
+def test_returns_of_n_step_transitions_count_every_reward_once() -> None:
+    done = torch.tensor([0, 0, 1, 0, 1]).bool().view(5, 1)
+    after = {"observation": torch.arange(5.0), "reward": torch.arange(5.0).view(5, 1) + 1, "done": done}
+    data = TensorDict({"observation": torch.arange(5.0), "next": after}, [5])
+    windows = MultiStep(gamma=1.0, n_steps=3)(data)
+    assert ReturnToGo()(windows)["return_to_go"].view(-1).tolist() == [6, 5, 3, 9, 5]
+    assert torch.equal(ReturnToGo()(windows)["return_to_go"], ReturnToGo()(data)["return_to_go"])
+    with pytest.raises(SchemaError, match=r"next\.reward holds sums over n steps, and next\.original_reward"):
+        ReturnToGo()(windows.exclude(("next", "original_reward")))
