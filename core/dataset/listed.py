@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import CorruptDataError
 from .digest import FileRecord, digest_bytes
-from .regular import read_regular
+from .regular import open_regular
 
 __all__ = ["ListedFiles", "changed", "size_problem"]
 
@@ -32,13 +33,15 @@ class ListedFiles:
         path, file = self._root / name, self._files.get(name)
         if file is None:
             raise CorruptDataError(f"{path} is not listed in the manifest, which has to list it")
+        try:
+            with os.fdopen(open_regular(path), "rb", buffering=0) as opened:
+                data = opened.read(file.size + 1)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise CorruptDataError(size_problem(path, file)) from None
+        if len(data) == file.size and digest_bytes(data) == file.digest:
+            return data
         problem = size_problem(path, file)
-        if problem:
-            raise CorruptDataError(problem)
-        data = read_regular(path)
-        if digest_bytes(data) != file.digest:
-            raise changed(path)
-        return data
+        raise CorruptDataError(problem) if problem else changed(path)
 
 
 def size_problem(path: Path, file: FileRecord) -> str:
