@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -55,12 +56,15 @@ def _form(field: pa.Field) -> Form:
 def found_forms(forms: Mapping[ColumnPath, Form], chunks: Iterable[pa.Array]) -> dict[ColumnPath, Form]:
     """Forms of the leaves as the rows of one episode show them: lengths of lists, rows without a value."""
     absent: set[ColumnPath] = set()
+    holes: set[ColumnPath] = set()
     shapes: dict[ColumnPath, set[tuple[int, ...] | None]] = {
         path: set() for path, form in forms.items() if form.why == _RAGGED
     }
     for chunk in chunks:
         for path in forms:
             array = at(chunk, path[1:])
+            if _has_holes(array):
+                holes.add(path)
             if array.null_count and not pa.types.is_floating(array.type):
                 absent.add(path)
             elif path in shapes and len(array):
@@ -68,11 +72,18 @@ def found_forms(forms: Mapping[ColumnPath, Form], chunks: Iterable[pa.Array]) ->
     found = dict(forms)
     for path in absent:  # whole numbers without a value here and there are read as floats, like Minari does
         whole = forms[path].kind == "array" and "int" in forms[path].dtype and not forms[path].shape
-        found[path] = Form("array", "float64", forms[path].shape) if whole else Form("odd", why=_ABSENT)
+        found[path] = Form("array", "float64", forms[path].shape, holes=True) if whole else Form("odd", why=_ABSENT)
     for path, seen in shapes.items():
         if path not in absent and len(seen) == 1 and None not in seen:
             found[path] = Form("array", forms[path].dtype, next(shape for shape in seen if shape is not None))
-    return found
+    return found | {path: replace(found[path], holes=True) for path in holes if found[path].kind == "array"}
+
+
+def _has_holes(array: pa.Array) -> bool:
+    """Tell whether floats are missing, also inside of rows that are lists."""
+    while _is_list(array.type):
+        array = array.flatten()
+    return bool(pa.types.is_floating(array.type) and array.null_count)
 
 
 def _row_shape(array: pa.Array) -> tuple[int, ...] | None:

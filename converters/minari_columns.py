@@ -166,6 +166,8 @@ class Columns:
             name = key_name(column.key)
             if widened := column.extra.widened():
                 notes.append(f"{name} is {widened}")
+            if holes := column.extra.holes.intersection(numbers):
+                notes.append(f"{name} has no value in some rows of {len(holes)} of {total} episodes: NaN there")
             blank = "empty" if column.kind == "text" else "zero"
             if late := rows.count(Rows.AFTER_STEPS):
                 notes.append(f"{name} has no value at reset in {late} of {total} episodes: {blank} rows there")

@@ -12,12 +12,15 @@ from enum import IntEnum
 
 from ..core.dataset import Dropped
 from ..core.errors import FormatError
+from ..core.ted import file_stem
 from .minari_store import Column, ColumnPath, Form, StoredEpisode, column_name
 from .minari_text import LONGEST_ROW, look_at_text
 from .minari_widening import wider
 
 __all__ = ["Extra", "ExtraColumns", "Rows"]
 
+_LONGEST_NAME = 240
+"""Bytes of a name: 255 at most in a file system, less what is added to it, such as `_length.memmap`."""
 _NOT_EXTRA = frozenset({"observations", "actions", "rewards", "terminations", "truncations"})
 
 
@@ -35,7 +38,7 @@ class Extra:
     """One extra column over all episodes: `rows` has a `Rows` an episode, `why` is set if it cannot be kept.
 
     `dtypes` maps the element types found to the first episode that has each, `dtype_of` has the position in it of
-    every episode's; the one of `form` holds the values of all.
+    every episode's; the one of `form` holds the values of all. `holes` are the episodes in which values are missing.
     """
 
     path: ColumnPath
@@ -46,6 +49,7 @@ class Extra:
     longest: int = 1
     dtypes: dict[str, int] = field(default_factory=dict)
     dtype_of: bytearray = field(default_factory=bytearray)
+    holes: set[int] = field(default_factory=set)
 
     def clash(self, form: Form, number: int) -> str:
         """Say what keeps rows of this form out, or nothing; widens this column for all episodes if need be."""
@@ -99,6 +103,8 @@ class ExtraColumns:
             if extra.why:
                 continue
             extra.rows[index] = Rows.ALL if column.rows == steps + 1 else Rows.AFTER_STEPS
+            if column.form.holes:
+                extra.holes.add(number)
             extra.dtype_of[index] = list(extra.dtypes).index(column.form.dtype)
             if extra.form.kind == "text":
                 _look_at_text(extra, episode, column.rows, number)
@@ -128,6 +134,8 @@ def _extra(path: ColumnPath, form: Form, number: int, episodes: int) -> Extra:
 def _why_not(extra: Extra, column: Column, number: int, steps: int) -> str:
     """Say why this column cannot be kept, or nothing."""
     form = column.form
+    if max(len(file_stem(str(part)).encode()) for part in extra.path) > _LONGEST_NAME:
+        return f"its name has more than the {_LONGEST_NAME} bytes that a file's name has room for"
     if form.kind == "odd":
         return f"in episode {number} {form.why}"
     if form.kind == "bytes":

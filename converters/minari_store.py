@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -27,7 +27,8 @@ class Form:
     """How the rows of a column are stored.
 
     `array`: elements of type `dtype`, `shape` a row; `text`: strings; `bytes`: byte strings (JPEG); `odd`: none of
-    these, and `why` says what it is. A `flat` array has rows of one dimension whatever their real shape.
+    these, and `why` says what it is. A `flat` array has rows of one dimension whatever their real shape. `holes` says
+    that values are missing, which are read as NaN.
     """
 
     kind: Literal["array", "text", "bytes", "odd"]
@@ -35,6 +36,7 @@ class Form:
     shape: tuple[int, ...] = ()
     why: str = ""
     flat: bool = False
+    holes: bool = field(default=False, compare=False)
 
     @property
     def is_jpeg(self) -> bool:
