@@ -129,10 +129,11 @@ def test_a_load_goes_on_at_the_cursor_of_the_writer(way: str, capacity: int, tmp
     else:
         buffer.dumps(tmp_path / "saved")
         other.loads(tmp_path / "saved")
-    assert other.storage.log.now.next_row == 3
+    next_row = 3 if capacity == 8 else 8  # behind the rows, where there is room
+    assert other.storage.log.now.next_row == next_row
     written = other.storage.log.now.rows
     other.extend(rows(2))
-    assert other.storage.log.now[:2] == (written + 2, 5)
+    assert other.storage.log.now[:2] == (written + 2, next_row + 2)
 
 
 def test_what_was_changed_long_ago_is_forgotten() -> None:
