@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from ..dataset import fs
 
 __all__ = ["flip", "flips", "without_digests"]
 
@@ -14,10 +17,16 @@ __all__ = ["flip", "flips", "without_digests"]
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
     """Turn one bit of a file over; return what was in the file."""
     sound = path.read_bytes()
-    changed = bytearray(sound)
-    changed[at] ^= 1 << bit
-    path.write_bytes(changed)
+    _put(path, at, bytes([sound[at] ^ 1 << bit]))
     return sound
+
+
+def _put(path: Path, at: int, data: bytes) -> None:
+    descriptor = fs.open_to_change(path)
+    try:
+        fs.pwrite(descriptor, memoryview(data), at, path)
+    finally:
+        os.close(descriptor)
 
 
 def flips(path: Path, *, places: int, seed: int = 0) -> Iterator[tuple[Path, int]]:
@@ -35,7 +44,7 @@ def flips(path: Path, *, places: int, seed: int = 0) -> Iterator[tuple[Path, int
         for at in dict.fromkeys([size // 2, 0, size - 1, *between][:places]):
             sound = flip(file, at, int(draw.integers(8)))
             yield file, at
-            file.write_bytes(sound)
+            _put(file, 0, sound)
 
 
 def without_digests(folder: Path) -> Path:
@@ -46,5 +55,5 @@ def without_digests(folder: Path) -> Path:
     if metadata.is_file():
         document = json.loads(metadata.read_text())
         document.pop("digests", None)
-        metadata.write_text(json.dumps(document))
+        fs.replace_file(metadata, json.dumps(document).encode())
     return folder
