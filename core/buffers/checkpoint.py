@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
-from ..dataset import HIDDEN, Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
+from ..dataset import HIDDEN, OpenFiles, Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..storages.codec import tensor_bytes
 from .prefetch import Draw
@@ -192,10 +192,12 @@ class BufferFolder:
         folder = self.path / _GENERATOR
         if not folder.is_dir():
             return None
-        leaf = read_tree(folder).get((_GENERATOR,))
-        if leaf is None or leaf.dtype != "uint8":
-            raise CorruptDataError(f"{folder} is damaged: the bytes of a generator's state are expected")
-        return torch.from_numpy(np.fromfile(folder / f"{_GENERATOR}.memmap", np.uint8)), self._device
+        with OpenFiles(folder) as files:
+            leaf = read_tree(files).get((_GENERATOR,))
+            if leaf is None or leaf.dtype != "uint8":
+                raise CorruptDataError(f"{folder} is damaged: the bytes of a generator's state are expected")
+            state = np.frombuffer(bytearray(files.read(f"{_GENERATOR}.memmap")), np.uint8)
+        return torch.from_numpy(state), self._device
 
     def drawn_ahead(self) -> tuple[list[Draw], int]:
         """Return what was drawn ahead, and how many batches that buffer made ahead."""

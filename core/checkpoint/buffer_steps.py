@@ -43,6 +43,14 @@ class BufferSteps(StepReader):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._raw,)
 
+    def again(self) -> BufferSteps:
+        """Return a reader of the very same files."""
+        return type(self)(self._raw.again())
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return self._raw.files_state()
+
     @cached_property
     def episodes(self) -> EpisodeTable:
         """The episodes of the buffer, with the numbers that the rows name where each has one of its own."""

@@ -18,8 +18,8 @@ from ..dataset import (
     FileRecord,
     FolderReader,
     Leaf,
+    ListedFiles,
     StepReader,
-    check_sizes,
     fs,
     leaf_path,
     parse_json,
@@ -67,12 +67,12 @@ def write_flat(
 class FlatReader(FolderReader):
     """TED rows of a checkpoint in layout `flat` or `nested`."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
+        super().__init__(path, listed)
         if self.manifest.layout not in {"flat", "nested"}:
             raise FormatError(f"{path} has layout {self.manifest.layout}, flat or nested is expected here")
-        check_sizes(path, self.manifest.files)
-        self._stored = read_tree(path)
+        self.listed.check_sizes()
+        self._stored = read_tree(self.listed)
         self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
         self._explicit = self._read_explicit()
         self._window = Window()
@@ -113,9 +113,9 @@ class FlatReader(FolderReader):
         super().close()
 
     def _view(self, leaf: Field, start: int, stop: int) -> Array:
-        path = self.path / leaf_path(leaf.key)
-        file = (self._descriptor(leaf.key, path), 0) if leaf.row_bytes else (-1, 0)
-        return self._window.rows(file, path, leaf, start, stop)
+        name = leaf_path(leaf.key)
+        file = (self.listed.descriptor(name), 0) if leaf.row_bytes else (-1, 0)
+        return self._window.rows(file, self.path / name, leaf, start, stop)
 
     def _read_explicit(self) -> Array:
         if EXPLICIT_EPISODES.key not in self._stored:
@@ -142,7 +142,9 @@ class FlatReader(FolderReader):
                 self._check_file(field, rows[field.key])
 
     def _check_file(self, field: Field, rows: int) -> None:
-        path = self.path / leaf_path(field.key)
-        expected, found = rows * field.row_bytes, path.stat().st_size if path.is_file() else 0
+        name = leaf_path(field.key)
+        expected, found = rows * field.row_bytes, self.listed.size(name) or 0
         if found != expected:
-            raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected for {rows:,} rows")
+            raise CorruptDataError(
+                f"{self.path / name} has {found:,} bytes, {expected:,} are expected for {rows:,} rows"
+            )

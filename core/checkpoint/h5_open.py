@@ -26,15 +26,17 @@ _DEEPEST = 64
 _UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
-def open_h5(path: Path, access: h5p.PropFAID | None = None) -> h5f.FileID:
+def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None = None) -> h5f.FileID:
     """Open a file for reading that keeps all of its data in itself; `access` are libhdf5's properties for it.
+
+    `place` is where to open it, and `path` what to call it.
 
     Every link in it must be a hard one, no group may be linked twice, and no dataset may be virtual or stored outside
     the file: else CorruptDataError. What is damaged is passed over, as reading it fails as well. FormatError for a
     FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts other readers out;
     OSError, libhdf5's own, for a file that cannot be read.
     """
-    file = _open(path, access)
+    file = _open(path, access, place or path)
     try:
         _require_contained(h5g.open(file, b"/"), path)
     except BaseException:
@@ -47,7 +49,7 @@ def root_members(path: Path) -> list[str]:
     """List the names in the root group of a file, of which nothing else is read; raises as `open_h5` does."""
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_file_locking(False, False)
-    file = _open(path, access)
+    file = _open(path, access, path)
     try:
         return [name.decode(errors="surrogateescape") for name in members(h5g.open(file, b"/"))]
     finally:
@@ -122,16 +124,16 @@ def _refused(path: Path, why: str) -> CorruptDataError:
     )
 
 
-def _open(path: Path, access: h5p.PropFAID | None) -> h5f.FileID:
-    require_regular(path)
+def _open(path: Path, access: h5p.PropFAID | None, place: Path) -> h5f.FileID:
+    require_regular(place)
     access = access or h5p.create(h5p.FILE_ACCESS)
     try:
-        return h5f.open(os.fsencode(path), h5f.ACC_RDONLY, fapl=access)
+        return h5f.open(os.fsencode(place), h5f.ACC_RDONLY, fapl=access)
     except OSError as error:
-        if _is_written_to(path):
+        if _is_written_to(place):
             raise UsageError(f"{path} is open for writing in this process", hint="close it there first") from error
         through = access.copy()
-        file = _ReadOnly(path)
+        file = _ReadOnly(place)
         through.set_fileobj_driver(h5fd.fileobj_driver, file)
         try:
             return h5f.open(repr(file).encode(), h5f.ACC_RDONLY, fapl=through)

@@ -13,6 +13,7 @@ from ..dataset import (
     Array,
     EpisodeTable,
     FileRecord,
+    OpenFiles,
     StepReader,
     changed,
     digest_bytes,
@@ -36,21 +37,34 @@ __all__ = ["H5Reader"]
 
 
 class H5Reader(StepReader):
-    """TED rows of a checkpoint in layout `h5`."""
+    """TED rows of a checkpoint in layout `h5`.
 
-    def __init__(self, path: Path) -> None:
+    `files` has the file open, which this closes: what is put at `path` later is never read.
+    """
+
+    def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         mend(path)
         self.path = path
-        self.manifest, self._block = read_block(path)
+        self._file = files or OpenFiles(path.parent)
+        place = self._file.place(path.name)
+        self.manifest, self._block = read_block(path, place)
         if self.manifest.layout != "h5" or [file.path for file in self.manifest.files] != [DATA]:
             raise FormatError(f"{path} has layout {self.manifest.layout}, h5 is expected here")
         self._check_size()
         self._layout = CompactLayout.of(self.fields, "h5")
-        self._source = H5Source(path)
+        self._source = H5Source(path, place)
         self._window = Window()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path,)  # another process opens the file itself
+        return type(self), (self.path, self._file)
+
+    def again(self) -> H5Reader:
+        """Return a reader of the very same file, for another thread or process."""
+        return type(self)(self.path, self._file.again())
+
+    def files_state(self) -> str:
+        """Tell one state of the file from another without reading it."""
+        return self._file.state()
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -85,14 +99,16 @@ class H5Reader(StepReader):
     def verify_files(self) -> None:
         """Compare all data with their digest, and the manifest with the form it is written in."""
         self._check_size()
-        verify_block(self.path)
-        if digest_mapped(self.path, self._block) != self.manifest.files[0].digest:
+        verify_block(self.path, self._file.place(self.path.name))
+        descriptor = self._file.descriptor(self.path.name)
+        if digest_mapped(descriptor, self.path, self._block) != self.manifest.files[0].digest:
             raise changed(self.path)
 
     def close(self) -> None:
-        """Close the file if this process opened it."""
+        """Close the file."""
         self._window.close()
         self._source.close()
+        self._file.close()
 
     @cached_property
     def filled(self) -> FilledStorage:
@@ -163,6 +179,6 @@ class H5Reader(StepReader):
             raise changed(self.path / name)
 
     def _check_size(self) -> None:
-        expected, found = self._block + self.manifest.files[0].size, self.path.stat().st_size
+        expected, found = self._block + self.manifest.files[0].size, self._file.size(self.path.name) or 0
         if found != expected:
             raise CorruptDataError(f"{self.path} has {found:,} bytes, the manifest says {expected:,}: it was cut")

@@ -28,11 +28,12 @@ class H5Source:
     """Opens the file at first use, once in every process.
 
     What `open_h5` refuses, references and unknown filters raise CorruptDataError, and so does whatever HDF5 cannot
-    read.
+    read. `place` is where to open it, by default at its `path`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: Path | None = None) -> None:
         self.path = path
+        self._place = place or path
         self._files: dict[int, h5py.File] = {}
         self._datasets: dict[tuple[int, str], h5py.Dataset] = {}
         self._descriptors: dict[int, int] = {}
@@ -102,14 +103,14 @@ class H5Source:
             # Readers in order need the one chunk again at which they stopped, of every leaf.
             elements, slots, _, preemption = access.get_cache()
             access.set_cache(elements, slots, _CHUNK_CACHE, preemption)
-            self._files[os.getpid()] = h5py.File(open_h5(self.path, access))
+            self._files[os.getpid()] = h5py.File(open_h5(self.path, access, self._place))
         return self._files[os.getpid()]
 
     @property
     def _descriptor(self) -> int:
         held = self._descriptors.get(os.getpid())
         if held is None:
-            held = self._descriptors[os.getpid()] = open_regular(self.path)
+            held = self._descriptors[os.getpid()] = open_regular(self._place)
         return held
 
     def _dataset(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> h5py.Dataset:

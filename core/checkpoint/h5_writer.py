@@ -55,7 +55,7 @@ def write_h5(
                     sink.put_bytes(name, data)
         file.check()
         size = path.stat().st_size - block
-        manifest = seal(FileRecord(DATA, size, digest_mapped(path, block)), len(explicit), parts)
+        manifest = seal(FileRecord(DATA, size, digest_mapped(file.descriptor, path, block)), len(explicit), parts)
         fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
         fs.fsync(file.descriptor, path)
     return manifest

@@ -9,15 +9,17 @@ from ..dataset import (
     COMMITS,
     HIDDEN,
     MANIFEST,
+    FolderReader,
+    ListedFiles,
     Manifest,
     PackedReader,
     PlainReader,
     StepReader,
     TedReader,
-    check_sizes,
     has_manifest,
     is_ours,
     mend,
+    one_generation,
     unfinished_recording,
 )
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
@@ -46,6 +48,10 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
     CorruptDataError for files that are missing, cut or contradict the manifest.
     """
     path = Path(path)
+    return one_generation(path, lambda: _open(path))
+
+
+def _open(path: Path) -> StepReader:
     mend(path)
     place = find_torchrl(path)
     if place is not None:
@@ -63,13 +69,14 @@ def open_steps(path: str | os.PathLike[str]) -> StepReader:
         return PlainReader(path)
     if not has_manifest(path):
         raise FormatError(f"{path} is no dataset and no checkpoint: it has no {MANIFEST}")
-    layout = Manifest.load(path).layout
+    listed = ListedFiles(path)
+    layout = listed.manifest.layout
     if layout == "ted":
-        return TedReader(path)
+        return TedReader(path, listed)
     if layout == "packed":
-        return PackedReader(path)
+        return PackedReader(path, listed)
     if layout in {"flat", "nested"}:
-        return FlatReader(path)
+        return FlatReader(path, listed)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")
 
 
@@ -84,8 +91,8 @@ def standing(path: str | os.PathLike[str]) -> Manifest | None:
         return None
     try:
         with open_steps(path) as reader:
-            if path.is_dir():
-                check_sizes(path, reader.manifest.files)
+            if isinstance(reader, FolderReader):
+                reader.listed.check_sizes()
             return reader.manifest
     except (RbtoolError, OSError):
         return None

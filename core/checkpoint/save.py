@@ -21,7 +21,6 @@ from ..dataset import (
     content_files,
     created_by,
     provenance_step,
-    verify_records,
     write_documents,
     write_episode_text,
 )
@@ -178,7 +177,7 @@ def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, pr
         )
     if isinstance(source, FolderReader):
         files = source.manifest.files
-        verify_records(source.path, tuple(file for file in files if file not in content_files(files)))
+        source.listed.verify(file for file in files if file not in content_files(files))
     manifest.save(target)
     return manifest
 

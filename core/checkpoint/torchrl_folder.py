@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import Array, Leaf, leaf_path, load_json, pread_file_rows, read_tree
+from ..dataset import Array, Leaf, OpenFiles, leaf_path, parse_json, read_tree
 from ..errors import CorruptDataError, FormatError
 from ..ted import Field, Key, file_stem, key_name, role_of
 from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
@@ -29,12 +29,13 @@ class FolderLeaves(StoredLeaves):
 
     def __init__(self, path: Path, keys: TorchrlKeys) -> None:
         super().__init__(path, keys)
+        self._files = files = OpenFiles(path)
         self.header = TorchrlHeader.checked(
-            _constant(path, STORAGE_SHAPE), _constant(path, keys.is_full), _constant(path, keys.shift),
-            _length(path), str(path),
+            _constant(files, STORAGE_SHAPE), _constant(files, keys.is_full), _constant(files, keys.shift),
+            _length(files), str(path),
         )  # fmt: skip
-        _refuse_other_entries(path, keys.names)
-        leaves = read_tree(path, exact=False)
+        _refuse_other_entries(files, "", keys.names)
+        leaves = read_tree(files, exact=False)
         if len({leaf.nested for leaf in leaves.values()}) != 1:
             raise FormatError(f"{path} is neither flat nor nested: not all of its leaves are kept alike")
         self.nested = next(iter(leaves.values())).nested
@@ -58,25 +59,30 @@ class FolderLeaves(StoredLeaves):
 
     def fetch(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of a file by position."""
-        return pread_file_rows(self.path / leaf_path(key), self.fields[key], start, stop)
+        return self._files.rows(leaf_path(key), self.fields[key], start, stop)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
 
     def _table(self, key: Key, leaf: Leaf) -> Array:
-        path = self.path / leaf_path(key, _TABLE)
+        name = leaf_path(key, _TABLE)
+        path, found = self.path / name, self._files.size(name)
         size = math.prod(leaf.shape)
         if len(leaf.shape) != 2 or not size:
             raise CorruptDataError(f"{self.path}: {key_name(key)!r} has a table of shapes of size {list(leaf.shape)}")
-        if not path.is_file():
+        if found is None:
             raise CorruptDataError(f"{path}, the table of the shapes of {key_name(key)!r}, is missing")
-        if path.stat().st_size < size * 8:
-            raise CorruptDataError(f"{path} has {path.stat().st_size:,} bytes, {size * 8:,} are expected: it was cut")
-        table: Array = np.fromfile(path, np.int64, size).reshape(leaf.shape)
+        if found < size * 8:
+            raise CorruptDataError(f"{path} has {found:,} bytes, {size * 8:,} are expected: it was cut")
+        table: Array = np.frombuffer(self._files.read(name), np.int64, size).reshape(leaf.shape)
         if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
             raise CorruptDataError(f"{path} does not give all trajectories rows of one shape")
         return table
 
     def _require_bytes(self, key: Key, rows: int) -> None:
         path, needed = self.path / leaf_path(key), rows * self.fields[key].row_bytes
-        found = path.stat().st_size if path.is_file() else None
+        found = self._files.size(leaf_path(key))
         if found is None and needed:
             raise CorruptDataError(f"{path} is missing; {needed:,} bytes are expected there")
         if (found or 0) < needed:
@@ -98,21 +104,22 @@ def _rows(path: Path, key: Key, leaf: Leaf) -> int:
     return leaf.shape[0]
 
 
-def _constant(path: Path, name: str) -> Any:
+def _constant(files: OpenFiles, name: str) -> Any:
     """Read an entry that is no tensor. One that only a pickle holds is not opened: a pickle can run anything."""
-    file = path / file_stem(name) / "meta.json"
-    if not file.is_file():
+    place = f"{file_stem(name)}/meta.json"
+    file = files.root / place
+    if files.size(place) is None:
         raise CorruptDataError(f"{file} is missing; it holds the entry {name!r} of TorchRL's layout")
-    document = load_json(file)
+    document = parse_json(files.read(place), str(file))
     if not isinstance(document, dict) or "data" not in document:
         raise CorruptDataError(f"{file} does not hold the entry {name!r}")
     return document["data"]
 
 
-def _length(path: Path) -> int | None:
+def _length(files: OpenFiles) -> int | None:
     """The number of valid elements; None where nobody wrote it down, as after a hook alone."""
-    file = path / LENGTH
-    document = load_json(file) if file.is_file() else {}
+    file = files.root / LENGTH
+    document = parse_json(files.read(LENGTH), str(file)) if files.size(LENGTH) is not None else {}
     if not isinstance(document, dict):
         raise CorruptDataError(f"{file} does not say how many elements were saved")
     length = document.get("len")
@@ -121,14 +128,15 @@ def _length(path: Path) -> int | None:
     return length
 
 
-def _refuse_other_entries(folder: Path, known: frozenset[str] = frozenset()) -> None:
+def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] = frozenset()) -> None:
     """Raise FormatError for values that are no tensors, other than those `known`: to leave them out would lose them."""
-    file = folder / "meta.json"
-    document = load_json(file) if file.is_file() else {}
+    place = f"{folder}meta.json"
+    file = files.root / place
+    document = parse_json(files.read(place), str(file)) if files.size(place) is not None else {}
     for name, entry in document.items() if isinstance(document, dict) else ():
         if not isinstance(entry, dict) or "type" not in entry:
             continue
         if entry["type"] == "TensorDict":
-            _refuse_other_entries(folder / file_stem(name))
+            _refuse_other_entries(files, f"{folder}{file_stem(name)}/")
         elif name not in known:
             raise FormatError(f"{file} has the entry {name!r} that is no tensor; rows are expected")

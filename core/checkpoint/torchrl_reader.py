@@ -16,6 +16,7 @@ from ..dataset import (
     Array,
     EpisodeTable,
     Manifest,
+    OpenFiles,
     Request,
     StepReader,
     created_by,
@@ -84,8 +85,9 @@ def find_torchrl(path: Path) -> Path | None:
 def _is_nested(folder: Path) -> bool:
     """Whether the leaves are ragged; what is wrong with a folder is said where it is read."""
     try:
-        return any(leaf.nested for leaf in read_tree(folder, exact=False).values())
-    except RbtoolError:
+        with OpenFiles(folder) as files:
+            return any(leaf.nested for leaf in read_tree(files, exact=False).values())
+    except (RbtoolError, OSError):
         return False
 
 

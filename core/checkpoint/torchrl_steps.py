@@ -26,6 +26,10 @@ class TorchrlSteps(BufferSteps):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self._theirs.keys)
 
+    def again(self) -> TorchrlSteps:
+        """Return a reader of what is at the path."""
+        return type(self)(self.path, self._theirs.keys)
+
     @cached_property
     def _unfinished(self) -> Array:
         """The last steps of episodes that no flag ends."""

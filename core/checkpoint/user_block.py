@@ -40,33 +40,34 @@ def block_bytes(manifest: Manifest, size: int) -> bytes:
     return text.ljust(size, b" ")
 
 
-def read_block(path: Path) -> tuple[Manifest, int]:
+def read_block(path: Path, place: Path | None = None) -> tuple[Manifest, int]:
     """Read the manifest of an H5 checkpoint without HDF5; return it with the size of the block.
 
-    Raises FormatError for a file that rbtool did not write, CorruptDataError for one that was damaged.
+    `place` is where to open the file, and `path` what to call it. Raises FormatError for a file that rbtool did not
+    write, CorruptDataError for one that was damaged.
     """
-    block = _read(path)
+    block = _read(path, place or path)
     return Manifest.from_dict(parse_json(block, str(path)), str(path)), len(block)
 
 
-def verify_block(path: Path) -> None:
+def verify_block(path: Path, place: Path | None = None) -> None:
     """Raise CorruptDataError unless the block is byte for byte as it was written."""
-    block = _read(path)
+    block = _read(path, place or path)
     text = block.rstrip(b" ")
     if not is_canonical(text):
         raise changed(path)
 
 
-def _read(path: Path) -> bytes:
-    start = data_start(path)
-    if not is_ours(path):
+def _read(path: Path, place: Path) -> bytes:
+    start = data_start(place)
+    if not is_ours(place):
         if start is not None:
             _require_readable(path)
         what = "an HDF5 file that rbtool did not write" if start is not None else "no dataset and no checkpoint"
         raise FormatError(f"{path} is {what}: it does not begin with a manifest")
     if start is None:
         raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(place), "rb") as file:
         return file.read(start)
 
 

@@ -10,9 +10,7 @@ from ..dataset import (
     TedReader,
     bytes_of,
     changed,
-    check_sizes,
     leaf_path,
-    verify_records,
 )
 from ..ted import Key
 
@@ -57,9 +55,9 @@ class VerifyingReader(StepReader):
     def verify_files(self) -> None:
         """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
         files = self.manifest.files
-        check_sizes(self.path, files)
+        self._source.listed.check_sizes()
         whole = self.verify_read()
-        verify_records(self.path, tuple(file for file in files if file.path not in whole))
+        self._source.listed.verify(file for file in files if file.path not in whole)
 
     def verify_read(self) -> set[str]:
         """Raise CorruptDataError for the first of the leaves read in order whose bytes differ; return their files."""

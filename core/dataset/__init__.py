@@ -15,7 +15,17 @@ from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
 from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
-from .digest import FileRecord, Hasher, bytes_of, digest_bytes, digest_file, digest_files, digest_of_stats, digest_text
+from .digest import (
+    FileRecord,
+    Hasher,
+    bytes_of,
+    digest_bytes,
+    digest_descriptor,
+    digest_file,
+    digest_files,
+    digest_of_stats,
+    digest_text,
+)
 from .episodes import (
     COLUMNS,
     EPISODES,
@@ -59,6 +69,7 @@ from .manifest import (
     is_canonical,
     is_inside,
 )
+from .opened import OpenFiles, one_generation, pread_rows
 from .packed_builder import PackedBuilder
 from .packed_reader import PackedReader
 from .packed_schema import PackedField, PackedSchema
@@ -103,10 +114,6 @@ from .strict_json import dump_json, float_from_json, load_json, parse_json, plai
 from .ted_reader import (
     FolderReader,
     TedReader,
-    check_sizes,
-    pread_file_rows,
-    pread_rows,
-    verify_records,
 )
 from .times import written_time
 from .tree import Leaf, leaf_path, read_tree, write_tree_meta
@@ -154,6 +161,7 @@ __all__ = [
     "ListedFiles",
     "LocalCache",
     "Manifest",
+    "OpenFiles",
     "Origin",
     "PackedBuilder",
     "PackedField",
@@ -183,13 +191,13 @@ __all__ = [
     "TreeWriter",
     "bytes_of",
     "changed",
-    "check_sizes",
     "content_digest",
     "content_files",
     "created_by",
     "dataset_folder",
     "decode",
     "digest_bytes",
+    "digest_descriptor",
     "digest_file",
     "digest_files",
     "digest_of_stats",
@@ -215,6 +223,7 @@ __all__ = [
     "merge_ranges",
     "named_codecs",
     "normal_form",
+    "one_generation",
     "one_step_reward",
     "open_regular",
     "open_source",
@@ -223,7 +232,6 @@ __all__ = [
     "parse_episodes",
     "parse_json",
     "plain",
-    "pread_file_rows",
     "pread_rows",
     "provenance_step",
     "range_of",
@@ -262,7 +270,6 @@ __all__ = [
     "sweep",
     "table_with_returns",
     "unfinished_recording",
-    "verify_records",
     "write_dataset",
     "write_documents",
     "write_episode_text",

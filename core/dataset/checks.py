@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +11,10 @@ from ..errors import CorruptDataError, FormatError
 from ..ted import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
 from ..ted.checks import Finding, Rows, Rule, Tally
 from .contracts import Array, StepReader
-from .digest import digest_file
 from .episodes import EpisodeTable
 from .ingest import running_return
-from .listed import changed, size_problem
-from .manifest import MANIFEST, Manifest, is_canonical
-from .regular import read_regular
-from .ted_reader import TedReader
+from .listed import ListedFiles
+from .ted_reader import FolderReader, TedReader
 from .tree import leaf_path
 
 __all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "cut_steps", "rows_of", "size_problems"]
@@ -116,7 +112,7 @@ class FolderRule(NamedTuple):
     rule_id: str
     name: str
     problems: Callable[[StepReader], list[str]]
-    listed: Callable[[Path, Manifest], list[str]] | None = None
+    listed: Callable[[ListedFiles], list[str]] | None = None
     places: Callable[[StepReader], dict[str, Any]] | None = None
 
     def findings(self, reader: StepReader) -> list[Finding]:
@@ -124,9 +120,9 @@ class FolderRule(NamedTuple):
         problems = self.problems(reader)
         return self._report(problems, **(self.places(reader) if problems and self.places else {}))
 
-    def findings_of_files(self, folder: Path, manifest: Manifest) -> list[Finding]:
-        """Report what is wrong with the files of a folder that cannot be opened."""
-        return self._report(self.listed(folder, manifest) if self.listed else [])
+    def findings_of_files(self, files: ListedFiles) -> list[Finding]:
+        """Report what is wrong with the files of a folder that cannot be opened as a whole."""
+        return self._report(self.listed(files) if self.listed else [])
 
     def _report(self, problems: list[str], **places: Any) -> list[Finding]:
         return [Finding(self.rule_id, self.name, "error", problem, **places) for problem in problems]
@@ -144,7 +140,7 @@ def _length_problems(reader: StepReader) -> list[str]:
 
 def size_problems(reader: StepReader) -> list[str]:
     """Compare the sizes of all files with the manifest."""
-    return _listed_sizes(reader.path, reader.manifest) if reader.path.is_dir() else []
+    return _listed_sizes(reader.listed) if isinstance(reader, FolderReader) else []
 
 
 def cut_steps(reader: StepReader) -> dict[str, Any]:
@@ -153,23 +149,22 @@ def cut_steps(reader: StepReader) -> dict[str, Any]:
         return {}
     steps, kept = reader.manifest.steps, reader.manifest.steps
     for field in reader.fields:
-        path = reader.path / leaf_path(field.key)
         if field.row_bytes:
-            kept = min(kept, (path.stat().st_size if path.is_file() else 0) // field.row_bytes)
+            kept = min(kept, (reader.listed.size(leaf_path(field.key)) or 0) // field.row_bytes)
     if kept == steps:
         return {}
     table = reader.episodes
     return {"steps": ((kept, steps),), "episodes": tuple(table.episode[table.start + table.length > kept].tolist())}
 
 
-def _listed_sizes(folder: Path, manifest: Manifest) -> list[str]:
-    return [text for file in manifest.files if (text := size_problem(folder / file.path, file))]
+def _listed_sizes(files: ListedFiles) -> list[str]:
+    return [text for file in files.manifest.files if (text := files.size_problem(file))]
 
 
 def _digest_problems(reader: StepReader) -> list[str]:
     """Read all files again and compare their digests with the manifest."""
-    if reader.path.is_dir():
-        return _listed_digests(reader.path, reader.manifest)
+    if isinstance(reader, FolderReader):
+        return _listed_digests(reader.listed)
     try:
         reader.verify_files()
     except CorruptDataError as error:
@@ -177,12 +172,9 @@ def _digest_problems(reader: StepReader) -> list[str]:
     return []
 
 
-def _listed_digests(folder: Path, manifest: Manifest) -> list[str]:
-    whole = [file for file in manifest.files if not size_problem(folder / file.path, file)]
-    wrong = [folder / file.path for file in whole if digest_file(folder / file.path) != file.digest]
-    if (folder / MANIFEST).is_file() and not is_canonical(read_regular(folder / MANIFEST)):
-        wrong.append(folder / MANIFEST)
-    return [str(changed(path)) for path in wrong]
+def _listed_digests(files: ListedFiles) -> list[str]:
+    whole = [file for file in files.manifest.files if not files.size_problem(file)]
+    return [text for text in (*map(files.problem, whole), files.manifest_problem()) if text]
 
 
 FOLDER_RULES: tuple[FolderRule, ...] = (

@@ -6,6 +6,7 @@ rbtool wrote, whatever its layout. Everything that inspects, checks, converts or
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..errors import SchemaError
 from ..ted import Field, Key, Timing, key_name
+from .digest import digest_of_stats
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
 from .selection import EpisodeRanges
@@ -166,6 +168,14 @@ class StepReader(Closing, ABC):
     @abstractmethod
     def documents(self) -> dict[str, bytes]:
         """The source's own metadata files by name, and `env_metadata.json` where there is one."""
+
+    def again(self) -> StepReader:
+        """Return a reader of the same steps, for another thread or process; of the very same files where it can."""
+        return copy.copy(self)
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return digest_of_stats([self.path] if self.path.is_file() else sorted(self.path.rglob("*")))
 
     @abstractmethod
     def verify_files(self) -> None:

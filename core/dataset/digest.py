@@ -17,6 +17,7 @@ __all__ = [
     "Hasher",
     "bytes_of",
     "digest_bytes",
+    "digest_descriptor",
     "digest_file",
     "digest_files",
     "digest_of_stats",
@@ -70,11 +71,16 @@ def digest_text(text: str) -> str:
 
 def digest_file(path: Path, start: int = 0) -> str:
     """Digest of a file's bytes from `start` to its end."""
-    hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        file.seek(start)
-        while got := file.readinto(buffer):
-            hasher.update(buffer[:got])
+        return digest_descriptor(file.fileno(), start)
+
+
+def digest_descriptor(descriptor: int, start: int = 0) -> str:
+    """Digest of an open file's bytes from `start` to its end."""
+    hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
+    while got := os.preadv(descriptor, [buffer], start):
+        hasher.update(buffer[:got])
+        start += got
     return hasher.digest
 
 

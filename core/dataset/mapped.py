@@ -15,7 +15,6 @@ from ..errors import CorruptDataError
 from ..ted import Field
 from .contracts import Array
 from .digest import Hasher
-from .regular import open_regular
 
 __all__ = ["Window", "digest_mapped", "view_rows"]
 
@@ -61,18 +60,14 @@ def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -
     return Window().rows((descriptor, 0), path, leaf, start, stop)
 
 
-def digest_mapped(path: Path, start: int = 0) -> str:
-    """Digest of a file's bytes from `start` to its end."""
-    hasher, descriptor = Hasher(), open_regular(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        while start < size:
-            stop = min(start - start % _PART + _PART, size)
-            begin, data = _mapped(descriptor, path, start, stop)
-            hasher.update(data[start - begin : stop - begin].data)
-            start = stop
-    finally:
-        os.close(descriptor)
+def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:
+    """Digest of the bytes from `start` to the end of a file that is open; `path` names it in errors."""
+    hasher, size = Hasher(), os.fstat(descriptor).st_size
+    while start < size:
+        stop = min(start - start % _PART + _PART, size)
+        begin, data = _mapped(descriptor, path, start, stop)
+        hasher.update(data[start - begin : stop - begin].data)
+        start = stop
     return hasher.digest
 
 

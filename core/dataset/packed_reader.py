@@ -14,13 +14,14 @@ from ..ted import Key
 from .contracts import Array
 from .episodes import EpisodeTable
 from .identity import ted_digest
-from .manifest import MANIFEST, has_manifest
+from .listed import ListedFiles
+from .manifest import MANIFEST
 from .packed_schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from .record_numbers import RecordNumbers
 from .recorded_fields import unfinished_recording
 from .row_stores import pread_bytes, read_chunks
-from .staging import is_ours, mend
-from .ted_reader import FolderReader, check_sizes
+from .staging import is_ours
+from .ted_reader import FolderReader
 
 __all__ = ["PackedReader"]
 
@@ -50,15 +51,15 @@ class PackedReader(FolderReader):
     DatasetNotFoundError where nothing is.
     """
 
-    def __init__(self, path: Path) -> None:
-        mend(path)
-        if not has_manifest(path):
-            raise _no_dataset(path)
-        super().__init__(path)
+    def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
+        try:
+            super().__init__(path, listed)
+        except DatasetNotFoundError:
+            raise _no_dataset(path) from None
         if self.manifest.layout != "packed":
             raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here", hint=_hint(path))
         self.schema = self._read_schema()
-        check_sizes(path, self.manifest.files)
+        self.listed.check_sizes()
         self.numbers = RecordNumbers(self._stored_episodes, self.manifest.steps, str(path))
         self._check_files()
         self._block: tuple[str, int, int, Array] | None = None
@@ -102,7 +103,7 @@ class PackedReader(FolderReader):
         if held is not None and held[0] == name and held[1] <= start and stop <= held[2]:
             return held[3][start - held[1] : stop - held[1]]
         size, path = self.schema.record_bytes, self.path / name
-        found = pread_bytes(self._descriptor((name,), path), path, start * size, (stop - start) * size)
+        found = pread_bytes(self.listed.descriptor(name), path, start * size, (stop - start) * size)
         found = found.reshape(stop - start, size)
         self._block = (name, start, stop, found)
         return found
@@ -111,7 +112,7 @@ class PackedReader(FolderReader):
         """Read rows of a field that lies in a file of its own: by record for a state, else by step."""
         name, width = one.file(explicit=explicit), one.field.row_bytes
         path = self.path / name
-        descriptor = self._descriptor((name,), path)
+        descriptor = self.listed.descriptor(name)
         if one.codec is None:
             found = pread_bytes(descriptor, path, start * width, (stop - start) * width)
         else:
@@ -126,7 +127,7 @@ class PackedReader(FolderReader):
             path = self.path / one.index(explicit=explicit)
             found = np.frombuffer(self.listed.read(one.index(explicit=explicit)), "<u8").astype(np.int64)
             chunks = -(-self._own_rows(one, explicit) // one.chunk_rows)
-            size = (self.path / one.file(explicit=explicit)).stat().st_size
+            size = self.listed.size(one.file(explicit=explicit)) or 0
             if len(found) != chunks + 1 or found[0] or found[-1] != size or (np.diff(found) < 0).any():
                 raise CorruptDataError(f"{path} does not say where {chunks:,} chunks lie")
             self._offsets[key] = found
@@ -159,11 +160,10 @@ class PackedReader(FolderReader):
                 else:
                     self.offsets(one, explicit)
         for name, rows in expected.items():
-            path = self.path / name
-            found = path.stat().st_size if path.is_file() else -1
+            found = self.listed.size(name)
             if found != rows:
-                what = f"has {found:,} bytes" if found >= 0 else "is missing"
-                raise CorruptDataError(f"{path} {what}, {rows:,} bytes are expected")
+                what = "is missing" if found is None else f"has {found:,} bytes"
+                raise CorruptDataError(f"{self.path / name} {what}, {rows:,} bytes are expected")
 
     def close(self) -> None:
         """Close the files this process opened."""

@@ -29,12 +29,11 @@ from ..ted import (
 )
 from .builder import created_by
 from .contracts import Array, StepReader
-from .digest import digest_of_stats
 from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Dropped, Manifest, Request
+from .opened import OpenFiles
 from .returns import sum_rewards
-from .strict_json import load_json
-from .ted_reader import pread_file_rows
+from .strict_json import parse_json
 from .tree import Leaf, leaf_path, read_tree
 
 __all__ = ["PlainReader"]
@@ -52,25 +51,26 @@ class PlainReader(StepReader):
     rows are steps is not known.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         self.path = path
-        leaves = read_tree(path)
+        self._files = files or OpenFiles(path)
+        leaves = read_tree(self._files)
         rows = {leaf.shape[0] for leaf in leaves.values() if leaf.shape}
         if len(rows) != 1 or any(leaf.nested or not leaf.shape for leaf in leaves.values()):
             raise FormatError(f"{path} is a tensordict folder, but not one row a step: its leaves differ in length")
-        mask = _mask_of(path, leaves)
+        mask = _mask_of(self._files, leaves)
         skip = 1 if mask is None else 2
         fields = tuple(
             Field(key, leaf.dtype, leaf.shape[skip:], role_of(key)) for key, leaf in leaves.items() if key != mask
         )
-        self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(path, mask, leaves[mask])
+        self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(self._files, mask, leaves[mask])
         self._steps = self._spans.steps
         self._keys = {field.key for field in fields}
         dropped = () if mask is None else (Dropped(key_name(mask), "it tells steps from padding, which is not kept"),)
-        files = digest_of_stats(path / leaf_path(key) for key in leaves)
         self.manifest = Manifest(
             kind="dataset", layout="ted", request=Request("tensordict", str(path), path.name), steps=self._steps,
-            episodes=0, fields=fields, files=(), content_digest=files, created_by=created_by(), dropped_keys=dropped,
+            episodes=0, fields=fields, files=(), content_digest=self._files.state(), created_by=created_by(),
+            dropped_keys=dropped,
         )  # fmt: skip
 
     @cached_property
@@ -87,9 +87,24 @@ class PlainReader(StepReader):
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one leaf by position."""
-        leaf, path = self._leaf(key, start, stop), self.path / leaf_path(key)
-        parts = [pread_file_rows(path, leaf, *span) for span in self._spans.between(start, stop)]
+        leaf, name = self._leaf(key, start, stop), leaf_path(key)
+        parts = [self._files.rows(name, leaf, *span) for span in self._spans.between(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, *leaf.shape), leaf.numpy), *parts])
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return self._files.state()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self._files)
+
+    def again(self) -> PlainReader:
+        """Return a reader of the very same files."""
+        return type(self)(self.path, self._files.again())
 
     def documents(self) -> dict[str, bytes]:
         """Such a folder has none."""
@@ -140,13 +155,13 @@ class _Spans:
         return cls(np.zeros(1, np.int64), np.array([rows]))
 
     @classmethod
-    def of(cls, path: Path, key: Key, leaf: Leaf) -> _Spans:
+    def of(cls, files: OpenFiles, key: Key, leaf: Leaf) -> _Spans:
         """One run for each trajectory of a padded batch that has steps."""
         count, time = leaf.shape[:2]
-        mask = pread_file_rows(path / leaf_path(key), Field(key, leaf.dtype, (time,), "info"), 0, count)
+        mask = files.rows(leaf_path(key), Field(key, leaf.dtype, (time,), "info"), 0, count)
         edges = np.diff(mask.astype(np.int8), axis=1, prepend=0, append=0)
         if ((edges == 1).sum(1) > 1).any():
-            raise FormatError(f"{path} holds padded trajectories, but its mask {key_name(key)!r} has gaps")
+            raise FormatError(f"{files.root} holds padded trajectories, but its mask {key_name(key)!r} has gaps")
         lanes, first = np.nonzero(edges == 1)
         return cls(lanes * time + first, np.nonzero(edges == -1)[1] - first)
 
@@ -158,9 +173,9 @@ class _Spans:
             yield max(start, int(self.before[run])) + shift, min(stop, int(self._ends[run])) + shift
 
 
-def _mask_of(path: Path, leaves: Mapping[Key, Leaf]) -> Key | None:
+def _mask_of(files: OpenFiles, leaves: Mapping[Key, Leaf]) -> Key | None:
     """The mask of padded trajectories; None where the batch has one dimension, and every row is a step."""
-    document = load_json(path / "meta.json")
+    document = parse_json(files.read("meta.json"), str(files.root / "meta.json"))
     batch = tuple(document.get("shape") or ()) if isinstance(document, dict) else ()
     if len(batch) < 2:
         return None
@@ -169,6 +184,6 @@ def _mask_of(path: Path, leaves: Mapping[Key, Leaf]) -> Key | None:
             if key in leaves and leaves[key].dtype == "bool" and leaves[key].shape in {batch, (*batch, 1)}:
                 return key
     raise FormatError(
-        f"{path} is a tensordict folder of batch {list(batch)} without a mask, expected one row a step",
+        f"{files.root} is a tensordict folder of batch {list(batch)} without a mask, expected one row a step",
         hint="reshape it to one row a step, and leave the padding out",
     )

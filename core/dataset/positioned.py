@@ -19,7 +19,7 @@ from .digest import FileRecord, Hasher, bytes_of
 from .leaf_writer import merge_ranges, record_file
 from .manifest import FieldRange
 from .mapped import Window
-from .ted_reader import pread_rows
+from .opened import pread_rows
 from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
 
 __all__ = ["PositionedTree", "RowFiles"]

@@ -18,18 +18,20 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def open_regular(path: str | os.PathLike[str], *, within: int | None = None) -> int:
+def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
     """Open a file and return its descriptor; FormatError, without waiting, for what is no regular file.
 
     `within` is the descriptor of the folder that the path lies in; the last name must be no symbolic link then.
+    `relative_to` is that of the folder that a relative path counts from; links are followed.
     """
     try:
         if within is None:
-            descriptor = os.open(path, _FLAGS)
+            descriptor = os.open(path, _FLAGS, dir_fd=relative_to)
         else:
             descriptor = os.open(Path(path).name, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=within)
     except OSError:
-        require_regular(path)  # a socket cannot be opened at all
+        if relative_to is None:
+            require_regular(path)  # a socket cannot be opened at all
         raise
     try:
         _require(path, os.fstat(descriptor).st_mode)

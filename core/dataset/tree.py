@@ -10,15 +10,24 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
 from . import fs
 from .decoding import decode, is_sound_array
-from .strict_json import load_json, parse_json
+from .strict_json import parse_json
 
-__all__ = ["Leaf", "leaf_path", "parse_node", "read_tree", "require_own_files", "tree_documents", "write_tree_meta"]
+__all__ = [
+    "Leaf",
+    "TreeFiles",
+    "leaf_path",
+    "parse_node",
+    "read_tree",
+    "require_own_files",
+    "tree_documents",
+    "write_tree_meta",
+]
 
 _DEPTH = 50
 _NODE = "<class 'tensordict._td.TensorDict'>"
@@ -90,16 +99,28 @@ def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, 
     return list(documents)
 
 
-def read_tree(folder: Path, *, exact: bool = True) -> dict[Key, Leaf]:
+class TreeFiles(Protocol):
+    """The files of a memory-map directory, open."""
+
+    root: Path
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file."""
+
+
+def read_tree(files: TreeFiles, *, exact: bool = True) -> dict[Key, Leaf]:
     """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
 
     Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
     CorruptDataError. Without `exact` no file is looked at.
     """
-    leaves = dict(_walk(folder, ()))
+    leaves = dict(_walk(files, ()))
     for key, leaf in leaves.items():
         if exact and not leaf.nested:
-            _check_size(folder / leaf_path(key), leaf)
+            _check_size(files, leaf_path(key), leaf)
     return leaves
 
 
@@ -108,17 +129,18 @@ def parse_node(data: bytes, origin: str) -> dict[str, Leaf]:
     return {name: _leaf(entry, origin) for name, entry in _entries(parse_json(data, origin), origin) if _is_leaf(entry)}
 
 
-def _walk(folder: Path, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
-    path = folder / "meta.json"
+def _walk(files: TreeFiles, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
     if len(prefix) > _DEPTH:
-        raise FormatError(f"{folder} is nested deeper than {_DEPTH} folders, which no tensordict is")
-    if not path.is_file():
-        raise FormatError(f"{folder} is no tensordict folder: it has no meta.json")
-    for name, entry in _entries(load_json(path), str(path)):
+        raise FormatError(f"{files.root} is nested deeper than {_DEPTH} folders, which no tensordict is")
+    node = "/".join((*map(file_stem, prefix), "meta.json"))
+    origin = str(files.root / node)
+    if files.size(node) is None:
+        raise FormatError(f"{(files.root / node).parent} is no tensordict folder: it has no meta.json")
+    for name, entry in _entries(parse_json(files.read(node), origin), origin):
         if _is_leaf(entry):
-            yield (*prefix, name), _leaf(entry, str(path))
+            yield (*prefix, name), _leaf(entry, origin)
         elif entry.get("type") == "TensorDict":
-            yield from _walk(folder / file_stem(name), (*prefix, name))
+            yield from _walk(files, (*prefix, name))
 
 
 def _entries(document: Any, origin: str) -> list[tuple[str, dict[str, Any]]]:
@@ -143,11 +165,11 @@ def _leaf(entry: Mapping[str, Any], origin: str) -> Leaf:
     return leaf
 
 
-def _check_size(path: Path, leaf: Leaf) -> None:
-    expected = numpy_dtype(leaf.dtype).itemsize
+def _check_size(files: TreeFiles, name: str, leaf: Leaf) -> None:
+    path, expected = files.root / name, numpy_dtype(leaf.dtype).itemsize
     for size in leaf.shape:
         expected *= size
-    found = path.stat().st_size if path.is_file() else None
+    found = files.size(name)
     if found is None and expected:
         raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
     if found is not None and found != expected:

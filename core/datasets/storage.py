@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..checkpoint import open_steps
-from ..dataset import Manifest, TedReader, leaf_path
+from ..dataset import ListedFiles, PackedReader, TedReader, leaf_path, mend
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..storages import MappedDataset, PackedStorage, TensorStorage
 from ..storages.arrays import tensordict_of
@@ -24,6 +23,9 @@ __all__ = ["DatasetStorage", "Mode"]
 
 Mode: TypeAlias = Literal["c", "r+"]
 """How a dataset is opened: `c`, copy-on-write, keeps edits in this process; `r+` writes them to the disk."""
+
+
+_REOPENED = frozenset({"_leaves", "_dtypes", "_mapped", "_episode_lengths"})
 
 
 class DatasetStorage(TensorStorage):
@@ -59,29 +61,35 @@ class DatasetStorage(TensorStorage):
         self.split_trajs = split_trajs
         self.larger_than_memory = larger_than_memory
         self._mapped: MappedDataset | None = None
+        self._episode_lengths: NDArray[np.int64]
         self.content_digest, tensors = self._open()
         super().__init__(tensors)
 
     def _open(self) -> tuple[str, TensorDict]:
-        """Map the dataset; once more if it was replaced in the meantime."""
-        manifest = Manifest.load(self.path)
-        while True:
-            if not manifest.steps:
+        """Map the dataset: what is at the path now, whatever is put there from now on."""
+        with self._reader() as reader:
+            if not reader.manifest.steps:
                 raise UsageError(f"{self.path} has no steps: there is nothing to sample")
-            if manifest.layout == "packed" and self.split_trajs:
-                tensors = PackedStorage(self.path)[:]
+            self._mapped = None
+            if isinstance(reader, PackedReader):
+                tensors = PackedStorage(reader)[:]
             elif self.mode == "c":
-                self._mapped = MappedDataset(self.path, larger_than_memory=self.larger_than_memory)
+                self._mapped = MappedDataset(reader, larger_than_memory=self.larger_than_memory)
                 tensors = self._mapped.tensors
             else:
-                tensors = _editable_tensors(self.path)
+                tensors = _editable_tensors(reader)
             if self.split_trajs:
                 self._mapped = None
-                tensors = _trajectories(self.path, tensors)
-            again = Manifest.load(self.path)
-            if again.content_digest == manifest.content_digest:
-                return manifest.content_digest, tensors
-            manifest = again
+                tensors = _trajectories(reader, tensors)
+            self._episode_lengths = reader.episodes.length
+            return reader.manifest.content_digest, tensors
+
+    def _reader(self) -> TedReader | PackedReader:
+        mend(self.path)
+        listed = ListedFiles.at(self.path)
+        if listed.manifest.layout == "packed" and self.split_trajs:
+            return PackedReader(self.path, listed)
+        return TedReader(self.path, listed)
 
     def get(self, index: Any) -> Any:
         """Read the rows at `index`; of those named by a tensor the system is told first, if they may not be at hand."""
@@ -93,8 +101,7 @@ class DatasetStorage(TensorStorage):
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""
         if self.split_trajs or self.log.now.rows:
             return None
-        with TedReader(self.path) as reader:
-            return reader.episodes.length
+        return self._episode_lengths
 
     @property
     def _takes_entries(self) -> bool:
@@ -128,7 +135,7 @@ class DatasetStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in {"_leaves", "_dtypes", "_mapped"}}
+        return {name: value for name, value in state.items() if name not in _REOPENED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -138,31 +145,29 @@ class DatasetStorage(TensorStorage):
         self._wrapped = tensors
 
 
-def _trajectories(path: Path, rows: TensorDict) -> TensorDict:
-    with open_steps(path) as reader:
-        steps = reader.manifest.steps
-        has_flag = any(field.key == NEXT_DONE for field in reader.fields)
-        done = rows[NEXT_DONE].reshape(steps, -1).any(1) if has_flag else torch.zeros(steps, dtype=torch.bool)
-        return padded(rows, trajectory_lengths(reader.episodes.length, done.numpy()))
+def _trajectories(reader: TedReader | PackedReader, rows: TensorDict) -> TensorDict:
+    steps = reader.manifest.steps
+    has_flag = any(field.key == NEXT_DONE for field in reader.fields)
+    done = rows[NEXT_DONE].reshape(steps, -1).any(1) if has_flag else torch.zeros(steps, dtype=torch.bool)
+    return padded(rows, trajectory_lengths(reader.episodes.length, done.numpy()))
 
 
-def _editable_tensors(path: Path) -> TensorDict:
+def _editable_tensors(reader: TedReader) -> TensorDict:
     """Map the leaves so that what is written to them is written to their files."""
-    with TedReader(path) as reader:
-        steps = reader.manifest.steps
-        tensors = {field.key: _editable(path / leaf_path(field.key), field, steps) for field in reader.fields}
+    steps = reader.manifest.steps
+    tensors = {field.key: _editable(reader.listed, field, steps) for field in reader.fields}
     return tensordict_of(tensors, (steps,))
 
 
-def _editable(path: Path, field: Field, steps: int) -> torch.Tensor:
+def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
     dtype, shape = getattr(torch, field.dtype), (steps, *field.shape)
-    size = steps * field.row_bytes
+    size, name = steps * field.row_bytes, leaf_path(field.key)
     if not size:  # there is no file
         return torch.empty(shape, dtype=dtype)
-    found = path.stat().st_size if path.is_file() else 0
+    path, found = files.root / name, files.size(name) or 0
     if found != size:  # torch would lengthen a file that is too short
         raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut, removed or overwritten")
-    if not os.access(path, os.W_OK):
+    if not os.access(files.place(name), os.W_OK):
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
-    whole = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    whole = torch.from_file(str(files.place(name)), shared=True, size=size, dtype=torch.uint8)
     return whole.view(dtype).view(shape)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import open_steps
 from ..dataset import (
     Dropped,
     EpisodeTable,
@@ -18,7 +17,6 @@ from ..dataset import (
     Staging,
     StepReader,
     digest_bytes,
-    digest_of_stats,
     write_manifest,
 )
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
@@ -82,7 +80,7 @@ class Preprocessing:
     source_files: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "source_files", _state_of(self.taking.reader.path))
+        object.__setattr__(self, "source_files", self.taking.reader.files_state())
 
     def preview(self) -> tuple[Field, ...]:
         """Run the first task in this process and say which fields come out; nothing is written."""
@@ -120,8 +118,7 @@ class Preprocessing:
         taking = self.taking
         chosen = None if len(taking.rows) == len(taking.reader.episodes) else taking.rows
         digest = taking.reader.manifest.content_digest
-        path, sound = taking.reader.path.absolute(), self._sound
-        return Job(path, digest, self.work, chosen, taking.steps, taking.cut, self.seed, sound)
+        return Job(taking.reader, digest, self.work, chosen, taking.steps, taking.cut, self.seed)
 
     @property
     def _sound(self) -> Any:
@@ -209,15 +206,9 @@ class Preprocessing:
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
-        """Workers open the source by its path: an exchange in the meantime would have mixed two datasets.
-
-        A change in place may have come after that part was verified.
-        """
+        """A change in place may have come after that part was verified; what replaces the source is not read."""
         reader: StepReader = self.taking.reader
-        with open_steps(reader.path) as now:
-            if now.manifest.content_digest != reader.manifest.content_digest:
-                raise CorruptDataError(f"{reader.path} was replaced while it was read", hint="run it again")
-        if _state_of(reader.path) != self.source_files:
+        if reader.files_state() != self.source_files:
             raise CorruptDataError(f"{reader.path} was changed while it was read", hint="run it again")
 
 
@@ -313,11 +304,6 @@ class _Run:
             self._progress.advance(task.stop - task.start)
         if failed:
             raise self._of.telling.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
-
-
-def _state_of(path: Path) -> str:
-    """Tell one state of a dataset's files from another."""
-    return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))
 
 
 def _asked(crew: Crew, method: str, task: Task) -> Any:

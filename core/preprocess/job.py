@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dataset import FieldRange
+from ..dataset import FieldRange, StepReader
 from ..ted import Key
 from .block import Pieces
 from .work import Work
@@ -25,21 +24,21 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Which dataset, told apart by its digest, which of its steps, and what is done to them.
+    """Which dataset, which of its steps, and what is done to them.
+
+    `reader` has the dataset open: `again` gives each member its own, and `content_digest` says whether it is the same.
 
     `chosen` are the rows of the episode table that take part, int64 ascending; None means all. Of their steps the
     first `steps` are taken; `cut` says that the last of these ends an episode that goes on in the dataset.
-    `sound` are the rows of the table of a damaged dataset to which all of this is limited, None where it is whole.
     """
 
-    source: Path
+    reader: StepReader
     content_digest: str
     work: Work
     chosen: Any
     steps: int
     cut: bool
     seed: int
-    sound: Any = None
 
 
 class Finished(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import open_steps, whole_episodes
-from ..dataset import Array, RowFiles, SoundSteps, range_of, running_return
+from ..dataset import Array, RowFiles, range_of, running_return
 from ..errors import CorruptDataError
 from ..ted import (
     EPISODE,
@@ -39,10 +38,9 @@ class TaskRunner:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        opened = whole_episodes(open_steps(job.source))
-        self._reader = opened if job.sound is None else SoundSteps(opened, job.sound)
+        self._reader = job.reader.again()
         if self._reader.manifest.content_digest != job.content_digest:
-            raise CorruptDataError(f"{job.source} was replaced while it was read", hint="run it again")
+            raise CorruptDataError(f"{self._reader.path} was replaced while it was read", hint="run it again")
         self._taking = Taking(self._reader, job.chosen, job.steps)
         self._fields: tuple[Field, ...] = ()
         self._states: list[Key] = []

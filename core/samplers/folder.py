@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import fs, leaf_path, load_json, read_tree
+from ..dataset import OpenFiles, fs, leaf_path, load_json, read_tree
 from ..errors import DatasetNotFoundError
 from ..ted import numpy_dtype
 
@@ -57,11 +57,12 @@ def read_state(folder: Path) -> dict[str, torch.Tensor | None]:
     if not (folder / "meta.json").is_file():
         raise DatasetNotFoundError(f"{folder} holds no sampler's state: it has no meta.json")
     state: dict[str, torch.Tensor | None] = {}
-    for key, leaf in read_tree(folder).items():
-        values = np.zeros(leaf.shape, numpy_dtype(leaf.dtype))
-        if math.prod(leaf.shape):
-            values = np.fromfile(folder / leaf_path(key), values.dtype).reshape(leaf.shape)
-        state[".".join(key)] = torch.from_numpy(values)
+    with OpenFiles(folder) as files:
+        for key, leaf in read_tree(files).items():
+            values = np.zeros(leaf.shape, numpy_dtype(leaf.dtype))
+            if math.prod(leaf.shape):
+                values = np.frombuffer(bytearray(files.read(leaf_path(key))), values.dtype).reshape(leaf.shape)
+            state[".".join(key)] = torch.from_numpy(values)
     for name, entry in load_json(folder / "meta.json").items():
         if isinstance(entry, dict) and entry.get("type") == "NonTensorData":
             state[name] = None

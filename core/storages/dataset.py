@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import warnings
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..dataset import Array, TedReader, leaf_path, open_regular
+from ..dataset import Array, ListedFiles, TedReader, leaf_path
 from ..errors import CorruptDataError
 from ..ted import Field
 from .advice import Pages, exceeds_memory
@@ -21,8 +22,8 @@ from .arrays import tensor_of, tensordict_of
 __all__ = ["MappedDataset", "dataset_tensors"]
 
 
-def dataset_tensors(path: str | os.PathLike[str], *, copy_on_write: bool = True) -> TensorDict:
-    """Map every leaf of the dataset in layout `ted` at `path` into a tensordict of batch size `[steps]`.
+def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_write: bool = True) -> TensorDict:
+    """Map every leaf of a dataset in layout `ted`, at a path or open, into a tensordict of batch size `[steps]`.
 
     Rows are read from the disk when first touched. The maps are private and the files are opened read-only: an
     edit in place stays in this process. With `copy_on_write=False` the pages cannot be written at all, which
@@ -31,7 +32,7 @@ def dataset_tensors(path: str | os.PathLike[str], *, copy_on_write: bool = True)
     Raises FormatError for another layout and CorruptDataError for a file that is missing or has another size than
     the manifest says.
     """
-    return MappedDataset(path, copy_on_write=copy_on_write).tensors
+    return MappedDataset(dataset, copy_on_write=copy_on_write).tensors
 
 
 class MappedDataset:
@@ -43,17 +44,18 @@ class MappedDataset:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        dataset: str | os.PathLike[str] | TedReader,
         *,
         copy_on_write: bool = True,
         larger_than_memory: bool | None = None,
     ) -> None:
-        with TedReader(Path(path)) as reader:
+        with contextlib.ExitStack() as stack:
+            reader = dataset if isinstance(dataset, TedReader) else stack.enter_context(TedReader(Path(dataset)))
             steps, size = reader.manifest.steps, sum(file.size for file in reader.manifest.files)
             self._advise = exceeds_memory(size) if larger_than_memory is None else larger_than_memory
             self._pages: list[tuple[Pages, int]] = []
             self._copy_on_write = copy_on_write
-            tensors = {field.key: self._map(path_of(reader, field), field, steps) for field in reader.fields}
+            tensors = {field.key: self._map(reader.listed, field, steps) for field in reader.fields}
         self.tensors = tensordict_of(tensors, (steps,))
         self._steps = steps
 
@@ -65,38 +67,27 @@ class MappedDataset:
             for pages, width in self._pages:
                 pages.expect(rows * width, width)
 
-    def _map(self, path: Path, field: Field, steps: int) -> torch.Tensor:
+    def _map(self, files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         shape = (steps, *field.shape)
         size = steps * field.row_bytes
         if not size:  # a map cannot be empty, and there is no file
             return tensor_of(np.empty(shape, field.numpy), field)
-        pages = _pages(path, size, self._copy_on_write)
+        pages = _pages(files, leaf_path(field.key), size, self._copy_on_write)
         if self._advise:
             self._pages.append((Pages(pages), field.row_bytes))
         array = np.frombuffer(pages, field.numpy).reshape(shape)
         return tensor_of(array, field) if self._copy_on_write else _read_only_tensor(array, field)
 
 
-def path_of(reader: TedReader, field: Field) -> Path:
-    """The file of a leaf."""
-    return reader.path / leaf_path(field.key)
-
-
-def _pages(path: Path, size: int, copy_on_write: bool) -> mmap.mmap:
-    try:
-        descriptor = open_regular(path)
-    except FileNotFoundError:
-        raise CorruptDataError(f"{path} is missing; the manifest lists it") from None
-    try:
-        found = os.fstat(descriptor).st_size
-        if found != size:  # a read beyond the end of a mapped file would kill the process
-            raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
-        # No swap is set aside for pages that are never written: a dataset may be larger than memory.
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if copy_on_write else 0)
-        return mmap.mmap(descriptor, size, flags=flags, prot=protection)
-    finally:
-        os.close(descriptor)
+def _pages(files: ListedFiles, name: str, size: int, copy_on_write: bool) -> mmap.mmap:
+    path, descriptor = files.root / name, files.descriptor(name)
+    found = os.fstat(descriptor).st_size
+    if found != size:  # a read beyond the end of a mapped file would kill the process
+        raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
+    # No swap is set aside for pages that are never written: a dataset may be larger than memory.
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if copy_on_write else 0)
+    return mmap.mmap(descriptor, size, flags=flags, prot=protection)
 
 
 def _read_only_tensor(array: Array, field: Field) -> torch.Tensor:

@@ -36,25 +36,30 @@ class PackedStorage(Storage):
     `larger_than_memory` says whether the files fit into memory, which is found out from their sizes by default: if
     not, the system is told that access is random, and of the rows of each batch before they are read.
 
-    A pickle holds the path alone and opens the dataset anew. DatasetNotFoundError where nothing is, UsageError (a
-    ValueError) for a dataset without steps, FormatError for another layout and what is no dataset,
-    CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
+    Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone and opens the
+    dataset anew. DatasetNotFoundError where nothing is, UsageError (a ValueError) for a dataset without steps,
+    FormatError for another layout and what is no dataset, CorruptDataError for files that are missing or cut, and
+    where what is reopened is another dataset.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | PackedReader,
         *,
         views: bool = False,
         device: torch.device | str = "cpu",
         larger_than_memory: bool | None = None,
         checkpointer: Any = None,
     ) -> None:
-        self.path = Path(path).absolute()
+        reader = path if isinstance(path, PackedReader) else None
+        self.path = (reader.path if reader is not None else Path(path)).absolute()  # type: ignore[arg-type]
         self.views = views
         self.device = torch.device(device)
         self.larger_than_memory = larger_than_memory
-        self._open()
+        if reader is None:
+            self._open()
+        else:
+            self._take(reader)
         super().__init__(len(self), checkpointer)
 
     @staticmethod
@@ -67,18 +72,22 @@ class PackedStorage(Storage):
 
     def _open(self) -> None:
         with PackedReader(self.path) as reader:
-            manifest = reader.manifest
-            if not manifest.steps:
-                raise UsageError(f"{self.path} has no steps: there is nothing to sample")
-            self.content_digest = manifest.content_digest
-            self.fields: tuple[Field, ...] = reader.fields
-            self.episodes: EpisodeTable = reader.episodes
-            self._steps = manifest.steps
-            self._structure, ordered = _structure(reader.fields)
-            advise = self.larger_than_memory
-            self._leaves = PackedLeaves(
-                reader, ordered, advise=exceeds_memory(manifest.bytes) if advise is None else advise
-            )
+            self._take(reader)
+
+    def _take(self, reader: PackedReader) -> None:
+        """Map the files of a dataset that is open."""
+        manifest = reader.manifest
+        if not manifest.steps:
+            raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+        self.content_digest = manifest.content_digest
+        self.fields: tuple[Field, ...] = reader.fields
+        self.episodes: EpisodeTable = reader.episodes
+        self._steps = manifest.steps
+        self._structure, ordered = _structure(reader.fields)
+        advise = self.larger_than_memory
+        self._leaves = PackedLeaves(
+            reader, ordered, advise=exceeds_memory(manifest.bytes) if advise is None else advise
+        )
 
     def __len__(self) -> int:
         return self._steps

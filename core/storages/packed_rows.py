@@ -5,13 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset import Array, Codec, PackedField, PackedReader, open_regular
+from ..dataset import Array, Codec, ListedFiles, PackedField, PackedReader
 from ..errors import CorruptDataError
 from ..kernels import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted import Field
@@ -34,8 +33,8 @@ class PackedLeaves:
         self._advise = advise
         self._fields = list(fields)
         size = self._schema.record_bytes
-        self._records = _File(reader.path / _RECORDS, numbers.records * size, advise)
-        self._explicit = _File(reader.path / _EXPLICIT, numbers.explicit_records * size, advise)
+        self._records = _File(reader.listed, _RECORDS, numbers.records * size, advise)
+        self._explicit = _File(reader.listed, _EXPLICIT, numbers.explicit_records * size, advise)
         self.places = RecordPlaces(
             self._records.bytes.reshape(-1, size), self._explicit.bytes.reshape(-1, size),
             numbers.starts, numbers.explicit_starts,
@@ -137,19 +136,16 @@ _NOTHING = torch.empty(0)
 class _File:
     """A file of known size, mapped read-only: an array of its bytes, which nobody outside gets hold of."""
 
-    def __init__(self, path: Path, size: int, advise: bool) -> None:
+    def __init__(self, files: ListedFiles, name: str, size: int, advise: bool) -> None:
         self._pages: Pages | None = None
         self.bytes: Array = np.empty(0, np.uint8)
         if not size:
             return
-        descriptor = open_regular(path)
-        try:
-            found = os.fstat(descriptor).st_size
-            if found != size:  # a read beyond the end of a mapped file would kill the process
-                raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
-            pages = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        path, descriptor = files.root / name, files.descriptor(name)
+        found = os.fstat(descriptor).st_size
+        if found != size:  # a read beyond the end of a mapped file would kill the process
+            raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
+        pages = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         self.bytes = np.frombuffer(pages, np.uint8)
         self._pages = Pages(pages) if advise else None
 
@@ -245,9 +241,9 @@ class _Chunked:
 def _rows_of(reader: PackedReader, one: PackedField, advise: bool, *, explicit: bool) -> _Whole | _Chunked:
     numbers = reader.numbers
     rows = numbers.explicit_records if explicit else numbers.records if one.state else numbers.steps
-    path = reader.path / one.file(explicit=explicit)
+    name = one.file(explicit=explicit)
     if one.codec is None:
-        return _Whole(_File(path, rows * one.field.row_bytes, advise), one.field, rows)
+        return _Whole(_File(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
     offsets = reader.offsets(one, explicit) if rows else np.zeros(1, np.int64)
-    file = _File(path, int(offsets[-1]), advise)
+    file = _File(reader.listed, name, int(offsets[-1]), advise)
     return _Chunked(file, one.field, rows, one.codec, one.chunk_rows, offsets)

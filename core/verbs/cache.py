@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
 from ..dataset import (
-    MANIFEST,
-    Manifest,
-    changed,
+    ListedFiles,
     fs,
-    is_canonical,
-    read_regular,
     remove_at_once,
     remove_dataset,
     remove_leftover,
     require_removable,
-    verify_records,
 )
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError
 from ..progress import Progress, Silent
@@ -279,16 +274,14 @@ def _dataset_problems(entry: CacheEntry, progress: Progress) -> Iterator[str]:
     """Say of each file that is missing, cut or changed what it is."""
     seen = 0
     try:
-        manifest = Manifest.load(entry.path)
-        if not is_canonical(read_regular(entry.path / MANIFEST)):
-            yield str(changed(entry.path / MANIFEST))
-        for file in manifest.files:
-            try:
-                verify_records(entry.path, (file,))
-            except (RbtoolError, OSError) as error:
-                yield str(error)
-            progress.advance(file.size)
-            seen += file.size
+        with ListedFiles.at(entry.path) as files:
+            if problem := files.manifest_problem():
+                yield problem
+            for file in files.manifest.files:
+                if problem := files.problem(file):
+                    yield problem
+                progress.advance(file.size)
+                seen += file.size
     except (RbtoolError, OSError, ValueError) as error:
         yield str(error)
     progress.advance(max(0, entry.bytes - seen))  # the manifest, and what it does not list

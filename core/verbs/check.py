@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..checkpoint import BUFFER, STORAGE, open_steps
-from ..dataset import FOLDER_RULES, EpisodeTableRule, Manifest, StepReader, find_dataset, return_field_of, rows_of
+from ..dataset import (
+    FOLDER_RULES,
+    EpisodeTableRule,
+    ListedFiles,
+    StepReader,
+    find_dataset,
+    return_field_of,
+    rows_of,
+)
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import EndReason
@@ -74,16 +82,7 @@ def check(
     try:
         reader = open_steps(path)
     except FormatError as error:
-        manifest = _manifest_of(path)
-        if not isinstance(error, CorruptDataError) and manifest is None:
-            raise
-        said = f"{error}; {error.hint}" if error.hint else str(error)
-        found = [Finding(*_OPENS, "error", said)]
-        if manifest is not None:  # a sound list of files tells which others are damaged
-            others = (finding for rule in FOLDER_RULES for finding in rule.findings_of_files(path, manifest))
-            found += [finding for finding in others if finding.message != str(error)]
-        tried = [] if manifest is None else [rule.rule_id for rule in FOLDER_RULES if rule.listed]
-        return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], begun)
+        return _unopened(path, error, begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         spoilt = {"TED011", "TED012", *(["TED013"] if reader.manifest.layout == "packed" else [])}
@@ -128,12 +127,22 @@ def _unfinished(reader: StepReader) -> int:
     return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
 
 
-def _manifest_of(path: Path) -> Manifest | None:
-    """Read the manifest, if it is sound: then there is something to check, whatever does not fit it."""
+def _unopened(path: Path, error: FormatError, begun: float) -> CheckResult:
+    """Say why a dataset cannot be opened; where its list of files is sound, also which others are damaged."""
     try:
-        return Manifest.load(path)
+        files = ListedFiles.at(path)
     except (FormatError, OSError):
-        return None
+        if not isinstance(error, CorruptDataError):
+            raise error from None
+        files = None
+    found = [Finding(*_OPENS, "error", f"{error}; {error.hint}" if error.hint else str(error))]
+    tried: list[str] = []
+    if files is not None:
+        with files:
+            others = (finding for rule in FOLDER_RULES for finding in rule.findings_of_files(files))
+            found += [finding for finding in others if finding.message != str(error)]
+        tried = [rule.rule_id for rule in FOLDER_RULES if rule.listed]
+    return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], begun)
 
 
 def _all_rules() -> list[str]:

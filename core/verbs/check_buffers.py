@@ -20,7 +20,7 @@ from ..checkpoint import (
     open_steps,
     require_digests,
 )
-from ..dataset import Array, StepReader, is_ours, load_json, read_tree
+from ..dataset import Array, OpenFiles, StepReader, is_ours, load_json, read_tree
 from ..errors import CorruptDataError, RbtoolError
 from ..ted.checks import Finding
 
@@ -140,7 +140,8 @@ def _tensor_extent(storage: Path) -> _Extent:
         return _Extent(length, common[0] if common else None, None, math.prod(common) if common else None)
     if not (storage / "meta.json").is_file():
         return _Extent(length)
-    read_tree(storage, exact=False)
+    with OpenFiles(storage) as files:
+        read_tree(files, exact=False)
     lead = tuple(load_json(storage / "meta.json").get("shape") or ())
     return _Extent(length, lead[0], math.prod(lead[1:]), math.prod(lead)) if lead else _Extent(length)
 
@@ -196,7 +197,8 @@ def _sampler_problems(path: Path, extent: _Extent) -> Iterator[str]:
     if (folder / "sampler_metadata.json").is_file():
         yield from _priority_problems(folder, extent)
     if (folder / "meta.json").is_file():
-        leaves = read_tree(folder)
+        with OpenFiles(folder) as files:
+            leaves = read_tree(files)
         length = _number(folder, leaves, "len_storage")
         if length is not None and length > extent.length:
             yield f"{folder} draws from {length:,} elements, the storage holds {extent.length:,}"

@@ -155,7 +155,7 @@ def _storage(reader: StepReader) -> Storage:
     from ..storages import PackedStorage, StepStorage, TensorStorage, dataset_tensors
 
     if isinstance(reader, TedReader):
-        return TensorStorage(dataset_tensors(reader.path, copy_on_write=False))
+        return TensorStorage(dataset_tensors(reader, copy_on_write=False))
     if isinstance(reader, PackedReader):
-        return PackedStorage(reader.path)
+        return PackedStorage(reader)
     return StepStorage(reader)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..dataset import Manifest, Request, check_sizes, has_manifest
+from ..dataset import ListedFiles, Manifest, Request, has_manifest
 from ..errors import CorruptDataError, RbtoolError, UsageError
 
 __all__ = ["standing", "taken"]
@@ -18,15 +18,21 @@ def standing(destination: Path, request: Request) -> Manifest | None:
     if not has_manifest(destination):
         return None
     try:
-        manifest = Manifest.load(destination)
+        files = ListedFiles.at(destination)
     except RbtoolError as error:
         raise taken(destination, f"is damaged ({error})") from error
+    with files:
+        return _equal(files, destination, request)
+
+
+def _equal(files: ListedFiles, destination: Path, request: Request) -> Manifest:
+    manifest = files.manifest
     if manifest.kind != "dataset":
         raise taken(destination, f"is a {manifest.kind} of {_shown(manifest.request)}, not a dataset")
     if manifest.request.identity() != request.identity():
         raise taken(destination, f"is dataset {_shown(manifest.request)}, not {_shown(request)}")
     try:
-        check_sizes(destination, manifest.files)
+        files.check_sizes()
     except CorruptDataError as error:
         raise taken(destination, f"is damaged ({error})") from error
     return manifest

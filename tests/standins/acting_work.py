@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from rbtool.core.dataset import Manifest
+from rbtool.core.checkpoint import open_steps
+from rbtool.core.dataset import StepReader
 from rbtool.core.preprocess.block import Block
 from rbtool.core.preprocess.job import Job, Task
 from rbtool.core.preprocess.work import Context, Started, Work
@@ -55,9 +56,10 @@ class _Acting(Started):
         return self._act(block.first)
 
 
-def job_of(source: Path, work: Work) -> Job:
-    """All steps of a dataset, which has at least 100."""
-    return Job(source, Manifest.load(source).content_digest, work, None, STEPS, False, 0)
+def job_of(source: Path | StepReader, work: Work) -> Job:
+    """All steps of a dataset, which has at least 100, at a path or open."""
+    reader = open_steps(source) if isinstance(source, Path) else source
+    return Job(reader, reader.manifest.content_digest, work, None, STEPS, False, 0)
 
 
 def once(mark: Path) -> bool:

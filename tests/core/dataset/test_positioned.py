@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.dataset import PositionedTree, RowFiles, TreeWriter, digest_file, fs, leaf_path, positioned, read_tree
+from rbtool.core.dataset import (
+    OpenFiles,
+    PositionedTree,
+    RowFiles,
+    TreeWriter,
+    digest_file,
+    fs,
+    leaf_path,
+    positioned,
+    read_tree,
+)
 from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.ted import Field
 
@@ -50,7 +60,7 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(
             tree.settle(front)
         files.close()
         assert tree.finish() == records
-    assert read_tree(folder / "found") == read_tree(folder / "expected")
+    assert read_tree(OpenFiles(folder / "found")) == read_tree(OpenFiles(folder / "expected"))
     assert all(digest_file(folder / "found" / record.path) == record.digest for record in records)
 
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
-from rbtool.core.dataset import Leaf, TedReader, TreeWriter, leaf_path, read_tree
+from rbtool.core.dataset import Leaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
 from rbtool.core.ted import DTYPES, Field
 from rbtool.core.testing.walks import write_walks
 
@@ -25,12 +25,12 @@ def test_tensordict_reads_every_type_and_shape(tmp_path: Path, dtype: str, shape
     assert found.dtype == getattr(torch, dtype)
     bits = found.view(torch.uint16).numpy() if dtype == "bfloat16" else found.numpy()
     np.testing.assert_array_equal(bits, rows)
-    assert read_tree(tmp_path / "tree") == {field.key: Leaf(dtype, (5, *shape))}
+    assert read_tree(OpenFiles(tmp_path / "tree")) == {field.key: Leaf(dtype, (5, *shape))}
 
 
 def test_what_tensordict_writes_is_read(tmp_path: Path) -> None:
     data = TensorDict({"x": torch.arange(6).view(3, 2), "n": {"y": torch.rand(3)}}, [3]).memmap(tmp_path / "td")
-    assert read_tree(tmp_path / "td") == {("x",): Leaf("int64", (3, 2)), ("n", "y"): Leaf("float32", (3,))}
+    assert read_tree(OpenFiles(tmp_path / "td")) == {("x",): Leaf("int64", (3, 2)), ("n", "y"): Leaf("float32", (3,))}
     assert data.batch_size == (3,)
 
 
@@ -65,14 +65,14 @@ def test_cut_and_missing_files_are_found(tmp_path: Path) -> None:
     path = tmp_path / "data" / leaf_path(("next", "reward"))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptDataError, match=r"reward.memmap has 31 bytes, 32 are expected"):
-        read_tree(tmp_path / "data")
+        read_tree(OpenFiles(tmp_path / "data"))
     path.unlink()
     with pytest.raises(CorruptDataError, match="is missing"):
-        read_tree(tmp_path / "data")
+        read_tree(OpenFiles(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("meta", ["{}", "[]", "x", '{"_type": "t", "a": {"dtype": "torch.quint8", "shape": [1]}}'])
 def test_a_folder_that_is_no_tensordict_is_said_to_be_none(tmp_path: Path, meta: str) -> None:
     (tmp_path / "meta.json").write_text(meta)
     with pytest.raises(FormatError):
-        read_tree(tmp_path)
+        read_tree(OpenFiles(tmp_path))

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from acting_work import TASKS, Acting, be_told, die, job_of, once, times_told
 
+from rbtool.core.dataset import TedReader
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerTrouble
@@ -47,12 +48,13 @@ def pool(walks: Path) -> Iterator[Callable[..., WorkerPool]]:
     made: list[WorkerPool] = []
 
     def start(act: Callable[[int], Any], workers: int = 2, limits: Limits | None = None, **more: Any) -> WorkerPool:
-        made.append(WorkerPool(job_of(walks, Acting(act, **more)), workers, limits or Limits(), "fork"))
+        made.append(WorkerPool(job_of(reader, Acting(act, **more)), workers, limits or Limits(), "fork"))
         return made[-1]
 
-    yield start
-    for one in made:
-        one.close()
+    with TedReader(walks) as reader:
+        yield start
+        for one in made:
+            one.close()
 
 
 def answers(pool: WorkerPool, tasks: list[Task] = TASKS) -> dict[int, Any]:
