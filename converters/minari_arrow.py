@@ -82,6 +82,9 @@ class _ArrowEpisode(StoredEpisode):
             self._parts = [opened(path) for path in parts]
         if any(part.schema != self._parts[0].schema for part in self._parts):
             raise FormatError(f"the files in {self._folder} differ in their columns")
+        names = self._parts[0].schema.names
+        if len(set(names)) < len(names):
+            raise FormatError(f"the files in {self._folder} have a column twice: {', '.join(sorted(names))}")
         self._rows = sum(part.rows for part in self._parts)
         self._streams: dict[str, _Stream] = {}
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..core.dataset import Array
-from ..core.errors import CorruptDataError
+from ..core.errors import CorruptDataError, FormatError
 from .minari_store import ColumnPath, Form
 
 __all__ = ["as_array", "as_strings", "at", "declared_forms", "found_forms", "of_free_length", "row_width"]
@@ -105,7 +105,10 @@ def _is_list(kind: pa.DataType) -> bool:
 def at(array: pa.Array, path: ColumnPath) -> pa.Array:
     """Follow names down through structs; a row that has no struct has no value in it either."""
     for name in path:
-        array = array.flatten()[array.type.get_field_index(name)]
+        place = array.type.get_field_index(name)
+        if place < 0:  # what pyarrow says of a name that is there twice, and where Python would take the last column
+            raise FormatError(f"the column {name!r} is there twice")
+        array = array.flatten()[place]
     return array
 
 

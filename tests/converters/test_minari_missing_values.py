@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from gymnasium import spaces
 
+from rbtool.converters.minari_arrow_forms import at
+from rbtool.core.errors import FormatError
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.verbs.convert import ConvertResult, convert
 
@@ -35,3 +38,9 @@ def test_a_name_too_long_for_a_file_is_dropped_and_named(data_format: str, tmp_p
     assert [(item["key"], item["why"]) for item in made.dropped_keys] == [
         (f"info.{'x' * 250}", "its name has more than the 240 bytes that a file's name has room for")
     ]
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    column = pa.StructArray.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["x", "x"])
+    with pytest.raises(FormatError, match="'x' is there twice"):
+        at(column, ("x",))
