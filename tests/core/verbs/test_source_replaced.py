@@ -103,6 +103,10 @@ VERBS: dict[str, tuple[tuple[str, ...], Callable[[Path, Path], Any]]] = {
 }
 _AT_ONCE = {"inspect", "check", "sample", "load_dataset"}  # no file operation follows when all is open
 CASES = [(verb, layout) for verb, (layouts, _) in VERBS.items() for layout in layouts]
+EVERY_DAY = {
+    ("inspect", "ted"), ("check", "packed"), ("stats", "flat"), ("sample", "packed"), ("export", "h5"),
+    ("convert", "nested"), ("load_dataset", "ted"), ("preprocess", "packed"), ("preprocess-fork", "ted"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +156,7 @@ def require_one_of_both(pair: tuple[Path, Path], verb: str, folder: Path, places
         yield found == old
 
 
-@pytest.mark.parametrize(("verb", "layout"), [pytest.param(*case, id="-".join(case)) for case in CASES])
+@pytest.mark.parametrize(("verb", "layout"), sorted(EVERY_DAY))
 def test_a_verb_reads_one_of_both(
     pair: Callable[[str], tuple[Path, Path]], tmp_path: Path, verb: str, layout: str
 ) -> None:
