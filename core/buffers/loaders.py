@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_convert, get_worker_info
-from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from ..errors import SchemaError
 
@@ -16,15 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["loader_asking", "serve_loader"]
 
 _LINE = "DataLoader(buffer, batch_size=None)"
+_FETCHERS = "torch.utils.data._utils.fetch"  # named, not imported: a module that torch may move
 
 
 def loader_asking() -> Any:
     """Return the part of a `DataLoader` that calls the caller of this function; None if something else does.
 
-    torch has no other sign of it: a loader calls `iter(dataset)`, as a loop does.
+    A loader calls `iter(dataset)` as a loop does; the frame of the call is the only sign of it that torch gives.
     """
-    asking = sys._getframe(2).f_locals.get("self")
-    return asking if isinstance(asking, _BaseDatasetFetcher) else None
+    frame = sys._getframe(2)
+    return frame.f_locals.get("self") if frame.f_globals.get("__name__") == _FETCHERS else None
 
 
 def serve_loader(buffer: BufferParts, fetcher: Any) -> None:
