@@ -17,7 +17,16 @@ import pyarrow.parquet as pq
 
 from ..core.dataset import Array, load_json, require_regular
 from ..core.errors import FormatError
-from .minari_arrow_forms import as_array, as_strings, at, declared_forms, found_forms, of_free_length, row_width
+from .minari_arrow_forms import (
+    as_array,
+    as_strings,
+    at,
+    declared_forms,
+    forms_with_holes,
+    found_forms,
+    of_free_length,
+    row_width,
+)
 from .minari_metadata import METADATA_FILE
 from .minari_spaces import SpacePath
 from .minari_store import Column, ColumnPath, EpisodeStore, Form, StoredEpisode, column_name, reading
@@ -27,7 +36,7 @@ __all__ = ["ArrowStore"]
 _EPISODE = re.compile(r"0|[1-9]\d{0,17}")
 _PART = re.compile(r"part-(\d+)\.(\w+)")
 _PADDED = frozenset({"actions", "rewards", "terminations", "truncations"})
-_CHECKED_WHEN_READ = _PADDED | {"observations"}
+_REQUIRED = _PADDED | {"observations"}
 _BATCH_BYTES = 4 << 20
 _ROWS_OF_FREE_LENGTH = 64
 """Rows of text or lists at a time: where they are alike, Parquet stores them once and their length does not show."""
@@ -98,8 +107,8 @@ class _ArrowEpisode(StoredEpisode):
         with reading(self._what, self._file, pa.ArrowException):
             for field in self._parts[0].schema:
                 forms = declared_forms(field)
-                if field.name not in _CHECKED_WHEN_READ:
-                    forms = found_forms(forms, self._chunks(field.name))
+                look = forms_with_holes if field.name in _REQUIRED else found_forms
+                forms = look(forms, self._chunks(field.name))
                 rows = self._rows - (field.name in _PADDED)
                 found |= {path: Column(form, rows) for path, form in forms.items()}
         return found

@@ -14,7 +14,16 @@ from ..core.dataset import Array
 from ..core.errors import CorruptDataError, FormatError
 from .minari_store import ColumnPath, Form
 
-__all__ = ["as_array", "as_strings", "at", "declared_forms", "found_forms", "of_free_length", "row_width"]
+__all__ = [
+    "as_array",
+    "as_strings",
+    "at",
+    "declared_forms",
+    "forms_with_holes",
+    "found_forms",
+    "of_free_length",
+    "row_width",
+]
 
 _RAGGED = "its rows are lists of different lengths"
 _ABSENT = "it has no value in some rows"
@@ -77,6 +86,15 @@ def found_forms(forms: Mapping[ColumnPath, Form], chunks: Iterable[pa.Array]) ->
         if path not in absent and len(seen) == 1 and None not in seen:
             found[path] = Form("array", forms[path].dtype, next(shape for shape in seen if shape is not None))
     return found | {path: replace(found[path], holes=True) for path in holes if found[path].kind == "array"}
+
+
+def forms_with_holes(forms: Mapping[ColumnPath, Form], chunks: Iterable[pa.Array]) -> dict[ColumnPath, Form]:
+    """Mark the forms of the leaves in which floats are missing; where there are no floats, no row is looked at."""
+    floats = {path for path, form in forms.items() if form.kind == "array" and "float" in form.dtype}
+    holes: set[ColumnPath] = set()
+    for chunk in chunks if floats else ():
+        holes |= {path for path in floats - holes if _has_holes(at(chunk, path[1:]))}
+    return {path: replace(form, holes=path in holes) for path, form in forms.items()}
 
 
 def _has_holes(array: pa.Array) -> bool:

@@ -160,14 +160,15 @@ class Columns:
             if want.contradicts
         ]
         for column in self.kept:
-            if column.extra is None:
-                continue
-            rows = [column.extra.rows[self._index[number]] for number in numbers]
-            name = key_name(column.key)
-            if widened := column.extra.widened():
+            name, extra = key_name(column.key), column.extra
+            if extra is not None and (widened := extra.widened()):
                 notes.append(f"{name} is {widened}")
-            if holes := column.extra.holes.intersection(numbers):
+            missing = self._survey.required.holes.get(column.path, set()) if extra is None else extra.holes
+            if holes := missing.intersection(numbers):
                 notes.append(f"{name} has no value in some rows of {len(holes)} of {total} episodes: NaN there")
+            if extra is None:
+                continue
+            rows = [extra.rows[self._index[number]] for number in numbers]
             blank = "empty" if column.kind == "text" else "zero"
             if late := rows.count(Rows.AFTER_STEPS):
                 notes.append(f"{name} has no value at reset in {late} of {total} episodes: {blank} rows there")

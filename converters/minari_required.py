@@ -83,6 +83,8 @@ class RequiredColumns:
         self._paths: set[ColumnPath] = set()
         self.columns: list[Required] = []
         self.reward_dtypes: dict[str, int] = {}
+        self.holes: dict[ColumnPath, set[int]] = {}
+        """The episodes in which values of a column are missing."""
         self.forms: dict[ColumnPath, Form | None] = {}
         spaces = {"observations": metadata.observation_space, "actions": metadata.action_space}
         for top, space in spaces.items():
@@ -173,6 +175,9 @@ class RequiredColumns:
         for want, dtype in zip(self.columns, dtypes, strict=True):
             if want.form is None:
                 want.form, want.dtype, want.seen_in = columns[want.path].form, dtype, number
+        for path in (REWARDS, *(want.path for want in self.columns)):
+            if columns[path].form.holes:
+                self.holes.setdefault(path, set()).add(number)
         for path in (REWARDS, *FLAGS):
             form = columns[path].form
             if self.forms.setdefault(path, form) != form:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
 from rbtool.converters.minari_arrow_forms import at
-from rbtool.core.errors import FormatError
+from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.verbs.convert import ConvertResult, convert
 
@@ -30,6 +31,49 @@ def converted(folder: Path, infos: list[dict[str, Any]], data_format: str) -> Co
 def test_nulls_that_become_nan_are_noted(values: list[Any], data_format: str, tmp_path: Path) -> None:
     made = converted(tmp_path, [{"x": values}, {"x": values}], data_format)
     assert "info.x has no value in some rows of 2 of 2 episodes: NaN there" in made.notes
+
+
+def with_nulls(source: Path, name: str) -> None:
+    """Remove the first number of a column of the first episode."""
+    file = next((source / "data" / "0").glob("part-*"))
+    old = pa.ipc.open_file(file).read_all() if file.suffix == ".arrow" else pq.read_table(file)
+    column = old.column(name).combine_chunks()
+    leaf = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+    leaf = pa.array([None, *leaf.to_pylist()[1:]], leaf.type)
+    new = leaf if leaf.type == column.type else pa.FixedSizeListArray.from_arrays(leaf, column.type.list_size)
+    table = old.set_column(old.schema.get_field_index(name), old.schema.field(name), new)
+    opened = pq.ParquetWriter if file.suffix == ".parquet" else pa.ipc.new_file
+    with opened(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def source_with_nulls(folder: Path, name: str, data_format: str) -> Path:
+    draw = np.random.default_rng(3)
+    episodes = [make_episode(SPACE, SPACE, 3, draw) for _ in range(2)]
+    source = write_minari(folder / "source", "made/holes-v0", SPACE, SPACE, episodes, data_format=data_format)
+    with_nulls(source, name)
+    return source
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "key"), [("observations", "observation"), ("actions", "action"), ("rewards", "reward")]
+)
+def test_nulls_in_required_columns_are_noted(name: str, key: str, data_format: str, tmp_path: Path) -> None:
+    made = convert(source_with_nulls(tmp_path, name, data_format), tmp_path / "made")
+    assert made.notes == (f"{key} has no value in some rows of 1 of 2 episodes: NaN there",)
+
+
+def test_nulls_of_episodes_that_are_not_taken_are_not_noted(tmp_path: Path) -> None:
+    made = convert(source_with_nulls(tmp_path, "rewards", "arrow"), tmp_path / "made", episodes="1")
+    assert not made.notes
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+@pytest.mark.parametrize("name", ["terminations", "truncations"])
+def test_flags_without_a_value_are_refused(name: str, data_format: str, tmp_path: Path) -> None:
+    with pytest.raises(CorruptDataError, match=f"'{name}' of episode 0 has no value in 1 rows"):
+        convert(source_with_nulls(tmp_path, name, data_format), tmp_path / "made")
 
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
