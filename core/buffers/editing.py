@@ -31,8 +31,8 @@ class Editing(Reading):
         """Replace elements that are there, by number, or an entry of all of them, by key; no element is added.
 
         Several indices in a tuple concern the dimensions of `rb[:]`; data is repeated along those that it lacks. Where
-        all elements are replaced in a storage of tensors in memory, data may bring new entries, and `rb[key]` may be a
-        new one: it is there until elements are written without it.
+        all elements are replaced in memory, data may bring new entries, and `rb[key]` may be a new one: in a storage of
+        tensors it is there until elements are written without it.
 
         Data goes through the transforms, but for those that hold data back, as `MultiStepTransform` does: what is
         assigned is what such a one returned, and takes no part in its windows. Entries go past all transforms.
@@ -72,6 +72,9 @@ class Editing(Reading):
         if self._label is not None and is_tensor_collection(data) and data.get(self._label, None) is None:
             labels = self._storage.entry((self._label,), places)
             if labels is not None:
+                if labels.shape[: data.batch_dims] != data.batch_size:
+                    found, expected = list(data.batch_size), list(labels.shape[: self._storage.ndim])
+                    raise SchemaError(f"the data has the batch size {found}, expected {expected}")
                 return data.copy().set(self._label, labels)
         return data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_convert, get_worker_info
@@ -18,13 +19,18 @@ _LINE = "DataLoader(buffer, batch_size=None)"
 _FETCHERS = "torch.utils.data._utils.fetch"  # named, not imported: a module that torch may move
 
 
-def loader_asking() -> Any:
-    """Return the part of a `DataLoader` that calls the caller of this function; None if something else does.
+def loader_asking(buffer: BufferParts) -> Any:
+    """Return the part of a `DataLoader` that iterates over a buffer; None if something else does.
 
     A loader calls `iter(dataset)` as a loop does; the frame of the call is the only sign of it that torch gives.
+    Frames of the buffer are passed over: a subclass may call the `__iter__` of its parent.
     """
-    frame = sys._getframe(2)
-    return frame.f_locals.get("self") if frame.f_globals.get("__name__") == _FETCHERS else None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is buffer:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
+        return None
+    return frame.f_locals.get("self")
 
 
 def serve_loader(buffer: BufferParts, fetcher: Any) -> None:

@@ -59,7 +59,7 @@ class Reading(BufferParts):
         and in one of several workers of a `DataLoader` for a sampler with epochs: each would yield all of an epoch.
         """
         size = self._known_batch_size()
-        if (fetcher := loader_asking()) is not None:
+        if (fetcher := loader_asking(self)) is not None:
             serve_loader(self, fetcher)
         return self._batches(size)
 

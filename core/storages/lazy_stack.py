@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, is_tensorclass
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .list_storage import ListStorage
+from .write_log import Change
 
 __all__ = ["LazyStackStorage"]
 
@@ -75,6 +77,27 @@ class LazyStackStorage(ListStorage):
                 item = self._items[row].copy()
                 item.set(key, value.clone())
                 self._items[row] = item
+
+    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+        """Add entries, values of all elements; SchemaError where these differ in batch size, or values do not fit."""
+        if not self._items or any(is_tensorclass(item) for item in self._items):
+            super().add_entries(values)
+        size = self._items[0].batch_size
+        if any(item.batch_size != size for item in self._items):
+            raise SchemaError("elements differ in shape, and cannot get a new entry together; use rb[i] = …")
+        expected = [*size[: self._dimension], len(self._items), *size[self._dimension :]]
+        for path, value in values.items():
+            if list(value.shape[: len(expected)]) != expected:
+                raise SchemaError(
+                    f"{'.'.join(path)!r} is {list(value.shape)}, expected is {expected} in front: "
+                    "a new entry is one of all elements"
+                )
+        items = [item.copy() for item in self._items]
+        for path, value in values.items():
+            for item, part in zip(items, value.unbind(self._dimension), strict=True):
+                item.set(path, part.clone())
+        self._items = items
+        self.mark_changed(Change(keys=tuple(values)))
 
     @property
     def _dimension(self) -> int:

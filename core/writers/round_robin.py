@@ -65,10 +65,14 @@ class RoundRobinWriter(Writer):
         self.tell_cursor()
 
     def tell_cursor(self) -> None:
-        """Tell the storage where the next write begins."""
+        """Tell the storage where the next write begins, and give it generations that were loaded before its rows."""
         storage = self._storage
-        if storage is not None and (rows := _rows_of(storage)):
-            storage.log.go_on_at(self._cursor % rows)
+        if storage is None or not (rows := _rows_of(storage)):
+            return
+        storage.log.go_on_at(self._cursor % rows)
+        if self._saved_generations is not None:
+            storage._generations = self._made_generations(rows, self._saved_generations)
+            self._saved_generations = None
 
     def go_on_behind(self) -> None:
         """Write next behind the rows of the storage, or at the first one if it is full; count from there."""

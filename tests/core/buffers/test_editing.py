@@ -131,7 +131,7 @@ def with_values(rows: int = ROWS) -> TensorDict:
     return steps(rows, start=10).set("value", torch.arange(rows).float())
 
 
-@pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage])
+@pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage, LazyStackStorage])
 @pytest.mark.parametrize("way", ["write_all", "slice", "key", "nested"])
 def test_all_elements_may_get_new_entries(kind: Callable[..., Any], way: str) -> None:
     buffer = made(kind)
@@ -159,6 +159,19 @@ def test_new_entries_go_with_the_elements_that_had_them() -> None:
     with pytest.raises(SchemaError, match="lacks a"):
         buffer.extend(steps().exclude("a"))
     assert buffer["value"].tolist() == [0, 1, 2, 3]
+
+
+def test_new_entries_of_a_lazy_stack_along_another_dimension() -> None:
+    buffer = ReplayBuffer(storage=LazyStackStorage(6, stack_dim=-1))
+    buffer.extend(TensorDict({"a": torch.arange(12).reshape(4, 3)}, [4, 3]))
+    buffer["b"] = 2 * buffer["a"]
+    assert (buffer[1]["b"].tolist(), tuple(buffer["b"].shape)) == ([6, 8, 10], (3, 4))
+    with pytest.raises(SchemaError, match=r"'c' is \[4, 3\], expected is \[3, 4\] in front"):
+        buffer["c"] = torch.zeros(4, 3)
+    buffer.extend(TensorDict({"a": torch.zeros(1, 2)}, [1, 2]))
+    with pytest.raises(SchemaError, match="elements differ in shape"):
+        buffer["c"] = torch.zeros(3, 5)
+    assert sorted(buffer[0].keys()) == ["a", "b"]
 
 
 def test_new_entries_in_the_users_layout() -> None:
@@ -240,3 +253,11 @@ def test_data_that_cannot_be_repeated_changes_nothing(data: torch.Tensor) -> Non
     with pytest.raises(SchemaError, match=r"expected torch.int64 \[3, 2\]"):
         buffer[:, 0:2] = data
     assert torch.equal(buffer[:], torch.arange(12).reshape(3, 4))
+
+
+def test_data_of_another_batch_size_is_named_in_full() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(steps())
+    with pytest.raises(SchemaError, match=r"the data has the batch size \[3\], expected \[2\]"):
+        buffer[:2] = steps(3)
+    assert buffer["a"].tolist() == [0, 1, 2, 3]

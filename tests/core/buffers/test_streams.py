@@ -223,3 +223,20 @@ def test_a_loader_yields_batches_of_any_kind() -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=3)
     buffer.extend(torch.arange(10))
     assert next(iter(DataLoader(buffer, batch_size=None))).shape == (3,)
+
+
+class Delegating(TensorDictReplayBuffer):
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+
+class Generating(TensorDictReplayBuffer):
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [Delegating, Generating])
+def test_a_loader_knows_a_buffer_that_iterates_in_its_own_way(kind: type[TensorDictReplayBuffer]) -> None:
+    buffer = kind(storage=LazyMemmapStorage(10), batch_size=3)
+    buffer.extend(TensorDict({"a": torch.arange(10)}, [10]))
+    assert isinstance(next(iter(DataLoader(buffer, batch_size=None))), TensorDict)

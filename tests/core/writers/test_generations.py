@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,25 @@ def test_another_writer_goes_on_with_them() -> None:
     copy.extend(steps(6))
     assert copy.writer.generations_of(ROWS).tolist() == [1, 1, 0, 0]
     assert buffer.writer.generations_of(ROWS).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["state", "folder"])
+@pytest.mark.parametrize("capacity", [8, 12])
+def test_a_loaded_storage_of_several_dimensions_has_them_before_it_is_written(
+    tmp_path: Path, way: str, capacity: int
+) -> None:
+    def buffer(size: int) -> ReplayBuffer:
+        storage = LazyTensorStorage(size, ndim=2)
+        return ReplayBuffer(storage=storage, dim_extend=0, writer=RoundRobinWriter(track_generations=True))
+
+    saved, loaded, again = buffer(8), buffer(capacity), buffer(capacity)
+    saved.extend(TensorDict({"a": torch.arange(12).reshape(6, 2)}, [6, 2]))
+    for number, (one, other) in enumerate([(saved, loaded), (loaded, again)]):
+        if way == "state":
+            other.load_state_dict(one.state_dict())
+        else:
+            one.dumps(tmp_path / str(number))
+            other.loads(tmp_path / str(number))
+    for other in (loaded, again):
+        generations = dict(zip(other["a"][:, 0].tolist(), other.writer.generations_of(ROWS).tolist(), strict=True))
+        assert generations == {4: 0, 6: 0, 8: 1, 10: 1}
