@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.dataset import Array, load_json, require_regular
+from ..core.dataset import Array, load_json
 from ..core.errors import FormatError
+from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
 from .minari_arrow_forms import (
     as_array,
     as_strings,
@@ -182,7 +183,7 @@ class _IpcPart:
     """One mapped Arrow file."""
 
     def __init__(self, path: Path) -> None:
-        require_regular(path)
+        require_bounded_ipc(path)
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         self.schema = self._file.schema
         self.rows: int = sum(self._batch(number).num_rows for number in range(self._file.num_record_batches))
@@ -201,7 +202,7 @@ class _ParquetPart:
     """One Parquet file, read in batches of a few megabytes."""
 
     def __init__(self, path: Path) -> None:
-        require_regular(path)
+        require_bounded_parquet(path)
         self._file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         self.schema = self._file.schema_arrow
         self.rows: int = self._file.metadata.num_rows

@@ -1,0 +1,211 @@
+"""Bounds what Arrow and Parquet files unpack to: pyarrow takes as much memory as a file states, whatever it is.
+
+Compressed buffers of Arrow files and pages of Parquet files state how many bytes they become. pyarrow has no limit
+for that and shows neither, so that the few structures around them are read here: flatbuffers in Arrow files, Thrift's
+compact protocol in Parquet files.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..core.dataset import open_regular
+from ..core.errors import CorruptDataError
+
+__all__ = ["require_bounded_ipc", "require_bounded_parquet"]
+
+_FREE = 64 << 20
+"""Bytes that may be stated in any case."""
+_RATIO = 200
+"""How many bytes one stored byte may stand for beyond that."""
+_COMPRESSED_PARTS = {2: 1, 3: None}
+"""Types of messages with buffers: of a dictionary, which holds them in its second entry, and of rows."""
+_DEEPEST = 32
+_HEADERS = (256, 16 << 10, 16 << 20)
+_BITS, _BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, 7, 8, (9, 10), 11, 12
+
+
+def require_bounded_ipc(path: Path) -> None:
+    """Raise CorruptDataError if the buffers of a batch state more than their bytes plausibly become.
+
+    ValueError for what is no Arrow file.
+    """
+    with open(open_regular(path), "rb") as file:
+        try:
+            for stated, stored in _batches(file):
+                _require(path, "a batch", stated, stored)
+        except (struct.error, IndexError) as error:
+            raise ValueError(f"no whole Arrow file: {error}") from error
+
+
+def require_bounded_parquet(path: Path) -> None:
+    """Raise CorruptDataError if a page states more than its bytes plausibly become; ValueError for no Parquet file."""
+    with open(open_regular(path), "rb") as file:
+        try:
+            for stated, stored in _pages(file):
+                _require(path, "a page", stated, stored)
+        except (struct.error, IndexError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no whole Parquet file: {error}") from error
+
+
+def _require(path: Path, what: str, stated: int, stored: int) -> None:
+    if stated > max(_FREE, stored * _RATIO):
+        raise CorruptDataError(
+            f"{path} has {what} of {stored:,} bytes that states {stated:,} bytes of data, at most {_RATIO} times as "
+            "many are expected",
+            hint="if you trust it, write it again without compression",
+        )
+
+
+def _read(file: BinaryIO, start: int, size: int) -> bytes:
+    file.seek(max(start, 0))
+    return file.read(max(size, 0))
+
+
+# Arrow ------------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """A table of a flatbuffer."""
+
+    def __init__(self, data: bytes, place: int | None = None) -> None:
+        self._data = data
+        self._place = self.number("<I", 0) if place is None else place
+
+    def number(self, form: str, place: int) -> int:
+        return int(struct.unpack_from(form, self._data, place)[0])
+
+    def entry(self, index: int) -> int | None:
+        """Where an entry is; None if it is not there."""
+        known = self._place - self.number("<i", self._place)
+        if 4 + 2 * index >= self.number("<H", known):
+            return None
+        offset = self.number("<H", known + 4 + 2 * index)
+        return self._place + offset if offset else None
+
+    def table(self, index: int) -> _Table:
+        place = self.entry(index)
+        if place is None:
+            raise IndexError(f"a table lacks its entry {index}")
+        return _Table(self._data, place + self.number("<I", place))
+
+    def structs(self, index: int, form: str) -> Iterator[tuple[Any, ...]]:
+        place = self.entry(index)
+        if place is None:
+            return
+        start = place + self.number("<I", place)
+        for number in range(self.number("<I", start)):
+            yield struct.unpack_from(form, self._data, start + 4 + number * struct.calcsize(form))
+
+
+def _batches(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield what the compressed buffers of each batch state, and how many bytes they have."""
+    end = file.seek(0, 2)
+    (size,) = struct.unpack("<i", _read(file, end - 10, 4))
+    footer = _Table(_read(file, end - 10 - size, size))
+    for index in (2, 3):
+        for start, around, body in footer.structs(index, "<qi4xq"):
+            head = _read(file, start, around)
+            message = _Table(head[8:] if head.startswith(b"\xff\xff\xff\xff") else head[4:])
+            kind = message.entry(1)
+            kind = 0 if kind is None else message.number("<B", kind)
+            if kind not in _COMPRESSED_PARTS:
+                continue
+            rows, inner = message.table(2), _COMPRESSED_PARTS[kind]
+            rows = rows if inner is None else rows.table(inner)
+            if rows.entry(3) is None:  # not compressed
+                continue
+            buffers = [(offset, length) for offset, length in rows.structs(2, "<qq") if length > 0]
+            states = (struct.unpack("<q", _read(file, start + around + offset, 8))[0] for offset, _ in buffers)
+            yield sum(max(0, stated) for stated in states), min(body, sum(length for _, length in buffers))
+
+
+# Parquet ----------------------------------------------------------------------------------------------
+
+
+class _Compact:
+    """Values of Thrift's compact protocol; structs are dictionaries by the numbers of their entries."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.place = 0
+
+    def _byte(self) -> int:
+        self.place += 1
+        return self._data[self.place - 1]
+
+    def _count(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise IndexError("a number is too long")
+
+    def _skip(self, size: int) -> None:
+        self.place += size
+        if self.place > len(self._data):
+            raise IndexError("the end is missing")
+
+    def _number(self) -> int:
+        value = self._count()
+        return (value >> 1) ^ -(value & 1)
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Read one struct."""
+        found: dict[int, Any] = {}
+        last = 0
+        while head := self._byte():
+            last = last + (head >> 4) if head >> 4 else self._number()
+            found[last] = None if head & 15 in _BITS else self._value(head & 15, depth + 1)
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise IndexError(f"it is nested more than {_DEEPEST} deep")
+        if kind == _STRUCT:
+            return self.struct(depth)
+        if kind in _LISTS:
+            head = self._byte()
+            count = self._count() if head >> 4 == 15 else head >> 4
+            return [self._value(head & 15, depth + 1) for _ in range(count)]
+        if kind == _MAP:
+            count = self._count()
+            kinds = self._byte() if count else 0
+            return [self._value(part, depth + 1) for _ in range(count) for part in (kinds >> 4, kinds & 15)]
+        if kind in (_BINARY, _DOUBLE, _BYTE, *_BITS):
+            return self._skip(self._count() if kind == _BINARY else 8 if kind == _DOUBLE else 1)
+        return self._number()
+
+
+def _pages(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield what each page states, and how many bytes it has."""
+    end = file.seek(0, 2)
+    (size,) = struct.unpack("<I", _read(file, end - 8, 4))
+    footer = _Compact(_read(file, end - 8 - min(size, end), min(size, end))).struct()
+    for group in footer.get(4) or ():
+        for chunk in group[1]:
+            about = chunk[3]
+            place = min(start for start in (about.get(9), about.get(11)) if start)
+            stop = min(place + about[7], end)
+            while place < stop:
+                around, page = _page(file, place)
+                yield page[2], page[3]
+                place += around + max(page[3], 0)
+
+
+def _page(file: BinaryIO, place: int) -> tuple[int, dict[int, Any]]:
+    """Read the header of a page; return its length too."""
+    for size in _HEADERS:
+        reader = _Compact(_read(file, place, size))
+        try:
+            page = reader.struct()
+        except IndexError:
+            continue
+        return reader.place, page
+    raise IndexError("the header of a page has no end")

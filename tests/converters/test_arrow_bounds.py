@@ -1,0 +1,79 @@
+"""What Arrow and Parquet files unpack to is bounded before pyarrow takes memory for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rbtool.converters.arrow_bounds import require_bounded_ipc, require_bounded_parquet
+from rbtool.core.errors import CorruptDataError
+
+ZEROS = np.zeros((80 << 20) // 8)
+
+
+def ipc(path: Path, table: pa.Table, codec: str | None) -> Path:
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_batch_that_states_too_much_is_refused(codec: str, tmp_path: Path) -> None:
+    bomb = ipc(tmp_path / "part-0.arrow", pa.table({"x": ZEROS}), codec)
+    with pytest.raises(CorruptDataError, match=r"a batch of .* that states 83,886,080 bytes"):
+        require_bounded_ipc(bomb)
+
+
+def test_a_compressed_dictionary_that_states_too_much_is_refused(tmp_path: Path) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(["x" * (80 << 20)]))
+    with pytest.raises(CorruptDataError, match="that states 83,886"):
+        require_bounded_ipc(ipc(tmp_path / "part-0.arrow", pa.table({"x": words}), "zstd"))
+
+
+def test_a_page_that_states_too_much_is_refused(tmp_path: Path) -> None:
+    bomb = tmp_path / "part-0.parquet"
+    table = pa.table({"a": [1.0], "x": [bytes(80 << 20)]})
+    pq.write_table(table, bomb, compression="zstd", use_dictionary=False, write_statistics=False)
+    with pytest.raises(CorruptDataError, match=r"a page of .* that states 83,886"):
+        require_bounded_parquet(bomb)
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_arrow_files_as_people_write_them_are_taken(codec: str | None, tmp_path: Path) -> None:
+    rows = {"x": np.zeros(100_000), "y": ["a", None] * 50_000, "z": [{"a": [1.5]}] * 100_000}
+    require_bounded_ipc(ipc(tmp_path / "part-0.arrow", pa.table(rows), codec))
+    require_bounded_ipc(ipc(tmp_path / "part-1.arrow", pa.table({"x": []}), codec))
+    require_bounded_ipc(ipc(tmp_path / "part-2.arrow", pa.table({"x": ZEROS}), None))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+def test_parquet_files_as_people_write_them_are_taken(codec: str, version: str, tmp_path: Path) -> None:
+    rows = {
+        "x": np.zeros(100_000),
+        "y": ["a", None] * 50_000,
+        "z": [{"a": [1.5]}] * 100_000,
+        "long": ["x" * 99] * 100_000,
+    }
+    file = tmp_path / "part-0.parquet"
+    pq.write_table(pa.table(rows), file, compression=codec, data_page_version=version, row_group_size=30_000)
+    require_bounded_parquet(file)
+    pq.write_table(pa.table({"x": []}), file)
+    require_bounded_parquet(file)
+
+
+@pytest.mark.parametrize("check", [require_bounded_ipc, require_bounded_parquet])
+@pytest.mark.parametrize("data", [b"", b"ARROW1", b"\xff" * 64, b"\x19" * 200, bytes(64)])
+def test_what_is_no_such_file_is_refused_or_left_to_pyarrow(
+    check: Callable[[Path], None], data: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "part-0"
+    file.write_bytes(data)
+    with contextlib.suppress(ValueError):
+        check(file)
