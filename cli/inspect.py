@@ -53,6 +53,8 @@ def inspect(
     out.show(result, [str(result.path)], lambda width: inspect_lines(result, width))
     if result.episode is None and result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")
+    elif result.problems:
+        out.suggest(f"rbtool check {shlex.quote(dataset)}")
     elif result.episode is None and result.first_episode is not None:
         out.suggest(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
 

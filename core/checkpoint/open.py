@@ -9,6 +9,7 @@ from ..dataset import (
     COMMITS,
     HIDDEN,
     MANIFEST,
+    CutPackedReader,
     FolderReader,
     ListedFiles,
     Manifest,
@@ -40,18 +41,19 @@ def is_steps(path: str | os.PathLike[str]) -> bool:
     return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None
 
 
-def open_steps(path: str | os.PathLike[str]) -> StepReader:
+def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepReader:
     """Open a dataset or a checkpoint in any layout, or a tensordict folder of one row a step that has no manifest.
 
     TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
     Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
-    CorruptDataError for files that are missing, cut or contradict the manifest.
+    CorruptDataError for files that are missing, cut or contradict the manifest. With `damaged` the files of a
+    dataset's rows may be cut or missing, and only reading what is lost raises it.
     """
     path = Path(path)
-    return one_generation(path, lambda: _open(path))
+    return one_generation(path, lambda: _open(path, damaged))
 
 
-def _open(path: Path) -> StepReader:
+def _open(path: Path, damaged: bool) -> StepReader:
     mend(path)
     place = find_torchrl(path)
     if place is not None:
@@ -74,7 +76,7 @@ def _open(path: Path) -> StepReader:
     if layout == "ted":
         return TedReader(path, listed)
     if layout == "packed":
-        return PackedReader(path, listed)
+        return (CutPackedReader if damaged else PackedReader)(path, listed)
     if layout in {"flat", "nested"}:
         return FlatReader(path, listed)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")

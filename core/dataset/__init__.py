@@ -10,7 +10,7 @@ from .builder import (
     write_documents,
     write_manifest,
 )
-from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, rows_of, size_problems
+from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, readable_rows, rows_of, size_problems
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
 from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
@@ -71,7 +71,7 @@ from .manifest import (
 )
 from .opened import OpenFiles, one_generation, pread_rows
 from .packed_builder import PackedBuilder
-from .packed_reader import PackedReader
+from .packed_reader import CutPackedReader, PackedReader
 from .packed_schema import PackedField, PackedSchema
 from .packed_writer import row_builder, write_dataset
 from .plain import PlainReader
@@ -93,7 +93,7 @@ from .returns import (
 )
 from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
-from .sound import SoundSteps, sound_steps
+from .sound import SoundSteps, damage_explained, sound_steps
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
 from .space_documents import require_space
 from .staging import (
@@ -139,6 +139,7 @@ __all__ = [
     "Closing",
     "Codec",
     "Count",
+    "CutPackedReader",
     "DatasetBuilder",
     "Dropped",
     "EpisodeRanges",
@@ -194,6 +195,7 @@ __all__ = [
     "content_digest",
     "content_files",
     "created_by",
+    "damage_explained",
     "dataset_folder",
     "decode",
     "digest_bytes",
@@ -237,6 +239,7 @@ __all__ = [
     "range_of",
     "read_regular",
     "read_tree",
+    "readable_rows",
     "reader_class",
     "reader_names",
     "record_file",

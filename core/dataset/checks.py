@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,8 @@ from .episodes import EpisodeTable
 from .ingest import running_return
 from .listed import ListedFiles
 from .ted_reader import FolderReader, TedReader
-from .tree import leaf_path
 
-__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "cut_steps", "rows_of", "size_problems"]
+__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "readable_rows", "rows_of", "size_problems"]
 
 
 class EpisodeTableRule(Rule):
@@ -102,6 +101,21 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
     )  # fmt: skip
 
 
+def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iterator[Rows]:
+    """Yield rows `[start, stop)`, without those of episodes that cannot be read, which are marked in `bad`."""
+    try:
+        yield rows_of(reader, start, stop)
+    except CorruptDataError:
+        table = reader.episodes
+        first, last = table.index_of_step(np.array([start, stop - 1])).tolist()
+        for row in range(first, last + 1):
+            low, high = int(table.start[row]), int(table.start[row] + table.length[row])
+            try:
+                yield rows_of(reader, max(start, low), min(stop, high))
+            except CorruptDataError:
+                bad[row] = True
+
+
 class FolderRule(NamedTuple):
     """A rule about files: `problems` says each in one sentence.
 
@@ -143,14 +157,10 @@ def size_problems(reader: StepReader) -> list[str]:
     return _listed_sizes(reader.listed) if isinstance(reader, FolderReader) else []
 
 
-def cut_steps(reader: StepReader) -> dict[str, Any]:
-    """The steps of which some leaf has lost its row, and their episodes, where rows lie in files of their own."""
-    if not isinstance(reader, TedReader):
-        return {}
-    steps, kept = reader.manifest.steps, reader.manifest.steps
-    for field in reader.fields:
-        if field.row_bytes:
-            kept = min(kept, (reader.listed.size(leaf_path(field.key)) or 0) // field.row_bytes)
+def _cut_steps(reader: StepReader) -> dict[str, Any]:
+    """The steps of which some leaf has lost its row, and their episodes."""
+    steps = reader.manifest.steps
+    kept = reader.kept_steps if isinstance(reader, FolderReader) else steps
     if kept == steps:
         return {}
     table = reader.episodes
@@ -179,6 +189,6 @@ def _listed_digests(files: ListedFiles) -> list[str]:
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
     FolderRule("TED011", "lengths", _length_problems),
-    FolderRule("TED012", "sizes", size_problems, _listed_sizes, cut_steps),
+    FolderRule("TED012", "sizes", size_problems, _listed_sizes, _cut_steps),
     FolderRule("TED013", "digests", _digest_problems, _listed_digests),
 )

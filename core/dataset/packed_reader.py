@@ -23,7 +23,7 @@ from .row_stores import pread_bytes, read_chunks
 from .staging import is_ours
 from .ted_reader import FolderReader
 
-__all__ = ["PackedReader"]
+__all__ = ["CutPackedReader", "PackedReader"]
 
 
 def _no_dataset(path: Path) -> RbtoolError:
@@ -59,11 +59,14 @@ class PackedReader(FolderReader):
         if self.manifest.layout != "packed":
             raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here", hint=_hint(path))
         self.schema = self._read_schema()
-        self.listed.check_sizes()
+        self._require_sizes()
         self.numbers = RecordNumbers(self._stored_episodes, self.manifest.steps, str(path))
         self._check_files()
         self._block: tuple[str, int, int, Array] | None = None
         self._places = {leaf.key: self.schema.place(leaf) for leaf in self.fields}
+
+    def _require_sizes(self) -> None:
+        self.listed.check_sizes()
 
     @cached_property
     def _stored_episodes(self) -> EpisodeTable:
@@ -127,7 +130,7 @@ class PackedReader(FolderReader):
             path = self.path / one.index(explicit=explicit)
             found = np.frombuffer(self.listed.read(one.index(explicit=explicit)), "<u8").astype(np.int64)
             chunks = -(-self._own_rows(one, explicit) // one.chunk_rows)
-            size = self.listed.size(one.file(explicit=explicit)) or 0
+            size = self.listed.listed_size(one.file(explicit=explicit)) or 0
             if len(found) != chunks + 1 or found[0] or found[-1] != size or (np.diff(found) < 0).any():
                 raise CorruptDataError(f"{path} does not say where {chunks:,} chunks lie")
             self._offsets[key] = found
@@ -142,13 +145,32 @@ class PackedReader(FolderReader):
             return self.numbers.explicit_records
         return self.numbers.records if one.state else self.numbers.steps
 
+    @property
+    def kept_steps(self) -> int:
+        """How many steps at the beginning lost no row to files that are cut or missing."""
+        numbers, width = self.numbers, self.schema.record_bytes
+        kept = [numbers.steps]
+        for explicit in (False, True) if numbers.explicit_records else (False,):
+            if width:
+                records = (self.listed.size(EXPLICIT if explicit else RECORDS) or 0) // width
+                kept.append(numbers.steps_within(records, explicit=explicit))
+            states = (one for one in self.schema.own_files if one.state)
+            kept += [numbers.steps_within(self._kept_rows(one, explicit), explicit=explicit) for one in states]
+        return min(*kept, *(self._kept_rows(one) for one in self.schema.own_files if not one.state), numbers.steps)
+
+    def _kept_rows(self, one: PackedField, explicit: bool = False) -> int:
+        size, width = self.listed.size(one.file(explicit=explicit)) or 0, one.field.row_bytes
+        if one.codec is not None:
+            return int((self.offsets(one, explicit)[1:] <= size).sum()) * one.chunk_rows
+        return size // width if width else self._own_rows(one, explicit)
+
     def _read_schema(self) -> PackedSchema:
         if SCHEMA not in self.listed:
             raise CorruptDataError(f"{self.path / MANIFEST} does not list {SCHEMA}; layout packed needs it")
         return PackedSchema.parse(self.listed.read(SCHEMA), self.fields, str(self.path / SCHEMA))
 
     def _check_files(self) -> None:
-        """Compare the sizes of all files with what schema and episode table ask for."""
+        """Compare the sizes of all files, as they are listed, with what schema and episode table ask for."""
         numbers, size = self.numbers, self.schema.record_bytes
         expected = {RECORDS: numbers.records * size}
         if numbers.explicit_records:
@@ -160,7 +182,7 @@ class PackedReader(FolderReader):
                 else:
                     self.offsets(one, explicit)
         for name, rows in expected.items():
-            found = self.listed.size(name)
+            found = self.listed.listed_size(name)
             if found != rows:
                 what = "is missing" if found is None else f"has {found:,} bytes"
                 raise CorruptDataError(f"{self.path / name} {what}, {rows:,} bytes are expected")
@@ -169,3 +191,10 @@ class PackedReader(FolderReader):
         """Close the files this process opened."""
         self._block = None
         super().close()
+
+
+class CutPackedReader(PackedReader):
+    """The same of a dataset whose files may be cut or missing: reading rows that are lost raises CorruptDataError."""
+
+    def _require_sizes(self) -> None:
+        pass

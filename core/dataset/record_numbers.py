@@ -49,6 +49,16 @@ class RecordNumbers:
         """Records of these steps."""
         return steps + self.episode_of(steps)
 
+    def steps_within(self, count: int, *, explicit: bool = False) -> int:
+        """How many steps at the beginning need only the first `count` records, or explicit next rows."""
+        first, lengths = self.starts[:-1], np.diff(self.starts)
+        needed = self.explicit_starts + lengths if explicit else first + lengths + np.arange(1, len(first) + 1)
+        cut = np.flatnonzero((self.explicit_starts >= 0) & (needed > count) if explicit else needed > count)
+        if not len(cut):
+            return self.steps
+        row = int(cut[0])
+        return int(first[row] + max(0, lengths[row] - (needed[row] - max(count, 0))))
+
     def rows(self, start: int, stop: int, after: bool, fetch: Fetch) -> Array:
         """Read a field at the steps `[start, stop)`, or, of a state, `after` them."""
         steps = np.arange(start, stop)

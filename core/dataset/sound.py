@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from ..errors import CorruptDataError
 from ..ted import Key
 from ..ted.checks import DATA_RULES
-from .checks import FOLDER_RULES, EpisodeTableRule, cut_steps, rows_of
+from .checks import FOLDER_RULES, EpisodeTableRule, readable_rows
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .returns import return_field_of
 
-__all__ = ["SoundSteps", "sound_steps"]
+__all__ = ["SoundSteps", "damage_explained", "sound_steps"]
 
 _MOST_NAMED = 20
 
@@ -90,18 +93,31 @@ class SoundSteps(StepReader):
         self._source.close()
 
 
+@contextlib.contextmanager
+def damage_explained(path: Path) -> Iterator[None]:
+    """Add to errors about damaged files how to see the extent of the damage, and how to take the rest."""
+    try:
+        yield
+    except CorruptDataError as error:
+        look = f"rbtool check {shlex.quote(str(path))}"
+        error.hint = error.hint or f"see what is damaged: {look}; --skip-bad takes the sound episodes, if there are any"
+        raise
+
+
 def sound_steps(reader: StepReader) -> StepReader:
     """The episodes of a damaged dataset of which all rows are there and break no rule of TED as an error.
 
     The notes of its manifest name the files that are damaged and the episodes that are left out. `reader` itself where
-    nothing is damaged; CorruptDataError where no episode is sound, or a part of a file cannot be read at all.
+    nothing is damaged; CorruptDataError where no episode is sound.
     """
     problems = [problem for rule in FOLDER_RULES for problem in rule.problems(reader)]
     bad = _bad_episodes(reader)
     if not problems and not bad.any():
         return reader
     if bad.all():
-        raise CorruptDataError(f"{reader.path} has no episode that is sound")
+        said = f": {problems[0]}" if problems else ""
+        hint = f"see what is damaged: rbtool check {shlex.quote(str(reader.path))}"
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{said}", hint=hint)
     numbers = reader.episodes.episode[bad].tolist()
     named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
     notes = list(dict.fromkeys(problems))
@@ -115,14 +131,11 @@ def sound_steps(reader: StepReader) -> StepReader:
 def _bad_episodes(reader: StepReader) -> Array:
     """Of each episode, whether rows of it are lost or break a rule."""
     table, steps = reader.episodes, reader.manifest.steps
-    lost = cut_steps(reader).get("steps", ((steps, steps),))[0][0]
-    bad: Array = table.start + table.length > lost
-    stop = int(table.length[~bad].sum())  # what is lost lies at the end
+    bad: Array = np.zeros(len(table), bool)
     table_rule = EpisodeTableRule(reader.fields, steps, table, return_field_of(reader.manifest))
     rules = [*(rule(reader.fields, steps) for rule in DATA_RULES), table_rule]
     for start, end in reader.chunks():
-        if start < stop:
-            rows = rows_of(reader, start, min(end, stop))
+        for rows in readable_rows(reader, start, end, bad):
             for rule in rules:
                 rule.see(rows)
     for finding in (finding for rule in rules for finding in rule.findings()):

@@ -73,6 +73,11 @@ class FolderReader(StepReader):
         names = [file.path for file in self.manifest.files if is_source_document(file.path)]
         return {name.removeprefix(SOURCE_DOCUMENTS): self.listed.read(name) for name in names}
 
+    @property
+    def kept_steps(self) -> int:
+        """How many steps at the beginning lost no row to files that are cut or missing; all, of what opens whole."""
+        return self.manifest.steps
+
     def verify_files(self) -> None:
         """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
         if problem := self.listed.manifest_problem():
@@ -118,6 +123,13 @@ class TedReader(FolderReader):
         name, leaf = leaf_path(key), self._leaf(key, start, stop)
         descriptor = self.listed.descriptor(name) if leaf.row_bytes else -1
         return view_rows(descriptor, self.path / name, leaf, start, stop)
+
+    @property
+    def kept_steps(self) -> int:
+        """How many steps at the beginning lost no row to files that are cut or missing."""
+        sized = [field for field in self.fields if field.row_bytes]
+        kept = [(self.listed.size(leaf_path(field.key)) or 0) // field.row_bytes for field in sized]
+        return min(*kept, self.manifest.steps, self.manifest.steps)
 
     def check_tree(self) -> None:
         """Compare the `meta.json` files and file sizes with the manifest; raise CorruptDataError if they differ."""

@@ -9,15 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from ..checkpoint import BUFFER, STORAGE, open_steps
 from ..dataset import (
     FOLDER_RULES,
+    Array,
+    EpisodeTable,
     EpisodeTableRule,
     ListedFiles,
     StepReader,
     find_dataset,
+    readable_rows,
     return_field_of,
-    rows_of,
 )
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..progress import Progress, Silent
@@ -80,13 +84,12 @@ def check(
         return _check_buffer(path, progress or Silent(), begun)
     has_steps(path)
     try:
-        reader = open_steps(path)
+        reader = open_steps(path, damaged=True)
     except FormatError as error:
         return _unopened(path, error, begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
-        spoilt = {"TED011", "TED012", *(["TED013"] if reader.manifest.layout == "packed" else [])}
-        damaged = any(finding.rule in spoilt for finding in findings)  # what is compressed cannot be read then
+        damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
         notes = () if reader.has_digests else (NO_DIGESTS,)
@@ -195,13 +198,21 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
     if not episodes or reader.episodes.steps != steps:
         return list(_findings(rules[-1:] if steps else rules)), episodes, names[:-1] if steps else []
     progress.start("checking", steps, "steps")
+    lost = np.zeros(episodes, bool)
     for start, stop in reader.chunks():
-        rows = rows_of(reader, start, stop)
-        for rule in rules:
-            rule.see(rows)
+        for rows in readable_rows(reader, start, stop, lost):
+            for rule in rules:
+                rule.see(rows)
         progress.advance(stop - start)
     progress.done()
-    return list(_findings(rules)), episodes, []
+    return [*_findings(rules), *_unreadable(reader.episodes, lost)], episodes, []
+
+
+def _unreadable(table: EpisodeTable, lost: Array) -> Iterator[Finding]:
+    if lost.any():
+        text = f"{int(lost.sum()):,} of {len(lost):,} episodes cannot be read"
+        steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
+        yield Finding(*_OPENS, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
 
 
 def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:

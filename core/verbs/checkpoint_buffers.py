@@ -29,7 +29,7 @@ def is_of_buffer(path: Path) -> bool:
     return (path / BUFFER).is_file() or _own_steps(path) is not None or _tensors(path) is not None
 
 
-def open_saved(path: Path) -> StepReader:
+def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
     """Open a dataset or a checkpoint as `open_steps` does, and that of a buffer or a storage as a dataset has it.
 
     `path` may also be the folder of a buffer, whatever saved its storage, as long as that holds steps of episodes:
@@ -50,7 +50,7 @@ def open_saved(path: Path) -> StepReader:
         has_steps(path, raw=True)  # says that this buffer has none
     place = own or path
     _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
-    return whole_episodes(open_steps(place))
+    return whole_episodes(open_steps(place, damaged=damaged))
 
 
 def _own_steps(path: Path) -> Path | None:

@@ -18,6 +18,7 @@ from ..dataset import (
     SoundSteps,
     Staging,
     StepReader,
+    damage_explained,
     find_dataset,
     fs,
     has_manifest,
@@ -76,7 +77,7 @@ def export(
     source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
     has_steps(source)
-    with whole_episodes(open_steps(source)) as opened:
+    with damage_explained(source), whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
         reader = sound_steps(opened) if skip_bad else opened
         chosen = Chosen(reader, _rows(reader, episodes))
         sink = kind(chosen, destination.name)

@@ -145,7 +145,7 @@ def inspect(
         raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
     path = find_dataset(dataset, root)
     if has_steps(path, raw=True):
-        with open_steps(path) as steps:
+        with open_steps(path, damaged=True) as steps:
             return _of_steps(steps, root, episode, head)
     with open_source(path) as reader:
         return _of_source(reader, path, episode, head)

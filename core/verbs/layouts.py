@@ -19,6 +19,7 @@ from ..dataset import (
     Staging,
     StepReader,
     TedReader,
+    damage_explained,
     fs,
     mend,
     parse_codecs,
@@ -94,7 +95,7 @@ class Rewriting:
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
-        with open_saved(self.source) as opened:
+        with damage_explained(self.source), open_saved(self.source, damaged=self.skip_bad) as opened:
             reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, begun)

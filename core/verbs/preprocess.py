@@ -16,6 +16,7 @@ from ..dataset import (
     SoundSteps,
     Staging,
     StepReader,
+    damage_explained,
     find_dataset,
     fs,
     provenance_step,
@@ -102,9 +103,9 @@ def preprocess(
     RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
     naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
     """
-    begun, destination = time.perf_counter(), _place(dest)
+    begun, destination, path = time.perf_counter(), _place(dest), find_dataset(dataset, root)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
-    with _opened(dataset, root, skip_bad) as reader:
+    with damage_explained(path), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
         work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
         taking = _taking(reader, work, num_frames)
@@ -121,10 +122,9 @@ def preprocess(
         return _publish(whole, staging, os.fspath(dataset), step, progress, begun)
 
 
-def _opened(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None, skip_bad: bool) -> StepReader:
-    path = find_dataset(dataset, root)
+def _opened(path: Path, skip_bad: bool) -> StepReader:
     has_steps(path)  # says best what something else is
-    reader = whole_episodes(open_steps(path))
+    reader = whole_episodes(open_steps(path, damaged=skip_bad))
     try:
         return sound_steps(reader) if skip_bad else reader
     except BaseException:

@@ -69,8 +69,9 @@ def test_sound_episodes_are_taken_and_the_others_named(
     with open_steps(walks) as reader:
         before, table = reader.read(("observation",), 0, 25), reader.episodes
     damage(walks)
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(CorruptDataError) as caught:
         make(walks, tmp_path / "made")
+    assert caught.value.hint.endswith("; --skip-bad takes the sound episodes, if there are any")
     result = make(walks, tmp_path / "made", skip_bad=True)
     bad = ", ".join(str(number) for number in range(4) if number not in sound)
     assert any(f"{4 - len(sound)} of 4 episodes are damaged and left out: {bad}" in note for note in result.notes)
@@ -115,3 +116,32 @@ def test_nothing_is_made_where_nothing_is_sound(walks: Path, tmp_path: Path) -> 
     assert not (tmp_path / "made").exists()
     with pytest.raises(UsageError, match="--skip-bad chooses from a damaged dataset in TED"):
         converted(Path("tests/data/minari/cartpole/scripted-v0"), tmp_path / "made", skip_bad=True)
+
+
+def test_sound_episodes_of_a_packed_dataset_that_was_cut(walks: Path, tmp_path: Path) -> None:
+    source, made = tmp_path / "packed", tmp_path / "made"
+    packed(walks, source)
+    records = source / "records.bin"
+    os.truncate(records, records.stat().st_size * 21 // 29)  # of 25 steps and 4 last observations
+    result = rbtool.check(source)
+    found = [(finding.steps, finding.episodes) for finding in result.findings if finding.rule == "TED012"]
+    assert (found, result.errors) == ([(((19, 25),), (1, 2, 3))], 1)
+    assert rbtool.inspect(source).problems == (result.findings[0].message,)
+    with pytest.raises(CorruptDataError, match="the manifest says"):
+        preprocessed(source, made)
+    assert any("3 of 4 episodes are damaged and left out: 1, 2, 3" in note for note in
+               preprocessed(source, made, skip_bad=True, chunk_size=5).notes)  # fmt: skip
+    assert rbtool.check(made).errors == 0
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_episodes_of_a_damaged_chunk_are_bad(walks: Path, tmp_path: Path, cut: bool) -> None:
+    packed(walks, tmp_path / "packed", compress=["observation=zstd"])
+    file = next((tmp_path / "packed" / "fields").glob("observation.zstd"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] if cut else bytes([data[0] ^ 0xFF]) + data[1:])
+    findings = rbtool.check(tmp_path / "packed").findings
+    assert [finding.episodes for finding in findings if finding.episodes] == [(0, 1, 2, 3)]
+    with pytest.raises(CorruptDataError, match=r"has no episode that is sound: .*observation") as caught:
+        converted(tmp_path / "packed", tmp_path / "made", skip_bad=True)
+    assert caught.value.hint.startswith("see what is damaged: rbtool check ")
