@@ -151,7 +151,7 @@ def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
     text = "".join(letter.text for letter in letters)
     room = width or width_of(text)
     while width_of(text) > room and (cut := _break(text, room, 0 if lines else indent)):
-        lines.append([*([" " * indent] if lines else []), *_joined(letters[:cut])])
+        lines.append([*([" " * indent] if lines else []), *_joined(letters[: len(text[:cut].rstrip(" "))])])
         rest = text[cut:].lstrip(" ")
         letters, text, room = letters[len(text) - len(rest) :], rest, max(1, (width or 0) - indent)
     return [*lines, [*([" " * indent] if lines else []), *_joined(letters)]]

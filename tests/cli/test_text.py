@@ -202,3 +202,8 @@ def _box(low, high, dtype="float64"):
 )  # fmt: skip
 def test_spaces(space, text):
     assert space_text(space) == text
+
+
+def test_no_line_of_a_folded_one_ends_with_blanks() -> None:
+    lines = folded(["TED013  digests  ", "d/observation.memmap was changed"], 24, 4)
+    assert "".join(cell.text for cell in lines[0] if isinstance(cell, Styled)) == "TED013  digests"
