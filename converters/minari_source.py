@@ -111,15 +111,20 @@ class MinariSource(Source):
         steps, episodes = self._remote.totals(found)
         return replace(found, steps=steps, episodes=episodes)
 
+    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
+        """List them for Arrow and Parquet, by their folders; None for HDF5."""
+        return sorted(set(_numbered(dataset).values())) or None
+
     def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
         """Choose the files: HDF5 has all episodes in one, Arrow and Parquet have a folder for each.
 
         Raises UsageError for episodes that have no folder.
         """
-        numbered = {file.path: int(found[1]) for file in dataset.files if (found := _EPISODE_FILE.fullmatch(file.path))}
-        if episodes is None or not numbered:
+        numbers = self.episode_numbers(dataset)
+        if episodes is None or numbers is None:
             return dataset.files
-        chosen = set(select_episodes(episodes, sorted(set(numbered.values()))))
+        chosen = set(select_episodes(episodes, numbers))
+        numbered = _numbered(dataset)
         return tuple(file for file in dataset.files if numbered.get(file.path, -1) in {-1, *chosen})
 
     def fetch(
@@ -137,3 +142,8 @@ class MinariSource(Source):
         """Close the connections, if there are any."""
         if "_remote" in self.__dict__:
             self._remote.close()
+
+
+def _numbered(dataset: RemoteDataset) -> dict[str, int]:
+    """The number of the episode of every file that is in the folder of one."""
+    return {file.path: int(found[1]) for file in dataset.files if (found := _EPISODE_FILE.fullmatch(file.path))}

@@ -91,7 +91,7 @@ from .returns import (
     sum_rewards,
     table_with_returns,
 )
-from .selection import EpisodeRanges, normal_form, parse_episodes, select_episodes
+from .selection import EpisodeRanges, expected_episodes, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
 from .sound import SoundSteps, damage_explained, sound_steps
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
@@ -209,6 +209,7 @@ __all__ = [
     "episode_returns",
     "episode_text_bytes",
     "examine_recording",
+    "expected_episodes",
     "find_dataset",
     "float_from_json",
     "has_manifest",

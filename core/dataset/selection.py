@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..errors import UsageError
 
-__all__ = ["EpisodeRanges", "normal_form", "parse_episodes", "select_episodes"]
+__all__ = ["EpisodeRanges", "expected_episodes", "normal_form", "parse_episodes", "select_episodes"]
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
 """Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""
@@ -88,6 +88,19 @@ def select_episodes(ranges: EpisodeRanges, numbers: Sequence[int]) -> list[int]:
         asked = normal_form(ranges) or ":"
         raise UsageError(f"--episodes {asked} holds none of the episodes that are there: {_there(known)}")
     return [number for number in numbers if number in chosen]
+
+
+def expected_episodes(ranges: EpisodeRanges, count: int) -> int:
+    """Estimate how many of `count` episodes are chosen while their numbers are not known, as if they had no gaps.
+
+    UsageError for what is wrong whatever the numbers are: more single episodes than there are, or no episode at all.
+    """
+    singles = sum(_is_single(part) for part in ranges)
+    if singles > count or not count:
+        asked = f"{singles} single episodes" if singles else f"--episodes {normal_form(ranges) or ':'}"
+        raise UsageError(f"{asked} asked for, and there are {count} in all")
+    merged = _merge(sorted(ranges, key=_first))
+    return sum(max(0, (count if stop is None else min(stop, count)) - first) for first, stop in merged)
 
 
 def _there(known: Sequence[int]) -> str:

@@ -150,6 +150,10 @@ class Source(Closing, ABC):
         Its steps and episodes are asked for with `totals` alone: that may take a request of its own.
         """
 
+    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
+        """List the numbers of its episodes, ascending, where the names of its files give them; else None."""
+        return None
+
     @abstractmethod
     def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
         """Choose the files that hold these episodes and all metadata; all files without a choice."""

@@ -18,6 +18,7 @@ from ..dataset import (
     Staging,
     StaleListing,
     dataset_folder,
+    expected_episodes,
     fs,
     mend,
     normal_form,
@@ -37,6 +38,10 @@ from .standing import standing
 __all__ = ["Fetch", "RemoteDownload"]
 
 _PARTLY = "fields and the widths of texts are those of the chosen episodes: the files of the others were not fetched"
+_NUMBERS_UNKNOWN = (
+    "the remote gives the count of its episodes and not their numbers: which of them --episodes takes is known once "
+    "they are fetched"
+)
 _COMMIT = re.compile(r"@([0-9a-f]{7})[0-9a-f]{33}\b")
 
 
@@ -231,13 +236,16 @@ class RemoteDownload:
     def _needed(self, remote: RemoteDataset) -> RemoteDataset:
         """The remote dataset with those files alone, and as many episodes, as this request needs.
 
-        Raises UsageError for episodes that the remote says it does not have.
+        Raises UsageError for episodes that it certainly does not have. A remote that gives only their count leaves
+        the rest to the conversion: their numbers may have gaps, so that the largest is not the count less one.
         """
         if self.episodes is None:
             return remote
-        chosen, count = parse_episodes(self.episodes), remote.episodes
-        if count is not None:
-            count = len(select_episodes(chosen, range(count)))
+        chosen, numbers, count = parse_episodes(self.episodes), self.source.episode_numbers(remote), remote.episodes
+        if numbers is not None:
+            count = len(select_episodes(chosen, numbers))
+        elif count is not None:
+            count = expected_episodes(chosen, count)
         return replace(remote, files=tuple(self.source.needed(remote, chosen)), episodes=count, steps=None)
 
     def _fetch_and_convert(self, found: Resolution, begun: float) -> dict[str, Any]:
@@ -343,7 +351,9 @@ class RemoteDownload:
 
     def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:
         """Say what there would be to fetch; what it becomes is known only as far as the remote says it."""
-        remote = self._needed(self._describe(found, self.revision, totals=True))
+        whole = self._describe(found, self.revision, totals=True)
+        remote = self._needed(whole)
+        unknown = self.episodes is not None and self.source.episode_numbers(whole) is None
         fetch = self._fetch_ahead(remote, self._originals(found))
         return {
             "path": self._destination(found),
@@ -355,7 +365,7 @@ class RemoteDownload:
             "boundary": {},
             "renamed_keys": {},
             "dropped_keys": (),
-            "notes": (),
+            "notes": (_NUMBERS_UNKNOWN,) if unknown else (),
             "request": asdict(self._request(found)),
             "dry_run": True,
             "id": found.id,

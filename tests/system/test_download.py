@@ -118,6 +118,23 @@ def test_episodes_of_an_arrow_dataset_fetch_only_their_files(machine):
     assert "@" in Path(document["path"]).name
 
 
+def test_episodes_are_chosen_by_their_numbers_where_those_have_gaps(hub_root, tmp_path):
+    root = tmp_path / "hub"
+    data = shutil.copytree(DATA / SMALL, root / "farama-minari" / "flat-v0") / "data"
+    with h5py.File(data / "main_data.hdf5", "r+") as file:
+        last = max(file, key=lambda name: int(name.removeprefix("episode_")))
+        file.move(last, "episode_70")
+        file["episode_70"].attrs["id"] = 70
+    with Hub(root) as server:
+        machine = Machine(server, tmp_path)
+        planned = machine.json("download", "minari", "flat-v0", "--episodes", "70", "--dry-run")
+        assert any("not their numbers" in note for note in planned["notes"])
+        assert machine.json("download", "minari", "flat-v0", "--episodes", "70")["episodes"] == 1
+        assert machine.json("download", "minari", "flat-v0", "--episodes", "50:")["episodes"] == 1
+        refused = machine.run("download", "minari", "flat-v0", "--episodes", "60")
+    assert (refused.returncode, "episode 60, which is not there" in refused.stderr) == (2, True)
+
+
 def test_a_dry_run_fetches_and_writes_nothing(machine):
     document = machine.json("download", "minari", SMALL, "--dry-run")
     assert document["dry_run"]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool import UsageError
-from rbtool.core.dataset import normal_form, parse_episodes, select_episodes
+from rbtool.core.dataset import expected_episodes, normal_form, parse_episodes, select_episodes
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,14 @@ def test_single_numbers_select_just_themselves(chosen: list[int]) -> None:
     ranges = parse_episodes(",".join(map(str, chosen)))
     assert select_episodes(ranges, range(31)) == sorted(chosen)
     assert select_episodes(parse_episodes(normal_form(ranges) or ""), range(31)) == sorted(chosen)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0:3", 3), ("2:,0", 4), ("70", 0), ("3:9,4", 2), ("7,8,9", 0)])
+def test_how_many_are_expected_while_numbers_are_unknown(text: str, expected: int) -> None:
+    assert expected_episodes(parse_episodes(text), 5) == expected
+
+
+@pytest.mark.parametrize(("text", "count"), [("7,8,9", 2), ("0:", 0)])
+def test_what_no_numbers_can_hold_is_refused(text: str, count: int) -> None:
+    with pytest.raises(UsageError, match=f"asked for, and there are {count} in all"):
+        expected_episodes(parse_episodes(text), count)
