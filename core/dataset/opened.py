@@ -100,7 +100,9 @@ class OpenFiles:
     def read(self, name: str) -> bytes:
         """Read all bytes of a file."""
         descriptor, parts, offset = self.descriptor(name), [], 0
-        while part := os.pread(descriptor, 1 << 24, offset):
+        # pread takes memory for all that it is asked for, 16 MB for the smallest file if that is the size of a piece
+        piece = min(os.fstat(descriptor).st_size + 1, 1 << 24)
+        while part := os.pread(descriptor, piece, offset):
             parts.append(part)
             offset += len(part)
         return b"".join(parts)

@@ -30,7 +30,7 @@ FAILING = [
     ("rbtool download minari no/such-v0 --local", 4, "DatasetNotFoundError", "minari"),
     ("rbtool download minari ../x --local", 2, "UsageError", "not a dataset id"),
     ("rbtool download minari", 2, "UsageError", "no dataset is named"),
-    ("rbtool convert minari/tuple/trunc-v0 x --episodes 1:9", 2, "UsageError", "--episodes"),
+    ("rbtool convert minari/tuple/trunc-v0 x --episodes 9", 2, "UsageError", "--episodes"),
     ("rbtool list --log-file /no/such/folder/x", 2, "UsageError", "log file"),
     ("rbtool lst", 2, "UsageError", "no such command 'lst'. Did you mean 'list'?"),
     ("rbtool inspct x", 2, "UsageError", "no such command 'inspct'. Did you mean 'inspect'?"),

@@ -224,17 +224,17 @@ def test_lists_have_trajectories_however_much_room_there_is(make: Callable[[Any]
     assert sum(length for _, _, length in listed(check_count)) == len(other)
 
 
-def test_the_last_valid_row_and_the_newest_are_ends_after_a_load_into_a_larger_ring() -> None:
+def test_the_newest_row_is_an_end_after_a_load_into_a_larger_ring() -> None:
     buffer = made(6, 1)
     buffer.extend(steps([1] * 8))
     other = made(9, 1)
     other.load_state_dict(buffer.state_dict())
     table = trajectory_table(other.storage, DONE)
     table.refresh()
-    assert listed(table) == [(0, 0, 2), (0, 2, 4)]
-    other.extend(steps([1] * 5))  # over what was left of the old ring, and on behind it
+    assert listed(table) == [(0, 0, 6)]
+    other.extend(steps([1] * 5))  # into the free rows, and on over the oldest
     table.refresh()
-    assert listed(table) == [(0, 0, 7)]
+    assert listed(table) == [(0, 2, 9)]
 
 
 @pytest.fixture
