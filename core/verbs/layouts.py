@@ -38,6 +38,7 @@ from .standing import standing, taken
 __all__ = ["Rewriting", "layout_arguments", "refuse_other_compression", "require_layout", "rows_bytes"]
 
 _SMALL_FILES = 64 << 10
+_REWRITING = ("convert", "checkpoint load")
 
 
 def require_layout(layout: str, compress: Sequence[str]) -> Layout:
@@ -133,8 +134,13 @@ class Rewriting:
         there = standing(self.destination, self._request(reader.manifest))
         if there is None or not there.provenance:
             return there
-        if there.provenance[-1].inputs.get("content_digest") != reader.manifest.content_digest:
+        made = there.provenance[-1]
+        if made.inputs.get("content_digest") != reader.manifest.content_digest:
             raise taken(self.destination, "was made from another dataset")
+        if made.verb not in _REWRITING:  # the requests of what preprocess makes of its own results are equal
+            raise taken(self.destination, f"was made from the same dataset by {made.verb}")
+        if there.steps != reader.manifest.steps:
+            raise taken(self.destination, f"has {there.steps:,} of its steps, not {reader.manifest.steps:,}")
         refuse_other_compression(self.destination, there, self.compress)
         return there
 

@@ -197,6 +197,16 @@ def test_another_compression_is_another_dataset(walks: Path, tmp_path: Path) -> 
         convert(tmp_path / "other", tmp_path / "packed", layout="packed", compress=["observation=zstd"])
 
 
+def test_what_preprocess_made_of_the_same_dataset_is_no_conversion(walks: Path, tmp_path: Path) -> None:
+    once, some = tmp_path / "once", tmp_path / "some"
+    preprocess(walks, None, once, operations={"clip_reward": "-1:1"}, num_workers=0)
+    preprocess(once, None, some, operations={"episodes": "0:1"}, num_workers=0)
+    with pytest.raises(UsageError, match="was made from the same dataset by preprocess"):
+        convert(once, some)
+    assert convert(once, some, force=True).episodes == 3
+    assert convert(once, some).already_there
+
+
 @pytest.mark.parametrize("compress", [[], ["observation=zstd:1"]])
 @pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
 def test_a_checkpoint_becomes_packed_at_once(walks: Path, tmp_path: Path, form: str, compress: list[str]) -> None:

@@ -145,3 +145,13 @@ def test_episodes_of_a_damaged_chunk_are_bad(walks: Path, tmp_path: Path, cut: b
     with pytest.raises(CorruptDataError, match=r"has no episode that is sound: .*observation") as caught:
         converted(tmp_path / "packed", tmp_path / "made", skip_bad=True)
     assert caught.value.hint.startswith("see what is damaged: rbtool check ")
+
+
+def test_a_conversion_of_the_sound_ones_is_none_of_all(walks: Path, tmp_path: Path) -> None:
+    whole = (walks / "observation.memmap").read_bytes()
+    cut(walks)
+    converted(walks, tmp_path / "made", skip_bad=True)
+    assert converted(walks, tmp_path / "made", skip_bad=True).already_there
+    (walks / "observation.memmap").write_bytes(whole)
+    with pytest.raises(UsageError, match="has 20 of its steps, not 25"):
+        converted(walks, tmp_path / "made")
