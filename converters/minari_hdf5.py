@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
+from ..core.checkpoint.h5_chunks import absurd_size
 from ..core.checkpoint.h5_open import members, open_h5
 from ..core.dataset import Array
 from ..core.errors import CorruptDataError, FormatError, SchemaError
@@ -129,6 +130,10 @@ class _Hdf5Episode(StoredEpisode):
         if space.get_simple_extent_type() != h5s.SIMPLE:
             return Column(_SINGLE, 0)
         rows, *row = space.get_simple_extent_dims()
+        if why := absurd_size(dataset):
+            raise FormatError(
+                f"a dataset of episode {self._number} {why}", hint="copy or fetch the dataset again, whole"
+            )
         known = (kind.encode(), tuple(row))
         form = self._store.forms.get(known)
         if form is None:

@@ -19,6 +19,7 @@ from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p
 
 from ..dataset import open_regular, require_regular
 from ..errors import CorruptDataError, UsageError
+from .h5_chunks import unbounded_chunks
 
 __all__ = ["members", "open_h5", "root_members"]
 
@@ -31,10 +32,10 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
 
     `place` is where to open it, and `path` what to call it.
 
-    Every link in it must be a hard one, no group may be linked twice, and no dataset may be virtual or stored outside
-    the file: else CorruptDataError. What is damaged is passed over, as reading it fails as well. FormatError for a
-    FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts other readers out;
-    OSError, libhdf5's own, for a file that cannot be read.
+    Every link in it must be a hard one, no group may be linked twice, no dataset may be virtual or stored outside
+    the file, and no chunk may unpack to more than its size: else CorruptDataError. What is damaged is passed over, as
+    reading it fails as well. FormatError for a FIFO or a device; UsageError if this process has the file open for
+    writing, in a way that shuts other readers out; OSError, libhdf5's own, for a file that cannot be read.
     """
     file = _open(path, access, place or path)
     try:
@@ -76,11 +77,11 @@ def _require_contained(root: h5g.GroupID, path: Path) -> None:
         where = f"{prefix}/{name.decode(errors='backslashreplace')}"
         try:
             found = h5o.open(group, name)
-            outside = isinstance(found, h5d.DatasetID) and _is_outside(found)
+            why = _why_not(found) if isinstance(found, h5d.DatasetID) else ""
         except _UNREADABLE:
             continue
-        if outside:
-            raise _refused(path, f"the dataset {where} takes its data from other files or datasets")
+        if why:
+            raise _refused(path, f"the dataset {where} {why}")
         if isinstance(found, h5g.GroupID):
             address = h5o.get_info(found).addr
             if address in seen:
@@ -110,16 +111,20 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
     yield from names
 
 
-def _is_outside(dataset: h5d.DatasetID) -> bool:
+def _why_not(dataset: h5d.DatasetID) -> str:
+    """Say what speaks against reading a dataset, or nothing."""
     if dataset.get_offset() is not None:  # its rows are one run of bytes in this very file
-        return False
+        return ""
     made = dataset.get_create_plist()
-    return bool(made.get_layout() == h5d.VIRTUAL or made.get_external_count())
+    if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+        return "takes its data from other files or datasets"
+    return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
 
 
 def _refused(path: Path, why: str) -> CorruptDataError:
     return CorruptDataError(
-        f"{path}: {why}; expected are plain groups and datasets whose data lie in the file itself",
+        f"{path}: {why}; expected are plain groups and datasets whose data lie in the file itself, in chunks of the "
+        "size that they state",
         hint="if you trust it, copy its data into one new file with h5py",
     )
 
