@@ -38,7 +38,7 @@ from .layout import EXPLICIT_EPISODES, CompactLayout
 from .nested import nested_leaves, row_counts, write_tables
 from .rows import Boundaries
 
-__all__ = ["STORAGE_METADATA", "FlatReader", "write_flat"]
+__all__ = ["STORAGE_METADATA", "CutFlatReader", "FlatReader", "write_flat"]
 
 STORAGE_METADATA = "storage_metadata.json"
 
@@ -71,8 +71,9 @@ class FlatReader(FolderReader):
         super().__init__(path, listed)
         if self.manifest.layout not in {"flat", "nested"}:
             raise FormatError(f"{path} has layout {self.manifest.layout}, flat or nested is expected here")
-        self.listed.check_sizes()
-        self._stored = read_tree(self.listed)
+        if self._whole:
+            self.listed.check_sizes()
+        self._stored = read_tree(self.listed, exact=self._whole)
         self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
         self._explicit = self._read_explicit()
         self._window = Window()
@@ -138,7 +139,7 @@ class FlatReader(FolderReader):
             names = ", ".join(sorted(key_name(key) for key in odd))
             raise CorruptDataError(f"{self.path}: meta.json and the manifest disagree on {names}")
         for field in fields:
-            if field.key in expected:
+            if field.key in expected and self._whole:
                 self._check_file(field, rows[field.key])
 
     def _check_file(self, field: Field, rows: int) -> None:
@@ -148,3 +149,9 @@ class FlatReader(FolderReader):
             raise CorruptDataError(
                 f"{self.path / name} has {found:,} bytes, {expected:,} are expected for {rows:,} rows"
             )
+
+
+class CutFlatReader(FlatReader):
+    """The same of a checkpoint whose files may be cut or missing: reading what is lost raises CorruptDataError."""
+
+    _whole = False

@@ -24,7 +24,7 @@ from ..dataset import (
     unfinished_recording,
 )
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
-from .flat import FlatReader
+from .flat import CutFlatReader, FlatReader
 from .h5_reader import H5Reader
 from .torchrl_reader import find_torchrl
 from .torchrl_steps import TorchrlSteps
@@ -46,8 +46,8 @@ def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepRe
 
     TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
     Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
-    CorruptDataError for files that are missing, cut or contradict the manifest. With `damaged` the files of a
-    dataset's rows may be cut or missing, and only reading what is lost raises it.
+    CorruptDataError for files that are missing, cut or contradict the manifest. With `damaged` the files of rows
+    may be cut or missing, and only reading what is lost raises it.
     """
     path = Path(path)
     return one_generation(path, lambda: _open(path, damaged))
@@ -78,7 +78,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if layout == "packed":
         return (CutPackedReader if damaged else PackedReader)(path, listed)
     if layout in {"flat", "nested"}:
-        return FlatReader(path, listed)
+        return (CutFlatReader if damaged else FlatReader)(path, listed)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")
 
 

@@ -93,7 +93,7 @@ from .returns import (
 )
 from .selection import EpisodeRanges, expected_episodes, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
-from .sound import SoundSteps, damage_explained, sound_steps
+from .sound import UNVERIFIED, SoundSteps, damage_explained, sound_steps
 from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
 from .space_documents import require_space
 from .staging import (
@@ -131,6 +131,7 @@ __all__ = [
     "HIDDEN",
     "MANIFEST",
     "NOT_IN_JSON",
+    "UNVERIFIED",
     "Array",
     "Catalogue",
     "CatalogueEntry",

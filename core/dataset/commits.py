@@ -8,7 +8,7 @@ copy, written after it: what happens to one of the two, later, costs nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ import xxhash
 from ..ted import EndReason
 from . import fs
 from .contracts import Array
-from .digest import digest_bytes
+from .digest import Hasher, digest_bytes
 from .episodes import EpisodeRow
 from .manifest import HIDDEN
+from .opened import OpenFiles
 from .packed_schema import EXPLICIT, RECORDS, PackedSchema
 from .regular import read_regular
 
@@ -30,8 +31,10 @@ __all__ = [
     "Commit",
     "CommitLog",
     "CommitsFound",
+    "commits_in",
     "episode_digest",
     "file_widths",
+    "is_as_recorded",
     "log_bytes",
     "read_commits",
     "schema_mark",
@@ -39,6 +42,7 @@ __all__ = [
 
 COMMITS = f"{HIDDEN}/commits.bin"
 COMMITS_COPY = f"{HIDDEN}/commits_copy.bin"
+_CHUNK = 1 << 20
 
 _RECORD = np.dtype([
     ("number", "<i8"), ("episode", "<i8"), ("length", "<i8"), ("return", "<f8"), ("seed", "<u8"),
@@ -193,3 +197,36 @@ def file_widths(schema: PackedSchema) -> dict[str, tuple[int, str]]:
         if one.state:
             found[one.file(explicit=True)] = one.field.row_bytes, "explicit"
     return found
+
+
+def commits_in(data: bytes, schema: PackedSchema) -> list[Commit]:
+    """The episodes of a log that is as it was written; none of a log of another schema."""
+    records = np.frombuffer(data[: len(data) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
+    return [_commit(record) for record in records] if (records["schema"] == schema_mark(schema)).all() else []
+
+
+def is_as_recorded(files: OpenFiles, schema: PackedSchema, commits: Sequence[Commit], number: int) -> bool:
+    """Tell whether all bytes of episode `number` of the log are there as they were written."""
+    before, commit = commits[number - 1] if number else None, commits[number]
+    steps = (before.steps if before else 0), commit.steps
+    spans = {
+        "step": steps,
+        "record": (steps[0] + number, steps[1] + number + 1),
+        "explicit": (before.explicit_stop if before else 0, commit.explicit_stop),
+    }
+    found = {}
+    for name, (width, kind) in file_widths(schema).items():
+        start, stop = (row * width for row in spans[kind])
+        if stop > start:
+            if (files.size(name) or 0) < stop:
+                return False
+            found[name] = _digest_of(files.descriptor(name), start, stop)
+    return episode_digest(found) == commit.data
+
+
+def _digest_of(descriptor: int, start: int, stop: int) -> str:
+    hasher = Hasher()
+    while data := os.pread(descriptor, min(_CHUNK, stop - start), start):
+        hasher.update(data)
+        start += len(data)
+    return hasher.digest

@@ -181,6 +181,10 @@ class StepReader(Closing, ABC):
     def verify_files(self) -> None:
         """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
 
+    def proven_episodes(self) -> Array | None:
+        """Whether the bytes of each episode have the digest recorded of it; None where single episodes have none."""
+        return None
+
     def chunks(self, chunk_bytes: int = 16 << 20) -> Iterator[tuple[int, int]]:
         """Split all rows into ranges of about `chunk_bytes`; at least one row each."""
         rows = max(1, chunk_bytes // max(1, sum(leaf.row_bytes for leaf in self.fields)))

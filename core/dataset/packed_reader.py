@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from ..ted import Key
+from .commits import COMMITS, COMMITS_COPY, commits_in, is_as_recorded
 from .contracts import Array
 from .episodes import EpisodeTable
 from .identity import ted_digest
@@ -59,14 +60,12 @@ class PackedReader(FolderReader):
         if self.manifest.layout != "packed":
             raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here", hint=_hint(path))
         self.schema = self._read_schema()
-        self._require_sizes()
+        if self._whole:
+            self.listed.check_sizes()
         self.numbers = RecordNumbers(self._stored_episodes, self.manifest.steps, str(path))
         self._check_files()
         self._block: tuple[str, int, int, Array] | None = None
         self._places = {leaf.key: self.schema.place(leaf) for leaf in self.fields}
-
-    def _require_sizes(self) -> None:
-        self.listed.check_sizes()
 
     @cached_property
     def _stored_episodes(self) -> EpisodeTable:
@@ -187,6 +186,18 @@ class PackedReader(FolderReader):
                 what = "is missing" if found is None else f"has {found:,} bytes"
                 raise CorruptDataError(f"{self.path / name} {what}, {rows:,} bytes are expected")
 
+    def proven_episodes(self) -> Array | None:
+        """Compare every episode of a recording, whose log has a digest of each, with its digest."""
+        for name in (COMMITS, COMMITS_COPY):
+            try:
+                commits = commits_in(self.listed.read(name), self.schema)
+            except CorruptDataError:  # not listed, or damaged itself
+                continue
+            if len(commits) == self.manifest.episodes:
+                found = (is_as_recorded(self.listed, self.schema, commits, number) for number in range(len(commits)))
+                return np.fromiter(found, bool, len(commits))
+        return None
+
     def close(self) -> None:
         """Close the files this process opened."""
         self._block = None
@@ -196,5 +207,4 @@ class PackedReader(FolderReader):
 class CutPackedReader(PackedReader):
     """The same of a dataset whose files may be cut or missing: reading rows that are lost raises CorruptDataError."""
 
-    def _require_sizes(self) -> None:
-        pass
+    _whole = False

@@ -10,21 +10,21 @@ from pathlib import Path
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..ted import Field, Key
 from . import fs
-from .commits import COMMITS, COMMITS_COPY, Commit, episode_digest, file_widths, log_bytes, read_commits
-from .digest import FileRecord, Hasher, digest_file
+from .commits import COMMITS, COMMITS_COPY, Commit, file_widths, is_as_recorded, log_bytes, read_commits
+from .digest import FileRecord, digest_file
 from .leaf_writer import merge_ranges, range_of
 from .locks import lock_folder
 from .manifest import MANIFEST, FieldRange, Manifest, has_manifest
+from .opened import OpenFiles
 from .packed_reader import PackedReader
 from .packed_schema import SCHEMA, PackedSchema
 from .recorded_fields import RECORDING, fields_bytes, read_fields
 from .recorder import seal
-from .regular import open_regular, read_regular
+from .regular import read_regular
 from .unlisted_episodes import unlisted_episodes
 
 __all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable"]
 
-_CHUNK = 1 << 20
 _FROM_A_COPY = "if there is a copy of the folder, take what is damaged from there"
 
 
@@ -67,11 +67,12 @@ def examine_recording(folder: Path, progress: Callable[[int], None] = lambda epi
     fields, schema, damaged = read_fields(folder, log.mark)
     widths = file_widths(schema)
     commits: list[Commit] = []
-    for number, commit in enumerate(log.commits):
-        if not _is_sound(folder, widths, log.commits[number - 1] if number else None, commit, number):
-            break
-        commits.append(commit)
-        progress(1)
+    with OpenFiles.at(folder) as files:
+        for number, commit in enumerate(log.commits):
+            if not is_as_recorded(files, schema, log.commits, number):
+                break
+            commits.append(commit)
+            progress(1)
     state = RecordingState(fields, schema, tuple(commits), log.promised - len(commits))
     if not state.lost and (unlisted := _unlisted(folder, state)):
         state = replace(state, lost=unlisted, unlisted=True)
@@ -138,37 +139,6 @@ def _unlisted(folder: Path, state: RecordingState) -> int:
     except (FormatError, OSError):
         told = 0
     return max(found, told - len(state.commits))
-
-
-def _is_sound(
-    folder: Path, widths: Mapping[str, tuple[int, str]], before: Commit | None, commit: Commit, number: int
-) -> bool:
-    """Tell whether all bytes of an episode are there, as they were written."""
-    steps = (before.steps if before else 0), commit.steps
-    spans = {
-        "step": steps,
-        "record": (steps[0] + number, steps[1] + number + 1),
-        "explicit": (before.explicit_stop if before else 0, commit.explicit_stop),
-    }
-    found = {}
-    for name, (width, kind) in widths.items():
-        start, stop = (row * width for row in spans[kind])
-        if stop > start:
-            if _size(folder / name) < stop:
-                return False
-            found[name] = _digest_of(folder / name, start, stop)
-    return episode_digest(found) == commit.data
-
-
-def _digest_of(path: Path, start: int, stop: int) -> str:
-    hasher = Hasher()
-    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        file.seek(start)
-        while start < stop:
-            data = file.read(min(_CHUNK, stop - start))
-            hasher.update(data)
-            start += len(data)
-    return hasher.digest
 
 
 def _size(path: Path) -> int:

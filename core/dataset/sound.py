@@ -18,9 +18,15 @@ from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .returns import return_field_of
 
-__all__ = ["SoundSteps", "damage_explained", "sound_steps"]
+__all__ = ["UNVERIFIED", "SoundSteps", "damage_explained", "sound_steps"]
 
 _MOST_NAMED = 20
+
+UNVERIFIED = (
+    "the episodes taken break no rule, but no digest verifies them one by one: values of the damaged files that no "
+    "rule checks, such as actions, may be wrong in them"
+)
+"""What is noted of episodes out of files that are damaged."""
 
 
 class SoundSteps(StepReader):
@@ -107,11 +113,15 @@ def damage_explained(path: Path) -> Iterator[None]:
 def sound_steps(reader: StepReader) -> StepReader:
     """The episodes of a damaged dataset of which all rows are there and break no rule of TED as an error.
 
-    The notes of its manifest name the files that are damaged and the episodes that are left out. `reader` itself where
-    nothing is damaged; CorruptDataError where no episode is sound.
+    Where each episode has a digest of its own, as in a recording, those that match it. The notes of its manifest name
+    the files that are damaged and the episodes that are left out, and say so where nothing verifies single episodes.
+    `reader` itself where nothing is damaged; CorruptDataError where no episode is sound.
     """
     problems = [problem for rule in FOLDER_RULES for problem in rule.problems(reader)]
+    proven = reader.proven_episodes() if problems else None
     bad = _bad_episodes(reader)
+    if proven is not None:
+        bad |= ~proven
     if not problems and not bad.any():
         return reader
     if bad.all():
@@ -123,8 +133,8 @@ def sound_steps(reader: StepReader) -> StepReader:
     notes = list(dict.fromkeys(problems))
     if numbers:
         notes.append(f"{len(numbers):,} of {len(bad):,} episodes are damaged and left out: {named}")
-    if problems:
-        notes.append("the episodes that are taken break no rule; values that no rule speaks of may be damaged")
+    if problems and proven is None:
+        notes.append(UNVERIFIED)
     return SoundSteps(reader, np.flatnonzero(~bad), notes)
 
 

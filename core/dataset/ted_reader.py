@@ -24,7 +24,10 @@ class FolderReader(StepReader):
     """What all layouts that are folders share: manifest, episode table, text, documents, digests.
 
     All files are opened with it, or were: `listed`, which this closes. What is put at `path` later is never read.
+    A subclass for damaged datasets unsets `_whole`: files of rows need not be there in full length then.
     """
+
+    _whole = True
 
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         mend(path)

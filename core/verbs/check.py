@@ -14,6 +14,7 @@ import numpy as np
 from ..checkpoint import BUFFER, STORAGE, open_steps
 from ..dataset import (
     FOLDER_RULES,
+    UNVERIFIED,
     Array,
     EpisodeTable,
     EpisodeTableRule,
@@ -35,6 +36,12 @@ from .results import Result, seconds_since
 __all__ = ["CheckResult", "check"]
 
 
+_IN_ANY = (
+    "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
+    "finding names"
+)
+_TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests say nothing of that: {UNVERIFIED}"
+_DIGESTS = "TED013", "digests"
 _OPENS = "TED014", "opens"
 """The rule before all others: manifest and files are whole enough to be opened."""
 
@@ -89,11 +96,17 @@ def check(
         return _unopened(path, error, begun)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
-        damaged = any(finding.rule in {"TED011", "TED012"} for finding in findings)
+        suspect = any(finding.rule in {"TED012", "TED013"} for finding in findings)
+        proven = reader.proven_episodes() if suspect else None
+        damaged = any(finding.rule == "TED011" or finding.episodes for finding in findings)
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
+        if proven is not None:
+            findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
-        notes = () if reader.has_digests else (NO_DIGESTS,)
-        return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=notes)
+        notes = [] if reader.has_digests else [NO_DIGESTS]
+        notes += [_IN_ANY] if suspect and proven is None else []
+        notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
+        return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
 def _check_buffer(path: Path, progress: Progress, begun: float) -> CheckResult:
@@ -205,14 +218,15 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
                 rule.see(rows)
         progress.advance(stop - start)
     progress.done()
-    return [*_findings(rules), *_unreadable(reader.episodes, lost)], episodes, []
+    return [*_findings(rules), *_episodes_found(reader.episodes, lost, "cannot be read", _OPENS)], episodes, []
 
 
-def _unreadable(table: EpisodeTable, lost: Array) -> Iterator[Finding]:
+def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str, str]) -> Iterator[Finding]:
+    """Report the marked episodes of a table with all of their steps, if there are any."""
     if lost.any():
-        text = f"{int(lost.sum()):,} of {len(lost):,} episodes cannot be read"
+        text = f"{int(lost.sum()):,} of {len(lost):,} episodes {what}"
         steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
-        yield Finding(*_OPENS, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
+        yield Finding(*rule, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
 
 
 def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:

@@ -16,6 +16,7 @@ from ..dataset import (
     PackedReader,
     PackedSchema,
     Request,
+    SoundSteps,
     Staging,
     StepReader,
     TedReader,
@@ -141,6 +142,9 @@ class Rewriting:
             raise taken(self.destination, f"was made from the same dataset by {made.verb}")
         if there.steps != reader.manifest.steps:
             raise taken(self.destination, f"has {there.steps:,} of its steps, not {reader.manifest.steps:,}")
+        sound = isinstance(reader, SoundSteps)  # whose notes name the files that are damaged, and the episodes left out
+        if sound != bool(made.arguments.get("skip_bad")) or (sound and there.notes != reader.manifest.notes):
+            raise taken(self.destination, "was made while other files of the dataset were damaged")
         refuse_other_compression(self.destination, there, self.compress)
         return there
 
@@ -159,7 +163,7 @@ class Rewriting:
         origin = replace(
             Origin.of(_planned(reader), reader.documents()),
             request=self._request(manifest),
-            provenance=(*manifest.provenance, self._step(manifest)),
+            provenance=(*manifest.provenance, self._step(reader)),
         )
         made = write_dataset(checked, folder, self.layout, origin, codecs, self.progress.advance)
         if checked is not reader:
@@ -169,13 +173,13 @@ class Rewriting:
         self.progress.done()
         return made
 
-    def _step(self, manifest: Manifest) -> Any:
+    def _step(self, reader: StepReader) -> Any:
         named = "path" if self.verb == "convert" else "checkpoint"
         arguments: Mapping[str, Any] = {named: self.asked, "layout": self.layout}
         arguments = {**arguments, **layout_arguments(self.layout, self.compress)}
-        if self.skip_bad:
+        if isinstance(reader, SoundSteps):
             arguments["skip_bad"] = True
-        return provenance_step(self.verb, arguments, {"content_digest": manifest.content_digest})
+        return provenance_step(self.verb, arguments, {"content_digest": reader.manifest.content_digest})
 
 
 def _planned(reader: StepReader) -> Manifest:

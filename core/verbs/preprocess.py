@@ -225,6 +225,8 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
     if manifest is None or not manifest.provenance:
         return None
     last = manifest.provenance[-1]
+    if last.arguments.get("skip_bad") or step.arguments.get("skip_bad"):
+        return None  # the digest of a damaged dataset is that of the whole one: what was taken of it is not known
     asked = {name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)}  # as may be
     known = {name: last.arguments.get(name) for name in asked}
     same = (last.verb, known, last.inputs) == (step.verb, asked, step.inputs)

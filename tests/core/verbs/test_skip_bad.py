@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import TedReader, leaf_path
+from rbtool.core.dataset import UNVERIFIED, PackedRecorder, TedReader, leaf_path
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.testing.walks import write_walks
+from rbtool.core.verbs.results import to_document
 
 WALKS = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
 Damage = Callable[[Path], object]
@@ -155,3 +157,156 @@ def test_a_conversion_of_the_sound_ones_is_none_of_all(walks: Path, tmp_path: Pa
     (walks / "observation.memmap").write_bytes(whole)
     with pytest.raises(UsageError, match="has 20 of its steps, not 25"):
         converted(walks, tmp_path / "made")
+
+
+# Other layouts -----------------------------------------------------------------------------------------
+
+
+def in_layout(walks: Path, dest: Path, form: str) -> Path:
+    """The same rows in another layout; `packed zstd` compresses the observation."""
+    if form == "recording":
+        with TedReader(walks) as reader, PackedRecorder(dest, reader.fields) as recorder:
+            table = reader.episodes
+            for number, (start, length) in enumerate(zip(table.start.tolist(), table.length.tolist(), strict=True)):
+                rows = {field.key: reader.read(field.key, start, start + length) for field in reader.fields}
+                recorder.add_episode(rows, episode=number)
+    elif form.startswith("packed"):
+        _, _, method = form.partition(" ")
+        rbtool.convert(walks, dest, layout="packed", compress=[f"observation={method}"] if method else [])
+    else:
+        rbtool.checkpoint.save(walks, dest, form=form)
+    return dest
+
+
+def overwrite(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(data)
+
+
+def take(folder: Path, dest: Path, sound: list[int], walks: Path) -> Any:
+    """Convert the sound episodes, and compare what was taken with the rows that were written."""
+    result = rbtool.convert(folder, dest, skip_bad=True)
+    with open_steps(dest) as made, open_steps(walks) as whole:
+        table = whole.episodes
+        assert made.episodes.episode.tolist() == sound
+        rows = np.concatenate([np.arange(table.start[n], table.start[n] + table.length[n]) for n in sound])
+        for field in made.fields:
+            assert np.array_equal(made.read(field.key, 0, len(rows)), whole.read(field.key, 0, 25)[rows]), field.name
+    return result
+
+
+def bad_in_check(folder: Path) -> set[int]:
+    findings = to_document(rbtool.check(folder))["findings"]
+    return {number for finding in findings if finding["severity"] == "error" for number in finding["episodes"]}
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros"])
+@pytest.mark.parametrize("form", ["packed zstd", "packed lz4"])
+def test_chunks_that_cannot_be_read_cost_their_episodes(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, how: str
+) -> None:
+    monkeypatch.setattr("rbtool.core.dataset.codecs._CHUNK_BYTES", 100)  # four records
+    folder = in_layout(walks, tmp_path / "form", form)
+    data = next((folder / "fields").glob("observation.*[!x]"))
+    offsets = np.fromfile(f"{data}.index", "<u8").tolist()
+    if how == "cut":
+        os.truncate(data, offsets[-1] - 1)
+    else:
+        overwrite(data, offsets[3], bytes(offsets[4] - offsets[3]))  # records 12 to 15
+    bad = {3} if how == "cut" else {1}
+    with pytest.raises(CorruptDataError):
+        rbtool.convert(folder, tmp_path / "made")
+    result = take(folder, tmp_path / "made", sorted({0, 1, 2, 3} - bad), walks)
+    assert f"1 of 4 episodes are damaged and left out: {min(bad)}" in result.notes
+    assert bad_in_check(folder) == bad
+    assert rbtool.inspect(folder).problems == (() if how == "zeros" else rbtool.inspect(folder).problems[:1])
+
+
+CUT = {"packed": "records.bin", "flat": "observation.memmap", "nested": "action.memmap", "ted": "action.memmap"}
+
+
+@pytest.mark.parametrize("form", CUT)
+def test_a_cut_file_of_any_layout_costs_the_episodes_behind_the_cut(walks: Path, tmp_path: Path, form: str) -> None:
+    folder = walks if form == "ted" else in_layout(walks, tmp_path / "form", form)
+    before = shutil.copytree(walks, tmp_path / "before")
+    file = folder / CUT[form]
+    os.truncate(file, file.stat().st_size * 7 // 10)
+    (problem,) = rbtool.inspect(folder).problems
+    assert problem.startswith(f"{file} has")
+    result = take(folder, tmp_path / "made", [0], before)
+    assert "3 of 4 episodes are damaged and left out: 1, 2, 3" in result.notes
+    assert bad_in_check(folder) == {1, 2, 3}
+    with pytest.raises(UsageError, match="there already"):
+        rbtool.convert(before, tmp_path / "made")
+
+
+def test_workers_read_the_sound_episodes_of_a_packed_dataset(walks: Path, tmp_path: Path) -> None:
+    folder = in_layout(walks, tmp_path / "form", "packed")
+    os.truncate(folder / "records.bin", (folder / "records.bin").stat().st_size * 7 // 10)
+    options = {"operations": {"clip_reward": "-9:9"}, "chunk_size": 5, "skip_bad": True, "num_workers": 2}
+    assert rbtool.preprocess(folder, None, tmp_path / "both", **options).episodes == 1
+    assert rbtool.export(folder, tmp_path / "out.npz", to="npz", skip_bad=True).episodes == 1
+
+
+@pytest.mark.parametrize("form", ["ted", "packed", "flat", "nested", "h5"])
+def test_values_that_nothing_verifies_are_said_to_be_so(walks: Path, tmp_path: Path, form: str) -> None:
+    folder = walks if form == "ted" else in_layout(walks, tmp_path / "form", form)
+    with TedReader(walks) as reader:
+        action = reader.read(("action",), 12, 13).tobytes()
+    for file in [folder] if form == "h5" else [path for path in folder.rglob("*") if path.is_file()]:
+        if (at := file.read_bytes().find(action)) >= 0 and ".rbtool" not in file.parts:
+            overwrite(file, at, bytes(value ^ 1 for value in action[:1]))
+    found = rbtool.check(folder)
+    assert found.errors
+    assert any("no digest verifies single episodes" in note for note in found.notes)
+    result = to_document(rbtool.convert(folder, tmp_path / "made", skip_bad=True))
+    assert result["episodes"] == 4
+    assert UNVERIFIED in result["notes"]
+    (note,) = rbtool.check(tmp_path / "made").notes
+    assert "made with --skip-bad of a damaged dataset" in note
+    again = rbtool.convert(tmp_path / "made", tmp_path / "again", layout="packed")
+    assert UNVERIFIED in again.notes
+    assert rbtool.check(tmp_path / "again").notes == (note,)
+
+
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_a_recording_verifies_every_episode_by_its_own_digest(walks: Path, tmp_path: Path, how: str) -> None:
+    folder = in_layout(walks, tmp_path / "form", "recording")
+    records = folder / "records.bin"
+    sound, bad = records.read_bytes(), {1} if how == "flip" else {2, 3}
+    if how == "cut":
+        os.truncate(records, len(sound) * 23 // 29)
+    else:
+        with TedReader(walks) as reader:
+            at = sound.index(reader.read(("action",), 12, 13).tobytes())
+        overwrite(records, at, bytes([sound[at] ^ 1]))
+    result = take(folder, tmp_path / "made", sorted({0, 1, 2, 3} - bad), walks)
+    assert UNVERIFIED not in result.notes
+    assert (rbtool.check(folder).notes, bad_in_check(folder)) == ((), bad)
+    assert rbtool.check(tmp_path / "made").notes == ()
+
+
+def test_what_was_taken_is_not_mistaken_for_the_whole(walks: Path, tmp_path: Path) -> None:
+    shutil.copytree(walks, tmp_path / "before")
+    overwrite(walks / "action.memmap", 0, b"\xff")  # all episodes are taken
+    for make in (converted, preprocessed):
+        assert make(walks, tmp_path / make.__name__, skip_bad=True).episodes == 4
+    shutil.rmtree(walks)
+    shutil.copytree(tmp_path / "before", walks)
+    for make in (converted, preprocessed):
+        with pytest.raises(UsageError, match="there already"):
+            make(walks, tmp_path / make.__name__)
+        assert make(walks, tmp_path / make.__name__, force=True).notes == ()
+
+
+def test_other_episodes_are_not_taken_for_the_same(walks: Path, tmp_path: Path) -> None:
+    sound = (walks / "next" / "reward.memmap").read_bytes()
+    for damage in (edited(("next.reward", 3, 0.5)), edited(("next.reward", 13, 0.5))):
+        damage(walks)
+        made = converted(walks, tmp_path / str(damage), skip_bad=True)
+        assert (made.steps, converted(walks, tmp_path / str(damage), skip_bad=True).already_there) == (15, True)
+        (walks / "next" / "reward.memmap").write_bytes(sound)
+    edited(("next.reward", 3, 0.5))(walks)
+    with pytest.raises(UsageError, match="while other files of the dataset were damaged"):
+        converted(walks, tmp_path / str(damage), skip_bad=True)
