@@ -100,14 +100,19 @@ class SoundSteps(StepReader):
 
 
 @contextlib.contextmanager
-def damage_explained(path: Path) -> Iterator[None]:
-    """Add to errors about damaged files how to see the extent of the damage, and how to take the rest."""
+def damage_explained(path: Path, *, can_skip: bool) -> Iterator[None]:
+    """Add to errors about damaged files how to see what is damaged and, with `can_skip`, how to take the rest."""
     try:
         yield
     except CorruptDataError as error:
-        look = f"rbtool check {shlex.quote(str(path))}"
-        error.hint = error.hint or f"see what is damaged: {look}; --skip-bad takes the sound episodes, if there are any"
+        error.hint = error.hint or _look(path) + (
+            "; --skip-bad takes the sound episodes, if there are any" if can_skip else ""
+        )
         raise
+
+
+def _look(path: Path) -> str:
+    return f"see what is damaged: rbtool check {shlex.quote(str(path))}"
 
 
 def sound_steps(reader: StepReader) -> StepReader:
@@ -126,8 +131,7 @@ def sound_steps(reader: StepReader) -> StepReader:
         return reader
     if bad.all():
         said = f": {problems[0]}" if problems else ""
-        hint = f"see what is damaged: rbtool check {shlex.quote(str(reader.path))}"
-        raise CorruptDataError(f"{reader.path} has no episode that is sound{said}", hint=hint)
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{said}", hint=_look(reader.path))
     numbers = reader.episodes.episode[bad].tolist()
     named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
     notes = list(dict.fromkeys(problems))

@@ -77,7 +77,8 @@ def export(
     source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
     has_steps(source)
-    with damage_explained(source), whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
+    explained = damage_explained(source, can_skip=not skip_bad)
+    with explained, whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
         reader = sound_steps(opened) if skip_bad else opened
         chosen = Chosen(reader, _rows(reader, episodes))
         sink = kind(chosen, destination.name)

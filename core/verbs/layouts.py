@@ -97,7 +97,8 @@ class Rewriting:
         """
         begun = time.perf_counter()
         require_apart(self.source, self.destination)
-        with damage_explained(self.source), open_saved(self.source, damaged=self.skip_bad) as opened:
+        explained = damage_explained(self.source, can_skip=self.verb == "convert" and not self.skip_bad)
+        with explained, open_saved(self.source, damaged=self.skip_bad) as opened:
             reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, begun)

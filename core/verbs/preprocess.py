@@ -105,7 +105,7 @@ def preprocess(
     """
     begun, destination, path = time.perf_counter(), _place(dest), find_dataset(dataset, root)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
-    with damage_explained(path), _opened(path, skip_bad) as reader:
+    with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
         work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
         taking = _taking(reader, work, num_frames)

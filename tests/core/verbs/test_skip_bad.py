@@ -106,6 +106,17 @@ def test_workers_take_the_same_episodes(walks: Path, tmp_path: Path) -> None:
     assert (both.content_digest, both.episodes) == (alone.content_digest, 2)
 
 
+def test_a_cut_file_of_explicit_next_rows(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(8, "terminated"), (9, "truncated"), (6, "terminated")])
+    rbtool.preprocess(tmp_path / "walks", None, tmp_path / "far", operations={"n_step": 2, "gamma": 0.9}, num_workers=0)
+    packed(tmp_path / "far", tmp_path / "packed")
+    file = tmp_path / "packed" / "explicit_next.bin"
+    os.truncate(file, file.stat().st_size * 16 // 23)
+    (finding,) = rbtool.check(tmp_path / "packed").findings
+    assert (finding.steps, finding.episodes) == (((16, 23),), (1, 2))
+    assert converted(tmp_path / "packed", tmp_path / "made", skip_bad=True).episodes == 1
+
+
 def test_a_sound_dataset_is_taken_as_it_is(walks: Path, tmp_path: Path) -> None:
     assert converted(walks, tmp_path / "made", skip_bad=True).notes == ()
     assert converted(walks, tmp_path / "plain").content_digest == rbtool.inspect(tmp_path / "made").content_digest
@@ -113,8 +124,9 @@ def test_a_sound_dataset_is_taken_as_it_is(walks: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_made_where_nothing_is_sound(walks: Path, tmp_path: Path) -> None:
     os.truncate(walks / "observation.memmap", 9 * 24)
-    with pytest.raises(CorruptDataError, match="has no episode that is sound"):
+    with pytest.raises(CorruptDataError, match="has no episode that is sound") as caught:
         converted(walks, tmp_path / "made", skip_bad=True)
+    assert caught.value.hint == f"see what is damaged: rbtool check {walks}"
     assert not (tmp_path / "made").exists()
     with pytest.raises(UsageError, match="--skip-bad chooses from a damaged dataset in TED"):
         converted(Path("tests/data/minari/cartpole/scripted-v0"), tmp_path / "made", skip_bad=True)
