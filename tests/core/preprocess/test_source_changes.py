@@ -50,7 +50,7 @@ def test_a_change_that_came_after_the_check_is_seen(
         (walks / "action.memmap").touch()
         return td
 
-    with pytest.raises(rbtool.CorruptDataError, match=r"walks was changed while it was read$"):
+    with pytest.raises(rbtool.CorruptDataError, match=r"walks was changed while it was read"):
         rbtool.preprocess(walks, function, tmp_path / "made", num_workers=0, chunk_size=9)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
 
@@ -89,7 +89,7 @@ def test_chunks_of_other_files_are_not_gone_on_with(walks: Path, tmp_path: Path)
         run()
     mark.touch()
     os.utime(walks / "observation.memmap", ns=(0, 0))
-    with pytest.raises(rbtool.UsageError, match=r"is another one: files of the source differ$"):
+    with pytest.raises(rbtool.UsageError, match=r"is another one: files of the source differ"):
         run(resume=True)
     run()
     assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
