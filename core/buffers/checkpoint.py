@@ -18,6 +18,7 @@ import base64
 import io
 import os
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,9 @@ import numpy as np
 import torch
 
 from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
-from ..dataset import HIDDEN, OpenFiles, Staging, dump_json, fs, has_manifest, load_json, mend, read_tree
+from ..dataset import HIDDEN, Count, OpenFiles, Staging, decode, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from ..storages.codec import tensor_bytes
+from ..storages.codec import dtype_named, tensor_bytes
 from .prefetch import Draw
 
 if TYPE_CHECKING:
@@ -204,11 +205,34 @@ class BufferFolder:
         file = self.path / _AHEAD
         if not file.is_file():
             return [], 0
-        document = load_json(file)
-        try:
-            return [_draw_from_json(item) for item in document["queue"]], int(document["capacity"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise FormatError(f"{file} is damaged: {error}") from error
+        ahead = decode(_Ahead, load_json(file), str(file))
+        return [_draw_from_json(item, str(file)) for item in ahead.queue], ahead.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawEntry:
+    """A draw as the document has it; what stands for a value is read by `_from_json`."""
+
+    index: Any
+    info: tuple[tuple[str | tuple[str, ...], Any], ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The document of what was drawn ahead."""
+
+    queue: tuple[_DrawEntry, ...]
+    capacity: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorEntry:
+    """A tensor in the document."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    base64: str
 
 
 def _draw_to_json(draw: Draw) -> dict[str, Any]:
@@ -216,9 +240,9 @@ def _draw_to_json(draw: Draw) -> dict[str, Any]:
     return {"index": _to_json(draw.index), "info": info, "last": draw.last}
 
 
-def _draw_from_json(item: Any) -> Draw:
-    info = {tuple(key) if isinstance(key, list) else key: _from_json(value) for key, value in item["info"]}
-    return Draw(_from_json(item["index"]), info, bool(item["last"]))
+def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
+    info = {key: _from_json(value, origin) for key, value in entry.info}
+    return Draw(_from_json(entry.index, origin), info, entry.last)
 
 
 def _to_json(value: Any) -> Any:
@@ -232,13 +256,14 @@ def _to_json(value: Any) -> Any:
     raise UsageError(f"a sampler told a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved")
 
 
-def _from_json(item: Any) -> Any:
-    if "tuple" in item:
-        return tuple(_from_json(part) for part in item["tuple"])
-    if "value" in item:
+def _from_json(item: Any, origin: str) -> Any:
+    if isinstance(item, dict) and "tuple" in item:
+        return tuple(_from_json(part, origin) for part in decode(tuple[Any, ...], item["tuple"], origin))
+    if isinstance(item, dict) and "value" in item:
         return item["value"]
-    dtype = getattr(torch, item["dtype"].removeprefix("torch."))
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{item['dtype']} is no element type")
-    data = np.frombuffer(base64.b64decode(item["base64"], validate=True), np.uint8).copy()
-    return torch.from_numpy(data).view(dtype).reshape(item["shape"])
+    entry = decode(_TensorEntry, item, origin)
+    try:
+        data = np.frombuffer(base64.b64decode(entry.base64, validate=True), np.uint8).copy()
+        return torch.from_numpy(data).view(dtype_named(entry.dtype)).reshape(entry.shape)
+    except (ValueError, RuntimeError) as error:
+        raise FormatError(f"{origin} is damaged: {error}") from error

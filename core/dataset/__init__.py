@@ -116,7 +116,7 @@ from .ted_reader import (
     TedReader,
 )
 from .times import written_time
-from .tree import Leaf, leaf_path, read_tree, write_tree_meta
+from .tree import Leaf, batch_of, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
     "CODECS",
@@ -191,6 +191,7 @@ __all__ = [
     "StepReader",
     "TedReader",
     "TreeWriter",
+    "batch_of",
     "bytes_of",
     "changed",
     "content_digest",

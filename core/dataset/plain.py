@@ -34,7 +34,7 @@ from .manifest import Dropped, Manifest, Request
 from .opened import OpenFiles
 from .returns import sum_rewards
 from .strict_json import parse_json
-from .tree import Leaf, leaf_path, read_tree
+from .tree import Leaf, batch_of, leaf_path, read_tree
 
 __all__ = ["PlainReader"]
 
@@ -175,8 +175,8 @@ class _Spans:
 
 def _mask_of(files: OpenFiles, leaves: Mapping[Key, Leaf]) -> Key | None:
     """The mask of padded trajectories; None where the batch has one dimension, and every row is a step."""
-    document = parse_json(files.read("meta.json"), str(files.root / "meta.json"))
-    batch = tuple(document.get("shape") or ()) if isinstance(document, dict) else ()
+    origin = str(files.root / "meta.json")
+    batch = batch_of(parse_json(files.read("meta.json"), origin), origin)
     if len(batch) < 2:
         return None
     if len(batch) == 2 and all(leaf.shape[:2] == batch for leaf in leaves.values()):

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
 from . import fs
-from .decoding import decode, is_sound_array
+from .decoding import Count, decode, is_sound_array
 from .strict_json import parse_json
 
 __all__ = [
     "Leaf",
     "TreeFiles",
+    "batch_of",
     "leaf_path",
     "parse_node",
     "read_tree",
@@ -127,6 +128,18 @@ def read_tree(files: TreeFiles, *, exact: bool = True) -> dict[Key, Leaf]:
 def parse_node(data: bytes, origin: str) -> dict[str, Leaf]:
     """List the leaves that one `meta.json` describes, without those of its sub-folders."""
     return {name: _leaf(entry, origin) for name, entry in _entries(parse_json(data, origin), origin) if _is_leaf(entry)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the `meta.json` of a tensordict says of all of it."""
+
+    shape: tuple[Count, ...] | None = None
+
+
+def batch_of(document: Any, origin: str) -> tuple[int, ...]:
+    """Read the batch size of a tensordict, whose `meta.json` is the document; none at all for one without."""
+    return decode(_Batch, document, origin).shape or ()
 
 
 def _walk(files: TreeFiles, prefix: Key) -> Iterable[tuple[Key, Leaf]]:

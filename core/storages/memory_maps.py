@@ -15,16 +15,17 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ..dataset import HIDDEN, fs
-from ..dataset.strict_json import load_json
-from ..errors import CorruptDataError, OutOfSpaceError, SchemaError
+from ..dataset import HIDDEN, Count, decode, fs, load_json
+from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
+from .codec import dtype_named
 from .describe import describe, structure_from
 from .layout import leaf_files, tree_documents
 from .structure import Structure
@@ -43,6 +44,14 @@ class _File(NamedTuple):
     @property
     def size(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What a process says of the files that it made, for others that use them."""
+
+    structure: Mapping[str, Any]
+    leaves: tuple[tuple[str, str, tuple[Count, ...]], ...]
 
 
 class MemoryMaps:
@@ -142,12 +151,14 @@ class MemoryMaps:
 
     def joined(self) -> tuple[Structure, list[torch.Tensor]]:
         """Open what another process made in the folder."""
-        document = load_json(self.make_folder() / _PUBLISHED)
-        self._files = {
-            name: _File(getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
-            for name, dtype, shape in document["leaves"]
-        }
-        return structure_from(document["structure"]), self._open()
+        path = self.make_folder() / _PUBLISHED
+        document = decode(_Published, load_json(path), str(path))
+        structure = structure_from(document.structure)
+        names = leaf_files(structure)
+        if [name for name, _, _ in document.leaves] != names:
+            raise FormatError(f"{path} lists other files than its structure has", hint="make the storage anew")
+        self._files = {name: _File(dtype_named(dtype), shape) for name, dtype, shape in document.leaves}
+        return structure, self._open()
 
     def open(self) -> list[torch.Tensor]:
         """Map the files, which another process made, again."""

@@ -20,7 +20,7 @@ from ..checkpoint import (
     open_steps,
     require_digests,
 )
-from ..dataset import Array, OpenFiles, StepReader, is_ours, load_json, read_tree
+from ..dataset import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
 from ..errors import CorruptDataError, RbtoolError
 from ..ted.checks import Finding
 
@@ -142,7 +142,7 @@ def _tensor_extent(storage: Path) -> _Extent:
         return _Extent(length)
     with OpenFiles(storage) as files:
         read_tree(files, exact=False)
-    lead = tuple(load_json(storage / "meta.json").get("shape") or ())
+    lead = batch_of(load_json(storage / "meta.json"), str(storage / "meta.json"))
     return _Extent(length, lead[0], math.prod(lead[1:]), math.prod(lead)) if lead else _Extent(length)
 
 

@@ -204,6 +204,23 @@ def damaged(folder: Path, how: str) -> type[Exception]:
 
 
 @pytest.mark.parametrize(
+    "document",
+    ["[]", '{"capacity": 1.5, "queue": []}', '{"capacity": 2, "queue": 3}', '{"capacity": 2, "queue": [[]]}',
+     '{"capacity": 2, "queue": [{"index": {"tuple": 3}, "info": [], "last": false}]}',
+     '{"capacity": 2, "queue": [{"index": 4, "info": [], "last": false}]}',
+     '{"capacity": 2, "queue": [{"index": {"value": 1}, "info": [[{}, {"value": 1}]], "last": false}]}'],
+)  # fmt: skip
+def test_an_odd_queue_is_refused_by_its_schema(document: str, tmp_path: Path) -> None:
+    filled().dumps(tmp_path)
+    shutil.rmtree(tmp_path / ".rbtool")
+    metadata = tmp_path / "buffer_metadata.json"
+    metadata.write_text(metadata.read_text().replace('"digests": true', '"digests": false'))
+    (tmp_path / "prefetch.json").write_text(document)
+    with pytest.raises(FormatError, match=r"prefetch\.json has"):
+        made(batch_size=2, prefetch=2).loads(tmp_path)
+
+
+@pytest.mark.parametrize(
     "how", ["absent", "no metadata", "odd metadata", "no writer", "cut generator", "cut rows", "odd queue"]
 )
 def test_a_damaged_folder_changes_nothing(tmp_path: Path, how: str) -> None:

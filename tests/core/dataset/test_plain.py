@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,12 @@ def test_episodes_that_cannot_be_told_apart_are_an_error(tmp_path: Path) -> None
     TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path / "bare")
     with pytest.raises(FormatError, match=r"neither 'episode' nor 'next.done'"):
         _ = PlainReader(tmp_path / "bare").episodes
+
+
+@pytest.mark.parametrize("shape", [1.5, "3", [-1], [1.5], {"a": 1}])
+def test_an_odd_batch_is_refused(shape: object, tmp_path: Path) -> None:
+    TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path)
+    meta = tmp_path / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"shape": shape}))
+    with pytest.raises(FormatError, match="as shape"):
+        PlainReader(tmp_path)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -14,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
 
 import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
-from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.errors import FormatError, SchemaError, UsageError
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.lazy_tensor import Schema
 from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
@@ -357,6 +358,20 @@ def test_shared_init_checks_what_others_wrote(tmp_path: Any) -> None:
         second.set(range(2), torch.ones(2))
     second.set(range(2), steps(2, 3))
     assert same(first[:], steps(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [((), []), (("leaves",), [["../a.memmap", "torch.int64", [20]]]), (("leaves",), [["a.memmap", "load", [20]]]),
+     (("leaves",), [["a.memmap", "torch.int64", [-1]]]), (("leaves",), 7), (("structure",), [])],
+)  # fmt: skip
+def test_what_says_which_files_others_made_is_read_by_its_schema(place: Any, value: Any, tmp_path: Path) -> None:
+    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+    first.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
+    published = tmp_path / "maps" / ".rbtool" / "maps.json"
+    published.write_text(json.dumps(json.loads(published.read_text()) | {place[0]: value} if place else value))
+    with pytest.raises(FormatError):
+        second.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
 
 
 def test_shared_init_stays_on_the_cpu() -> None:
