@@ -35,10 +35,12 @@ class SourceFolder:
 
         A folder that bears the source's name is that very place, unless it is a link, which a store has none of. For
         any other the store is a hidden one inside it, on the same file system, and what was downloaded is moved out
-        of it.
+        of it. UsageError if that one is a link: what it leads to would be written to, and removed.
         """
-        named = self.folder.name == self.source and not self.folder.is_symlink()
-        return self.folder.parent if named else self.folder / _STORE
+        if self.folder.name == self.source and not self.folder.is_symlink():
+            return self.folder.parent
+        fs.refuse_links(self.folder, self.folder / _STORE)
+        return self.folder / _STORE
 
     def find(self, asked: str) -> Path | None:
         """Return where the dataset is, by its id or by words that were found to mean it; None if it is not there."""

@@ -69,3 +69,14 @@ def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="left alone"):
             place._placed(result, replace=replace)
     assert has_manifest(result.path)
+
+
+def test_a_link_in_the_place_of_the_hidden_store_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / ".rbtool-store").symlink_to(tmp_path / "other")
+    folder = SourceFolder.below("minari", tmp_path / "root")
+    for use in (folder.find, folder.fetch, folder.rebuild):
+        with pytest.raises(UsageError, match=r"rbtool-store is a symbolic link"):
+            use("cartpole/scripted-v0")
+    assert not list((tmp_path / "other").iterdir())
