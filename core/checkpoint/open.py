@@ -57,7 +57,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     mend(path)
     place = find_torchrl(path)
     if place is not None:
-        return TorchrlSteps(place)
+        return TorchrlSteps.at(place)
     if path.is_file():
         return H5Reader(path)
     if not path.exists():

@@ -27,9 +27,8 @@ _TABLE = ".shape.memmap"
 class FolderLeaves(StoredLeaves):
     """The leaves of a folder in layout flat or nested."""
 
-    def __init__(self, path: Path, keys: TorchrlKeys) -> None:
-        super().__init__(path, keys)
-        self._files = files = OpenFiles(path)
+    def __init__(self, path: Path, keys: TorchrlKeys, files: OpenFiles) -> None:
+        super().__init__(path, keys, files)
         self.header = TorchrlHeader.checked(
             _constant(files, STORAGE_SHAPE), _constant(files, keys.is_full), _constant(files, keys.shift),
             _length(files), str(path),
@@ -59,15 +58,11 @@ class FolderLeaves(StoredLeaves):
 
     def fetch(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of a file by position."""
-        return self._files.rows(leaf_path(key), self.fields[key], start, stop)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
+        return self.files.rows(leaf_path(key), self.fields[key], start, stop)
 
     def _table(self, key: Key, leaf: Leaf) -> Array:
         name = leaf_path(key, _TABLE)
-        path, found = self.path / name, self._files.size(name)
+        path, found = self.path / name, self.files.size(name)
         size = math.prod(leaf.shape)
         if len(leaf.shape) != 2 or not size:
             raise CorruptDataError(f"{self.path}: {key_name(key)!r} has a table of shapes of size {list(leaf.shape)}")
@@ -75,14 +70,14 @@ class FolderLeaves(StoredLeaves):
             raise CorruptDataError(f"{path}, the table of the shapes of {key_name(key)!r}, is missing")
         if found < size * 8:
             raise CorruptDataError(f"{path} has {found:,} bytes, {size * 8:,} are expected: it was cut")
-        table: Array = np.frombuffer(self._files.read(name), np.int64, size).reshape(leaf.shape)
+        table: Array = np.frombuffer(self.files.read(name), np.int64, size).reshape(leaf.shape)
         if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
             raise CorruptDataError(f"{path} does not give all trajectories rows of one shape")
         return table
 
     def _require_bytes(self, key: Key, rows: int) -> None:
         path, needed = self.path / leaf_path(key), rows * self.fields[key].row_bytes
-        found = self._files.size(leaf_path(key))
+        found = self.files.size(leaf_path(key))
         if found is None and needed:
             raise CorruptDataError(f"{path} is missing; {needed:,} bytes are expected there")
         if (found or 0) < needed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import Array, open_regular
+from ..dataset import Array, OpenFiles, open_regular
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..ted import Field, Key, dtype_name, key_name, role_of
 from .h5_source import H5Source
@@ -45,8 +45,8 @@ def looks_like_torchrl(path: Path) -> bool:
 class _Groups(H5Source):
     """A file of many small datasets: they are looked at, by the lowest of h5py's interfaces, and closed again."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, place: Path) -> None:
+        super().__init__(path, place)
         self._types: dict[Key, tuple[Any, np.dtype[Any], bool]] = {}
 
     def leaves(self, group: str) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
@@ -120,9 +120,9 @@ class _Groups(H5Source):
 class H5Leaves(StoredLeaves):
     """The leaves of an HDF5 file in TorchRL's layout."""
 
-    def __init__(self, path: Path, keys: TorchrlKeys) -> None:
-        super().__init__(path, keys)
-        self._source = _Groups(path)
+    def __init__(self, path: Path, keys: TorchrlKeys, files: OpenFiles) -> None:
+        super().__init__(path, keys, files)
+        self._source = _Groups(path, files.place(path.name))
         self._begins: dict[Key, list[int]] = {}
         try:
             self._open()
@@ -181,6 +181,7 @@ class H5Leaves(StoredLeaves):
     def close(self) -> None:
         """Close the file."""
         self._source.close()
+        super().close()
 
     def _lay_out(self) -> dict[Key, Array]:
         """Read the shapes of all datasets; return behind which row of a leaf each trajectory ends."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, Closing
+from ..dataset import Array, Closing, OpenFiles
 from ..errors import CorruptDataError, FormatError
 from ..ted import Field, Key, as_numbers, key_name
 from .rows import leaf_parts
@@ -40,7 +40,7 @@ class Counts:
 class StoredLeaves(Closing, ABC):
     """Leaves by their key in the checkpoint, read by row; `ends` are the steps that have an extra row behind them.
 
-    Steps are counted over the whole capacity, lane after lane.
+    Steps are counted over the whole capacity, lane after lane. `files` has open all that is read, which this closes.
     """
 
     header: TorchrlHeader
@@ -48,13 +48,18 @@ class StoredLeaves(Closing, ABC):
     states: frozenset[Key]
     ends: Array
 
-    def __init__(self, path: Path, keys: TorchrlKeys) -> None:
+    def __init__(self, path: Path, keys: TorchrlKeys, files: OpenFiles) -> None:
         self.path = path
         self.keys = keys
+        self.files = files
 
     @abstractmethod
     def fetch(self, key: Key, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a leaf."""
+
+    def close(self) -> None:
+        """Close the files."""
+        self.files.close()
 
     def _find_ends(self) -> Array:
         """Where an episode ends: where the flag is set, and where the layout has it end."""

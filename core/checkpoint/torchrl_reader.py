@@ -95,29 +95,42 @@ class TorchrlReader(StepReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
     `keys` says which entries are done flags and rewards; root done flags that are `left_out` are not given. Nothing
-    vouches for the bytes; whether the files fit each
-    other is checked when they are opened (FormatError, CorruptDataError).
+    vouches for the bytes; whether the files fit each other is checked when they are opened (FormatError,
+    CorruptDataError). `opened` is a form whose files are open already, which this closes: what is put at `path` later
+    is never read.
     """
 
-    def __init__(self, path: Path, keys: TorchrlKeys | None = None, left_out: frozenset[Key] = frozenset()) -> None:
-        form = torchrl_form(path)
-        if form is None:
-            raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
+    def __init__(
+        self,
+        path: Path,
+        keys: TorchrlKeys | None = None,
+        left_out: frozenset[Key] = frozenset(),
+        opened: tuple[CompactForm, OpenFiles] | None = None,
+    ) -> None:
+        self._form, files = opened or _opened(path)
         self.path = path
         self.keys = keys or TorchrlKeys()
         self._left_out = left_out
-        self._stored: StoredLeaves = (H5Leaves if form == "h5" else FolderLeaves)(path, self.keys)
+        self._stored: StoredLeaves = (H5Leaves if self._form == "h5" else FolderLeaves)(path, self.keys, files)
         self._header = self._stored.header
         fields = self._ted_fields()
         self._ended = self._valid_ends()
         self.manifest = Manifest(
-            kind="checkpoint", layout=form, request=Request("torchrl", str(path), path.name),
+            kind="checkpoint", layout=self._form, request=Request("torchrl", str(path), path.name),
             steps=self._header.length, episodes=len(self._ended), fields=fields, files=(),
-            content_digest=stat_fingerprint(path), created_by=created_by(),
+            content_digest=self.files_state(), created_by=created_by(),
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self.keys, self._left_out)
+        return type(self), (self.path, self.keys, self._left_out, (self._form, self._stored.files))
+
+    def again(self) -> TorchrlReader:
+        """Return a reader of the very same files, for another thread or process."""
+        return type(self)(self.path, self.keys, self._left_out, (self._form, self._stored.files.again()))
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return self._stored.files.state()
 
     @property
     def filled(self) -> FilledStorage:
@@ -235,6 +248,13 @@ class TorchrlReader(StepReader):
                 rows = as_numbers(self.read(key, start, stop)[self._ended[low:high] - start], field.dtype)
                 found[low:high] = (rows.reshape(high - low, -1) != 0).any(1)
         return found
+
+
+def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:
+    form = torchrl_form(path)
+    if form is None:
+        raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
+    return form, OpenFiles(path.parent if form == "h5" else path)
 
 
 def stat_fingerprint(path: Path) -> str:

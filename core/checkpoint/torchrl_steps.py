@@ -15,20 +15,18 @@ __all__ = ["TorchrlSteps"]
 
 
 class TorchrlSteps(BufferSteps):
-    """The rows of a `TorchrlReader` as a dataset has them, without made-up root flags."""
+    """The rows of a `TorchrlReader`, made without root flags, as a dataset has them."""
 
-    def __init__(self, path: Path, keys: TorchrlKeys | None = None) -> None:
-        chosen = keys or TorchrlKeys()
-        self._theirs = TorchrlReader(path, chosen, frozenset(chosen.dones))
-        super().__init__(self._theirs)
-        self.manifest = replace(self.manifest, request=self._theirs.manifest.request)
+    def __init__(self, rows: TorchrlReader) -> None:
+        self._theirs = rows
+        super().__init__(rows)
+        self.manifest = replace(self.manifest, request=rows.manifest.request)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self._theirs.keys)
-
-    def again(self) -> TorchrlSteps:
-        """Return a reader of what is at the path."""
-        return type(self)(self.path, self._theirs.keys)
+    @classmethod
+    def at(cls, path: Path) -> TorchrlSteps:
+        """Open what TorchRL saved at `path`."""
+        keys = TorchrlKeys()
+        return cls(TorchrlReader(path, keys, frozenset(keys.dones)))
 
     @cached_property
     def _unfinished(self) -> Array:

@@ -15,7 +15,7 @@ from ..checkpoint import (
     require_digests,
     whole_episodes,
 )
-from ..dataset import StepReader, has_manifest, is_ours, load_json, mend
+from ..dataset import StepReader, has_manifest, is_ours, load_json, mend, one_generation
 from ..errors import RbtoolError, UsageError
 from .readable import has_steps
 
@@ -35,6 +35,10 @@ def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
     `path` may also be the folder of a buffer, whatever saved its storage, as long as that holds steps of episodes:
     UsageError for one that does not, and for one whose rows are ranked and so do not lie in the order of time.
     """
+    return one_generation(path, lambda: _open(path))
+
+
+def _open(path: Path) -> StepReader:
     mend(path)
     if (path / BUFFER).is_file():
         require_digests(path)

@@ -13,10 +13,12 @@ import pytest
 import rbtool
 from rbtool.core.checkpoint import open_steps
 from rbtool.core.dataset import fs
+from rbtool.core.storages import LazyTensorStorage
 from rbtool.core.testing.walks import write_walks
 
 LAYOUTS = ("ted", "packed", "flat", "nested", "h5")
 DATASETS = ("ted", "packed")
+TORCHRL = ("torchrl-flat", "torchrl-nested", "torchrl-h5")
 _VARYING = {"seconds", "path", "source", "provenance", "notes", "checkpoint", "dataset", "timing", "remembered"}
 _OPERATIONS = frozenset({"open", "os.listdir", "os.scandir", "rbtool.fs", "mmap.__new__"})
 _hooked: list[Callable[[], None]] = []
@@ -24,11 +26,7 @@ _process = os.getpid()
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if (
-        _hooked
-        and os.getpid() == _process
-        and event in {"open", "os.listdir", "os.scandir", "rbtool.fs", "mmap.__new__"}
-    ):
+    if _hooked and os.getpid() == _process and event in _OPERATIONS:
         _hooked[-1]()
 
 
@@ -96,16 +94,20 @@ VERBS: dict[str, tuple[tuple[str, ...], Callable[[Path, Path], Any]]] = {
     "convert": (LAYOUTS, lambda path, out: _published(rbtool.convert(path, out, layout="packed"), out)),
     "convert-ted": (LAYOUTS, lambda path, out: _published(rbtool.convert(path, out), out)),
     "save": (LAYOUTS, lambda path, out: _published(rbtool.checkpoint.save(path, out, form="h5"), out)),
-    "load": (LAYOUTS[2:], lambda path, out: _published(rbtool.checkpoint.load(path, out), out)),
+    "load": ((*LAYOUTS[2:], *TORCHRL, "tensors"), lambda path, out: _published(rbtool.checkpoint.load(path, out), out)),
     "load_dataset": (DATASETS, _loaded),
-    "preprocess": (LAYOUTS, lambda path, out: _preprocessed(path, out, num_workers=0)),
-    "preprocess-fork": (LAYOUTS, lambda path, out: _preprocessed(path, out, num_workers=2, start_method="fork")),
+    "preprocess": ((*LAYOUTS, *TORCHRL), lambda path, out: _preprocessed(path, out, num_workers=0)),
+    "preprocess-fork": (
+        (*LAYOUTS, *TORCHRL),
+        lambda path, out: _preprocessed(path, out, num_workers=2, start_method="fork"),
+    ),
 }
 _AT_ONCE = {"inspect", "check", "sample", "load_dataset"}  # no file operation follows when all is open
 CASES = [(verb, layout) for verb, (layouts, _) in VERBS.items() for layout in layouts]
 EVERY_DAY = {
     ("inspect", "ted"), ("check", "packed"), ("stats", "flat"), ("sample", "packed"), ("export", "h5"),
     ("convert", "nested"), ("load_dataset", "ted"), ("preprocess", "packed"), ("preprocess-fork", "ted"),
+    ("load", "tensors"), ("preprocess", "torchrl-flat"), ("preprocess-fork", "torchrl-h5"),
 }  # fmt: skip
 
 
@@ -121,6 +123,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
             source, made = folder / f"{name}-ted", folder / f"{name}-{layout}"
             if not made.exists() and layout == "packed":
                 rbtool.convert(source, made, layout="packed")
+            elif not made.exists() and layout == "tensors":
+                rows = rbtool.load_dataset(source)[:]
+                storage = LazyTensorStorage(len(rows))
+                storage.set(range(len(rows)), rows)
+                storage.dumps(made)
+            elif not made.exists() and layout in TORCHRL:
+                rbtool.checkpoint.save(source, made, form=layout.removeprefix("torchrl-"), for_library="torchrl")
             elif not made.exists():
                 rbtool.checkpoint.save(source, made, form=layout)
         return folder / f"one-{layout}", folder / f"two-{layout}"
