@@ -33,9 +33,10 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
     `place` is where to open it, and `path` what to call it.
 
     Every link in it must be a hard one, no group may be linked twice, no dataset may be virtual or stored outside
-    the file, and no chunk may unpack to more than its size: else CorruptDataError. What is damaged is passed over, as
-    reading it fails as well. FormatError for a FIFO or a device; UsageError if this process has the file open for
-    writing, in a way that shuts other readers out; OSError, libhdf5's own, for a file that cannot be read.
+    the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group that cannot be
+    listed. What cannot be opened is passed over, as reading it fails as well. FormatError for a FIFO or a device;
+    UsageError if this process has the file open for writing, in a way that shuts other readers out; OSError,
+    libhdf5's own, for a file that cannot be read.
     """
     file = _open(path, access, place or path)
     try:
@@ -77,9 +78,9 @@ def _require_contained(root: h5g.GroupID, path: Path) -> None:
         where = f"{prefix}/{name.decode(errors='backslashreplace')}"
         try:
             found = h5o.open(group, name)
-            why = _why_not(found) if isinstance(found, h5d.DatasetID) else ""
         except _UNREADABLE:
             continue
+        why = _why_not(found) if isinstance(found, h5d.DatasetID) else ""
         if why:
             raise _refused(path, f"the dataset {where} {why}")
         if isinstance(found, h5g.GroupID):
@@ -104,8 +105,11 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
         others.append(name.decode(errors="backslashreplace"))
         return True  # ends it: an exception must not pass through libhdf5
 
-    with contextlib.suppress(*_UNREADABLE):
+    try:
         group.links.iterate(look, info=True)
+    except _UNREADABLE as error:
+        # What comes behind the damage can still be reached by its name.
+        raise CorruptDataError(f"{path} is damaged: the group {where or '/'} cannot be listed") from error
     if others:
         raise _refused(path, f"{where}/{others[0]} is a link to another name or to another file")
     yield from names
@@ -113,12 +117,16 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
 
 def _why_not(dataset: h5d.DatasetID) -> str:
     """Say what speaks against reading a dataset, or nothing."""
-    if dataset.get_offset() is not None:  # its rows are one run of bytes in this very file
-        return ""
-    made = dataset.get_create_plist()
-    if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
-        return "takes its data from other files or datasets"
-    return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
+    # A place in the file says nothing: libhdf5 reads external storage even where the dataset states one, too.
+    try:
+        made = dataset.get_create_plist()
+        if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+            return "takes its data from other files or datasets"
+    except _UNREADABLE:
+        return "does not say where its data lie"
+    with contextlib.suppress(*_UNREADABLE):  # chunks that cannot be found are not read
+        return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
+    return ""
 
 
 def _refused(path: Path, why: str) -> CorruptDataError:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,29 @@ def test_what_leads_out_of_a_file_is_refused(trick: str, libver: str, tmp_path: 
         h5["plain"], h5["deep/plain"] = np.arange(3), np.arange(3)
         make(h5)
     with pytest.raises(CorruptDataError, match=sentence):
+        open_h5(tmp_path / "odd.h5")
+
+
+def test_external_storage_that_states_a_place_in_the_file_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "odd.h5", "w") as h5:
+        h5["plain"] = np.arange(8)
+        place = h5["plain"].id.get_offset()
+        h5.create_dataset("odd", (64,), np.uint8, external=[("/proc/self/environ", 0, 64)])
+    data = (tmp_path / "odd.h5").read_bytes()
+    layout, size = b"\x03\x01", struct.pack("<Q", 64)
+    assert data.count(layout + b"\xff" * 8 + size) == 1
+    data = data.replace(layout + b"\xff" * 8 + size, layout + struct.pack("<Q", place) + size)
+    (tmp_path / "odd.h5").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="/odd takes its data from other files"):
+        open_h5(tmp_path / "odd.h5")
+
+
+def test_a_group_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "odd.h5", "w", libver="earliest") as h5:
+        h5["deep/plain"] = np.arange(8)
+    data = (tmp_path / "odd.h5").read_bytes()
+    (tmp_path / "odd.h5").write_bytes(data.replace(b"SNOD", b"????", 1))
+    with pytest.raises(CorruptDataError, match="the group / cannot be listed"):
         open_h5(tmp_path / "odd.h5")
 
 
