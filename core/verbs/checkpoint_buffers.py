@@ -35,10 +35,10 @@ def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
     `path` may also be the folder of a buffer, whatever saved its storage, as long as that holds steps of episodes:
     UsageError for one that does not, and for one whose rows are ranked and so do not lie in the order of time.
     """
-    return one_generation(path, lambda: _open(path))
+    return one_generation(path, lambda: _open(path, damaged))
 
 
-def _open(path: Path) -> StepReader:
+def _open(path: Path, damaged: bool) -> StepReader:
     mend(path)
     if (path / BUFFER).is_file():
         require_digests(path)
