@@ -16,7 +16,7 @@ from .retries import Transient
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["ERROR_BYTES", "LEAST_RATE", "PAGES", "answer_to", "bounded", "paced", "read_seconds"]
+__all__ = ["ERROR_BYTES", "LEAST_RATE", "PAGES", "answer_to", "bounded", "head_in_time", "paced", "read_seconds"]
 
 ERROR_BYTES = 64 << 10
 """Bytes of an answer that is no file and no listing: of an error, or of a redirection."""
@@ -44,6 +44,18 @@ def read_seconds() -> float:
 
 
 @contextlib.contextmanager
+def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call `interrupt`, which breaks the connection off, in another thread if the head of an answer takes too long."""
+    late = threading.Timer(_ANSWER_TIMES * read_seconds(), interrupt)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+@contextlib.contextmanager
 def answer_to(
     client: httpx2.Client, request: httpx2.Request, interrupt: Callable[[], None]
 ) -> Iterator[httpx2.Response]:
@@ -55,13 +67,8 @@ def answer_to(
     import httpx2
 
     for _ in range(_REDIRECTIONS + 1):
-        late = threading.Timer(_ANSWER_TIMES * read_seconds(), interrupt)
-        late.daemon = True
-        late.start()
-        try:
+        with head_in_time(interrupt):
             response = client.send(request, stream=True, follow_redirects=False)
-        finally:
-            late.cancel()
         with contextlib.closing(response):
             if response.next_request is None:
                 yield response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..dataset import StaleListing, is_inside
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
-from .bounds import ERROR_BYTES, PAGES, paced, read_seconds
+from .bounds import ERROR_BYTES, PAGES, head_in_time, paced, read_seconds
 from .fetch import Transport
 from .offline import require_network
 from .retries import Transient, retry_after, retrying
@@ -115,14 +116,53 @@ class Bucket(Transport):
 def _bounded_adapter() -> Any:
     """Make what sends the client's requests: the client reads every answer whole, whatever its length."""
     from requests.adapters import HTTPAdapter
+    from urllib3 import ProxyManager
+
+    pools = _timely_pools()
 
     class Adapter(HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
+            super().init_poolmanager(*arguments, **named)
+            self.poolmanager.pool_classes_by_scheme = pools
+
+        def proxy_manager_for(self, *arguments: Any, **named: Any) -> Any:
+            manager = super().proxy_manager_for(*arguments, **named)
+            if isinstance(manager, ProxyManager):  # not that of a SOCKS proxy, which has connections of its own
+                manager.pool_classes_by_scheme = pools
+            return manager
+
         def send(self, *arguments: Any, **named: Any) -> Any:
             response = super().send(*arguments, **named)
             response.raw = _BoundedBody(response.raw, whole=response.status_code in {200, 206})
             return response
 
     return Adapter()
+
+
+def _timely_pools() -> dict[str, Any]:
+    """Make urllib3's pools of connections, by scheme, on which the head of an answer comes in time or not at all."""
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    def timely(connection: Any, pool: Any) -> Any:
+        class Timely(connection):  # type: ignore[misc]
+            def getresponse(self) -> Any:
+                waiting, late = self.sock, threading.Event()
+
+                def break_off() -> None:
+                    late.set()
+                    with contextlib.suppress(OSError):
+                        socket.socket.shutdown(waiting, socket.SHUT_RDWR)
+
+                with head_in_time(break_off):
+                    response = super().getresponse()
+                if late.is_set():  # what had come until then may look like a whole head
+                    raise TimeoutError("the head of the answer came too slowly")
+                return response
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Timely})
+
+    return {"http": timely(HTTPConnection, HTTPConnectionPool), "https": timely(HTTPSConnection, HTTPSConnectionPool)}
 
 
 class _BoundedBody:
