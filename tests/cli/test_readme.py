@@ -109,4 +109,4 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment):
 
 
 def test_there_are_python_examples():
-    assert len(PYTHON) == 5
+    assert len(PYTHON) == 6
