@@ -59,8 +59,11 @@ def step_ends(
     """
     path = key_path(done_key)
     family = dict.fromkeys(("next", *path[:-1], name) for name in (path[-1], *flags))
+    # with a dimension of its own behind it, a flag of one value a step is flattened like any other, without steps too
     found = [
-        value.bool().reshape(*td.batch_size, -1).any(-1) for key in family if (value := td.get(key, None)) is not None
+        value.bool().unsqueeze(-1).flatten(td.batch_dims).any(-1)
+        for key in family
+        if (value := td.get(key, None)) is not None
     ]
     if not found:
         raise MissingKeyError(f"no {'.'.join(('next', *path))} here; without it, where trajectories end is not known")
