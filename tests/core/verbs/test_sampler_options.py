@@ -74,8 +74,9 @@ def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
         assert options(sampler, **given).given() == given
         return
     flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
-    with pytest.raises(UsageError, match=f"^{flag} was given, which the sampler {sampler} does not take$") as raised:
+    with pytest.raises(UsageError) as raised:
         options(sampler, **given)
+    assert str(raised.value) == f"{flag} was given, which the sampler {sampler} does not take"
     takers = raised.value.hint.removeprefix("it is for ").split(", ")
     assert takers == [other for other, known in SAMPLERS.items() if name in known]
 
