@@ -118,7 +118,7 @@ Break = Callable[[Path], object]
 BROKEN: dict[str, tuple[Break, str]] = {
     "no index": (lambda folder: (folder / INDEX).unlink(), "has no namespace_metadata.json"),
     "no JSON": (lambda folder: (folder / INDEX).write_text("{"), "is not JSON"),
-    "deep JSON": (lambda folder: (folder / INDEX).write_text("[" * 100_000), "is not JSON"),
+    "deep JSON": (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nests deeper than 100 levels"),
     "a list": (lambda folder: (folder / INDEX).write_text("[]"), "has no list of datasets"),
     "no lists": (lambda folder: (folder / INDEX).write_text("{}"), "has no list of datasets"),
 }
