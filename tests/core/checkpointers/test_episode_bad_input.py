@@ -235,7 +235,7 @@ def test_empty_storages_are_refused(tmp_path: Path, form: str, storage: Any) -> 
 def test_compressed_lists_are_refused(tmp_path: Path, form: str) -> None:
     storage = CompressedListStorage(3)
     storage.set(0, PLAN.rows(np.random.default_rng(0), 1)[0])
-    with pytest.raises(UsageError, match=r"^an? \w+ serves .*, found a CompressedListStorage$") as raised:
+    with pytest.raises(UsageError, match=r"^an? \w+ serves .*, found a CompressedListStorage\nhint") as raised:
         MAKERS[form]().dumps(storage, tmp_path / "saved")
     assert "CompressedListStorageCheckpointer" in raised.value.hint
     with pytest.raises(UsageError, match="found a CompressedListStorage"):
