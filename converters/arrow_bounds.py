@@ -7,6 +7,7 @@ compact protocol in Parquet files.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def require_bounded_ipc(path: Path) -> None:
 
     ValueError for what is no Arrow file.
     """
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         try:
             for stated, stored in _batches(file):
                 _require(path, "a batch", stated, stored)
@@ -43,7 +44,7 @@ def require_bounded_ipc(path: Path) -> None:
 
 def require_bounded_parquet(path: Path) -> None:
     """Raise CorruptDataError if a page states more than its bytes plausibly become; ValueError for no Parquet file."""
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         try:
             for stated, stored in _pages(file):
                 _require(path, "a page", stated, stored)

@@ -77,7 +77,7 @@ class OpenFiles:
         self._open: dict[str, int] = dict(opened or {})
         self._folder = -1
         if opened is None:
-            self._folder = os.open(root, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0))
+            self._folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None if there is no regular file of that name."""
