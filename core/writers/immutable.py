@@ -21,6 +21,7 @@ class ImmutableDatasetWriter(Writer):
     Traceback (most recent call last):
     ...
     rbtool.core.errors.SchemaError: This dataset doesn't allow writing.
+    hint: copy the rows into a buffer of your own
     """
 
     def add(self, data: Any) -> NoReturn:
