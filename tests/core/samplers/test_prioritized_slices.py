@@ -228,7 +228,7 @@ def test_bad_arguments() -> None:
             twin_of(sampler_of(**wrong), [3]).draw(2)
     with pytest.raises(NotImplementedError):
         sampler_of(dtype=torch.float16)
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError), pytest.warns(UserWarning, match="max_capacity is 4"):
         twin_of(sampler_of(4), [3]).loaded(8, sampler_of(4)).draw(2)
 
 
