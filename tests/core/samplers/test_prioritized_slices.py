@@ -228,8 +228,10 @@ def test_bad_arguments() -> None:
             twin_of(sampler_of(**wrong), [3]).draw(2)
     with pytest.raises(NotImplementedError):
         sampler_of(dtype=torch.float16)
-    with pytest.raises(SchemaError), pytest.warns(UserWarning, match="max_capacity is 4"):
-        twin_of(sampler_of(4), [3]).loaded(8, sampler_of(4)).draw(2)
+    with pytest.warns(UserWarning, match="max_capacity is 4"):
+        small = twin_of(sampler_of(4), [3]).loaded(8, sampler_of(4))
+    with pytest.raises(SchemaError, match="max_capacity"):
+        write(small, [2])
 
 
 def test_it_is_both_kinds() -> None:
