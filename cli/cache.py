@@ -228,6 +228,6 @@ def _verdict(result: CacheVerifyResult, width: int | None) -> list[list[Cell]]:
     ]
     parts = [counted(result.datasets, "dataset")]
     parts += [counted(result.originals, "original")] if result.originals else []
-    told = f"{counted(len(result.problems), 'problem')} in" if result.problems else "sound:"
-    answer: Line = [f"{told} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]
+    outcome = f"{counted(len(result.problems), 'problem')} in" if result.problems else "sound:"
+    answer: Line = [f"{outcome} {' · '.join(parts)} · {size(result.bytes)} · {result.seconds:.1f} s"]
     return [part for line in [*Table(lines).lines(), answer] for part in folded(line, width, 4)]

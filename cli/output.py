@@ -99,7 +99,7 @@ class Output:
         self._beside([Styled("warning: ", "yellow"), text])
 
     def suggest(self, command: str) -> None:
-        """Say what to type now, where somebody types."""
+        """Print the command to run next, on a terminal."""
         if not self.as_json and self._is_terminal(sys.stderr):
             self.say(Styled(f"try: {command}", "dim"))
 

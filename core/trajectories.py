@@ -54,7 +54,7 @@ def step_ends(
 ) -> torch.Tensor:
     """Return where steps end a trajectory, bool `[..., T]`: any flag of the family of `done_key` under `next`.
 
-    The family is the key itself and `flags` beside it, as far as they are there. A flag with several values a step,
+    The family is the key itself and those of its siblings `flags` that exist. A flag with several values a step,
     such as one an agent, ends the trajectory where any of them is set. MissingKeyError (a KeyError) if none is there.
     """
     path = key_path(done_key)

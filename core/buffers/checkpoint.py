@@ -160,7 +160,7 @@ class BufferFolder:
         """Nothing is held open."""
 
     def _require_nothing_else(self, noted: frozenset[str]) -> None:
-        """Refuse parts that were put there later; what lies in the storage is named by its own description."""
+        """Refuse parts that were added later; the description of the storage lists its own files."""
         parts = {name.partition("/")[0] for name in noted} | {_WRITER}
         for entry in self.path.iterdir():
             files = [entry] if entry.name not in parts else []

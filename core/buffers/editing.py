@@ -25,7 +25,7 @@ class Editing(Reading):
     """Replaces elements and entries of elements. What fails changes nothing, nor is the caller's data changed."""
 
     _label: ClassVar[str | None] = None
-    """The entry that the writer stores beside the data, and that stays what it is where data lacks it."""
+    """The entry that the writer stores with the data; data without it leave it unchanged."""
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace elements that are there, by number, or an entry of all of them, by key; no element is added.
@@ -93,7 +93,7 @@ class Editing(Reading):
         return found
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Replace the first elements, as many as `data` has or `end` says; neither length nor cursor changes.
+        """Replace the first elements, as many as `data` has, or `end`; neither length nor cursor changes.
 
         Of a buffer whose `dim_extend` is above 0 these are the first along dimension 0 of `rb[:]`. Where all are
         replaced, data may bring new entries: see `rb[:] = data`.

@@ -204,9 +204,9 @@ class Persistent(Writing):
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Load inside; if that fails, everything but the storage, which looks after itself, is put back."""
+        """Load inside; on failure restore everything but the storage, which restores itself."""
         with self._guard, self._sampling:
-            self._settle()  # a stream that was saved is gone on with as it is, in any process
+            self._settle()  # a saved stream continues unchanged, in any process
             rng, batch_size = self._rng, self._batch_size
             rng_state = None if rng is None else rng.get_state()
             kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]

@@ -42,7 +42,7 @@ class Sharing:
     _cut_off: bool
     """Whether this is a forked child with rows of its own that was to share them."""
     _unseeded = False
-    """Whether nobody chose the seed of the generator: copies in other processes then draw something else."""
+    """Whether the generator has no chosen seed: copies in other processes then draw other samples."""
     _place: Place
     """Where the last batch was drawn, or the generator was given."""
     _copies = 0

@@ -1,7 +1,7 @@
 """Digests of the files of a saved buffer or storage, in a hidden file that TorchRL does not look for.
 
-What lies below a folder with digests of its own, or a manifest, is covered by that file; what carries its digests in
-its front, like an H5 checkpoint, by its front. So nothing large is read twice, and everything hangs together.
+A folder with its own digests or manifest is represented by that file, and a file with digests in its header, such as
+an H5 checkpoint, by its header. So no large file is read twice, and the digests cover all files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opens HDF5 files for reading: the only module that does.
 
-HDF5 follows what a file says to any file of the machine: external links, the external storage of a dataset, virtual
-datasets. A file that somebody else made must not read others, so all of it is looked at before anything is read.
+An HDF5 file can refer to any file of the machine: external links, the external storage of a dataset, virtual
+datasets. An untrusted file must not read other files, so its whole structure is checked before anything is read.
 
 libhdf5 keeps one state for each file of a process, and refuses to open a file again with another kind of locking or
 of closing. A file that is read through a Python object is another one to it.
@@ -116,8 +116,8 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
 
 
 def _why_not(dataset: h5d.DatasetID) -> str:
-    """Say what speaks against reading a dataset, or nothing."""
-    # A place in the file says nothing: libhdf5 reads external storage even where the dataset states one, too.
+    """Return why a dataset must not be read, or an empty string."""
+    # An offset in the file proves nothing: libhdf5 reads external storage even where the dataset states one, too.
     try:
         made = dataset.get_create_plist()
         if made.get_layout() == h5d.VIRTUAL or made.get_external_count():

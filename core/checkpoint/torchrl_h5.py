@@ -65,7 +65,7 @@ class _Groups(H5Source):
             found = h5o.open(above, member.encode())
             if isinstance(found, h5d.DatasetID):
                 dtype, plain = self._type_of(found, key)
-                begin = found.get_offset() if plain else None  # none of what lies in chunks
+                begin = found.get_offset() if plain else None  # chunked data has none
                 if begin is None:
                     self._require(name)
                 entry = (key, dtype, tuple(found.shape), -1 if begin is None else int(begin))

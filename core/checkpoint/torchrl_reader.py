@@ -94,10 +94,9 @@ def _is_nested(folder: Path) -> bool:
 class TorchrlReader(StepReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
-    `keys` says which entries are done flags and rewards; root done flags that are `left_out` are not given. Nothing
-    vouches for the bytes; whether the files fit each other is checked when they are opened (FormatError,
-    CorruptDataError). `opened` is a form whose files are open already, which this closes: what is put at `path` later
-    is never read.
+    `keys` says which entries are done flags and rewards; root done flags that are `left_out` are not given. No digest
+    verifies the bytes; opening checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form
+    whose files are open already, which this closes: what is put at `path` later is never read.
     """
 
     def __init__(

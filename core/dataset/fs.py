@@ -132,7 +132,7 @@ def open_to_change(path: Path) -> int:
 def open_to_append(path: Path, *, within: int | None = None) -> int:
     """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor.
 
-    Here and below, `within` is the descriptor of the folder that the path lies in, which nobody can exchange then.
+    Here and below, `within` is the descriptor of the parent folder, which then cannot be replaced.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _OURS
     with announced("open", path):

@@ -2,8 +2,8 @@
 
 A dataset is replaced by an exchange of folders and removed after a rename; the files of the old one go afterwards. What
 is open can be read all the same. So files are opened below a descriptor of their folder and stay open, and
-`one_generation` opens them again if the folder at the path was another one before than after. Locks would serve as
-well, but whoever replaces or removes a dataset would have to wait for its readers, or to leave its files behind.
+`one_generation` opens them again if the folder at the path was another one before than after. Locks would
+also work, but replacing or removing a dataset would have to wait for its readers, or leave its files behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .digest import digest_bytes, digest_descriptor
 from .mapped import digest_mapped
 from .regular import open_regular, require_regular
 
-__all__ = ["OpenFiles", "one_generation", "pread_rows"]
+__all__ = ["OpenFiles", "one_generation", "pread_into", "pread_rows"]
 
 _MAPPED = 8 << 20
 """Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
@@ -208,10 +208,15 @@ def _reopened(kind: type[OpenFiles], root: Path, process: int, held: Mapping[str
 def pread_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -> Array:
     """Read rows `[start, stop)` of a headerless file into a fresh array."""
     array = np.empty((stop - start, *leaf.shape), leaf.numpy)
-    view, offset = memoryview(array.reshape(-1).view(np.uint8).data), start * leaf.row_bytes
+    pread_into(array, descriptor, path, start * leaf.row_bytes, f"row {stop}")
+    return array
+
+
+def pread_into(array: Array, descriptor: int, path: Path, offset: int, end: str) -> None:
+    """Fill an array with the bytes from `offset` on; CorruptDataError, which names `end`, if the file is shorter."""
+    view = memoryview(array.reshape(-1).view(np.uint8).data)
     while view:
         got = os.preadv(descriptor, [view], offset)
         if not got:
-            raise CorruptDataError(f"{path} ends {len(view):,} bytes before row {stop}: it was cut")
+            raise CorruptDataError(f"{path} ends {len(view):,} bytes before {end}: it was cut")
         view, offset = view[got:], offset + got
-    return array

@@ -40,11 +40,11 @@ __all__ = ["PlainReader"]
 
 
 _MASKS: tuple[Key, ...] = (("mask",), ("collector", "mask"))
-"""What tells steps from padding in trajectories that `split_trajectories`, or a collector, has padded."""
+"""The masks that mark steps, not padding, in trajectories padded by `split_trajectories` or a collector."""
 
 
 class PlainReader(StepReader):
-    """Rows of a tensordict folder of batch `[N]` that nobody vouches for.
+    """Rows of a tensordict folder of batch `[N]`, which has no digests.
 
     Of a batch `[N, T]` of padded trajectories those rows count that a mask marks, one trajectory after the other, and
     the mask goes. FormatError for a batch of more dimensions without a mask, or with one that has gaps: whether its

@@ -1,6 +1,6 @@
 """Opens files for reading that others may have put there: regular files alone.
 
-A FIFO in the place of a file keeps whoever opens it waiting without end, and a device gives bytes without end.
+Opening a FIFO can block for ever, and reading a device may never end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
     """Open a file and return its descriptor; FormatError, without waiting, for what is no regular file.
 
-    `within` is the descriptor of the folder that the path lies in; the last name must be no symbolic link then.
+    `within` is the descriptor of the parent folder; the last name must then be no symbolic link.
     `relative_to` is that of the folder that a relative path counts from; links are followed.
     """
     try:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CorruptDataError
 from . import fs
 from .codecs import Codec
 from .contracts import Array
 from .digest import FileRecord, Hasher, bytes_of
+from .opened import pread_into
 
 __all__ = ["AppendedFile", "ChunkedRows", "RowStore", "WholeRows", "pread_bytes", "read_chunks"]
 
@@ -21,12 +21,7 @@ __all__ = ["AppendedFile", "ChunkedRows", "RowStore", "WholeRows", "pread_bytes"
 def pread_bytes(descriptor: int, path: Path, offset: int, size: int) -> Array:
     """Read bytes into a fresh array; CorruptDataError where the file ends before."""
     found = np.empty(size, np.uint8)
-    view = memoryview(found.data) if size else memoryview(b"")
-    while view:
-        got = os.preadv(descriptor, [view], offset)
-        if not got:
-            raise CorruptDataError(f"{path} ends {len(view):,} bytes before the rows that are asked for: it was cut")
-        view, offset = view[got:], offset + got
+    pread_into(found, descriptor, path, offset, "the rows that are asked for")
     return found
 
 

@@ -53,7 +53,7 @@ class SoundSteps(StepReader):
 
     @property
     def has_digests(self) -> bool:
-        """None that speak of these rows alone."""
+        """Always false: no digest covers these rows alone."""
         return False
 
     @property

@@ -45,7 +45,7 @@ class Staging:
 
     Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
     checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
-    is a dataset in which somebody keeps files of their own. A symbolic link stands for the place it leads to; `below`
+    is a dataset that contains other files. A symbolic link stands for the place it leads to; `below`
     a storage root no link on the way to the destination is followed, but UsageError is raised.
 
     Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
@@ -254,14 +254,14 @@ def sweep(destination: Path) -> None:
 
 
 class Leftover(NamedTuple):
-    """A folder or file that a process built, or moved aside, for `destination`; it may still be at work on it."""
+    """A folder or file that a process built, or moved aside, for `destination`; the process may still use it."""
 
     path: Path
     destination: Path
 
 
 def leftovers(root: Path) -> Iterator[Leftover]:
-    """Yield what was staged beside the datasets below the root, that in use too; follows no links.
+    """Yield all staging folders and files below the root, also those in use; follow no links.
 
     A swap that was cut is mended first: what it moved aside is a dataset, and no leftover.
     """
@@ -282,7 +282,7 @@ def leftovers(root: Path) -> Iterator[Leftover]:
 
 
 def remove_leftover(path: Path) -> bool:
-    """Remove a staging folder or file unless a process is at work on it; tells whether it is gone."""
+    """Remove a staging folder or file unless a process uses it; return whether it is gone."""
     lock = lock_folder(path)
     if lock < 0:
         return not path.exists()

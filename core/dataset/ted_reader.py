@@ -145,5 +145,5 @@ class TedReader(FolderReader):
 
 
 def _describes_rows(file: FileRecord) -> bool:
-    """Whether a file says how rows lie in others; the hidden ones of the episode table are read apart."""
+    """Whether a file describes the row layout of others; the hidden ones of the episode table are read separately."""
     return file.path.endswith(".json") and not file.path.startswith(f"{HIDDEN}/") and file.path != ENV_METADATA

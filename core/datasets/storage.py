@@ -105,7 +105,7 @@ class DatasetStorage(TensorStorage):
 
     @property
     def _takes_entries(self) -> bool:
-        return False  # whoever opens the dataset anew would miss them
+        return False  # they would be missing when the dataset is opened again
 
     def share(self) -> None:
         """Refuse, in mode `c`: its edits are seen by this process alone. In mode `r+` the files are what is shared."""

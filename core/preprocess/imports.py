@@ -109,7 +109,7 @@ def _submodules(places: list[str]) -> list[str]:
 def only_from(folder: Path, name: str) -> Iterator[None]:
     """Have the module or package of one top-level name, and no other, found in a folder as if it came first.
 
-    A folder on the import path would also give its `json.py` or `torch.py` to whoever imports those next.
+    With the folder on the import path, later imports of `json` or `torch` would find its `json.py` or `torch.py`.
     """
     finders = _OneModule(name, folder, regular=True), _OneModule(name, folder, regular=False)
     importlib.invalidate_caches()

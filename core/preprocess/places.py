@@ -25,7 +25,7 @@ __all__ = [
 
 
 def result_folder(folder: Path) -> Path:
-    """The result, which is published alone: what tells of the run stays whole until then."""
+    """Return the folder of the result, the only part that is published; the state of the run stays whole until then."""
     return folder / "dataset"
 
 

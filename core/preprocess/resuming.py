@@ -24,7 +24,7 @@ class Unfinished(NamedTuple):
 
     @classmethod
     def at(cls, folder: Path, steps: int) -> Self | None:
-        """Read what a run of so many steps left and make it ready to be gone on with; None if it left nothing."""
+        """Read what a run of `steps` steps left and prepare to resume it; None if it left nothing."""
         found = read_journal(journal_path(folder))
         if found is None:
             return None
@@ -35,7 +35,7 @@ class Unfinished(NamedTuple):
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
         """The finished tasks whose rows are on the disk as they were written, byte for byte.
 
-        What a crash of the machine, or a hand, has changed since counts as not done.
+        Rows changed since, by a crash or by hand, count as not done.
         """
         found = {}
         with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:

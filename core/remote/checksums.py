@@ -92,9 +92,9 @@ def hasher(checksum: str, size: int) -> Hasher:
 
 
 def matches(path: Path, size: int, checksum: str, *, within: int | None = None) -> bool:
-    """Tell whether the file at `path` has this size and checksum; its bytes are read only if the size is right.
+    """Return whether the file at `path` has this size and checksum; its bytes are read only if the size is right.
 
-    `within` is the descriptor of the folder that it lies in; what is no file there, or a link to one, does not match.
+    `within` is the descriptor of the parent folder; a link, or anything else but a file, does not match.
     """
     checking = hasher(checksum, size)
     try:

@@ -49,7 +49,7 @@ class OriginalsRecord:
     """What is being fetched, or was, into a folder of originals.
 
     `files` are all files of the dataset, `asked` the paths of those that were wanted so far. `kept` says that
-    somebody asked to keep them.
+    keeping them was requested.
     """
 
     id: str

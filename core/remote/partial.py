@@ -17,9 +17,9 @@ _WRITTEN_AT_ONCE = 256 << 10
 class Partial(Closing):
     """Gathers a file's bytes at the end of its part, and their checksum with them.
 
-    `within` is the descriptor of the folder that it lies in. Opening hashes what an earlier run left. `progress` hears
-    how many more bytes lie in the part: negative when they turn out to be wrong. `check` is called between blocks and
-    may raise to end the work.
+    `within` is the descriptor of the parent folder. Opening hashes what an earlier run left. `progress` is called with
+    the number of bytes added to the part, negative when bytes are discarded. `check` is called between blocks and may
+    raise to stop.
     """
 
     def __init__(

@@ -66,14 +66,14 @@ def _structure(description: Mapping[str, Any], like: Structure | None) -> Struct
         return Constant(description["value"], torch.Size(description["batch"]), _device(description))
     entries = description["entries"]
     if kind in (*_SEQUENCES, "named tuple"):
-        beside: Any = like.children if isinstance(like, SequenceNode) else ()
-        parts = [_structure(*pair) for pair in zip_longest(entries, beside[: len(entries)])]
+        counterparts: Any = like.children if isinstance(like, SequenceNode) else ()
+        parts = [_structure(*pair) for pair in zip_longest(entries, counterparts[: len(entries)])]
         if kind in _SEQUENCES:
             return SequenceNode(parts, _SEQUENCES[kind])
         known = like.kind if isinstance(like, SequenceNode) else None
         return SequenceNode(parts, _class(description["class"], _is_named_tuple, known))
-    beside = like.children if isinstance(like, Node) else {}
-    children = {key: _structure(child, beside.get(key)) for key, child in entries}
+    counterparts = like.children if isinstance(like, Node) else {}
+    children = {key: _structure(child, counterparts.get(key)) for key, child in entries}
     if kind == "dict":
         return Node(children)
     if kind not in {"tensordict", "tensorclass"}:

@@ -124,7 +124,7 @@ class TensorEditing(Storage):
 
     @property
     def _takes_entries(self) -> bool:
-        """Whether there can be new entries: where there are rows, and nobody else has to know of it."""
+        """Whether entries can be added: the storage has rows and no other process shares them."""
         return self.initialized and isinstance(self._structure, Node) and self.rows > 0 and not self.shared
 
     def _begin_entries(self, brought: Structure, values: Mapping[Path, torch.Tensor]) -> None:
@@ -150,7 +150,7 @@ class TensorEditing(Storage):
             return
         try:
             brought = structure_of(data, self.ndim)
-        except SchemaError:  # the write says what is wrong
+        except SchemaError:  # the write raises the error
             return
         values = dict(zip(brought.paths(), brought.leaves(data), strict=True))
         if values.keys() - set(self.structure.paths()) and all(v.dim() >= self.ndim for v in values.values()):
@@ -166,7 +166,7 @@ class TensorEditing(Storage):
             return self.structure.leaves(data)
 
     def _leave_out_added(self, data: Any) -> bool:
-        """Drop the entries that were added, if it is these that the data lacks; tell whether it is."""
+        """Drop the added entries if the data lacks exactly these; return whether it did."""
         declared = self._declared
         if declared is None or declared is self._structure:
             return False

@@ -21,8 +21,8 @@ class DensifyReward(Transform):
 
     Reward and done flag lie under `next` and have one shape. Time is the dimension `time_dim` of them, counted from
     the end: 2 (or -2) is the one before the trailing singleton, 3 (or -3) the one before that. A trajectory ends
-    where the done flag is set, or "terminated" or "truncated" beside it, and at the end of the batch, whose later
-    rewards nobody knows; where time is the last dimension of the batch, it also ends where the next step has another
+    where the done flag is set, or its sibling "terminated" or "truncated", and at the end of the batch, as later
+    rewards are unknown; where time is the last dimension of the batch, it also ends where the next step has another
     id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Steps that `("collector", "mask")` or "mask" does not
     mark as real count nothing. The result takes the reward's place, or goes to `("next", reward_key_out)`; whole
     numbers and flags become floats if they are discounted. The data given are left as they are.
@@ -84,7 +84,7 @@ def _from_the_end(dim: Any) -> int:
 
 
 def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tensor) -> torch.Tensor:
-    """Return where the done flag is set, or one of the other flags of an end beside it that has its shape."""
+    """Return where the done flag is set, or one of its sibling end flags of the same shape."""
     ends = done.bool()
     for name in ("terminated", "truncated"):
         flag = data.get((*done_key[:-1], name), None)

@@ -53,7 +53,7 @@ def in_next(key: Path) -> Path | None:
 
 
 def under_next(keys: Iterable[Path]) -> frozenset[Path]:
-    """Choose the keys of what lies after the step."""
+    """Return the keys under `next`."""
     return frozenset(key for key in keys if key[0] == NEXT)
 
 

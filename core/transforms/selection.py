@@ -72,7 +72,7 @@ class RenameTransform(Transform):
     """Gives entries other names on the way out, and with `in_keys_inv` and `out_keys_inv` on the way in.
 
     On the way in, `out_keys_inv[i]` of the data becomes `in_keys_inv[i]` of what is stored. With `create_copy` the old
-    name stays beside the new one, for the same values. What `next` holds of an entry is renamed with it, unless another
+    name stays, with the same values as the new one. What `next` holds of an entry is renamed with it, unless another
     transform of the class in the same `Compose` names it. UsageError (a
     ValueError) for lists of different lengths and for a name that is both old and new, MissingKeyError (a KeyError)
     for an entry that is not there.

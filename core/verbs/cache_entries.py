@@ -22,7 +22,7 @@ What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "lefto
 
 _ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")
 _LISTING_DAYS = 30
-_WRITING_SECONDS = 60.0  # nobody takes longer to write a small file
+_WRITING_SECONDS = 60.0  # writing a small file takes less
 _PATTERN = frozenset("*?[")
 
 

@@ -51,7 +51,7 @@ class CheckResult(Result):
     """What the rules found. `skipped` names the rules that could not be tried on damaged files.
 
     `unfinished` counts the episodes that go on: the last ones of the checkpoint of a buffer may, which is no problem.
-    `notes` say what could not be checked because the files hold nothing to check it with.
+    `notes` list what could not be checked because the files hold nothing to check it with.
     """
 
     kind: ClassVar[str] = "check"

@@ -1,4 +1,4 @@
-"""Rules about saved buffers: what their parts say of each other, and whether digests vouch for their bytes."""
+"""Rules about saved buffers: whether their parts are consistent and digests verify their bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Extent:
 
 
 def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
-    """Report what contradicts itself in the folder of a saved buffer, and whether digests vouch for it."""
+    """Return the contradictions in the folder of a saved buffer, and whether digests verify it."""
     findings: list[Finding] = []
     verified = False
     try:
@@ -76,7 +76,7 @@ def _finding(rule: str, message: str) -> Finding:
 
 
 def _verified(path: Path) -> bool:
-    """Compare all digests there are; tell whether they cover every part."""
+    """Compare all digests; return whether they cover every part."""
     noted = require_digests(path)
     storage = path / STORAGE_FOLDER
     own = _own(storage)
@@ -236,7 +236,7 @@ def _leaves(path: Path, capacity: int) -> Array:
 
 
 def _array(path: Path, dtype: np.dtype[Any], shape: Any) -> Array:
-    """Read a file of numbers; CorruptDataError for one of another size than is written beside it."""
+    """Read a file of numbers; CorruptDataError if its size does not match `dtype` and `shape`."""
     expected = math.prod(shape) * dtype.itemsize
     found = path.stat().st_size if path.is_file() else 0
     if found != expected:

@@ -77,9 +77,9 @@ class SourceConversion:
     """One conversion of (part of) a source into the dataset at `destination`, or the finding that it is there.
 
     `arguments` are recorded in the provenance of the result; the layout is the request's. `compress` says how some
-    fields are compressed there. `root` is the storage root that the destination lies below, if it does: no link leads
-    there then. `inputs` are the digests of the source's files and
-    `revision` the state of the source, where a remote says them; else they are taken from the files.
+    fields are compressed there. `root` is the storage root above the destination, if any: then the path to it
+    contains no link. `inputs` are the digests of the source's files and `revision` the state of the source, where a
+    remote gives them; else they are taken from the files.
     """
 
     reader: Reader

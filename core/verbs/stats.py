@@ -60,8 +60,8 @@ def stats(
     without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
     the storage root by content digest.
 
-    CorruptDataError for rows that are not those the manifest tells of. UsageError for a field that is not there or of
-    which no numbers can be said, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
+    CorruptDataError for rows that do not match the manifest. UsageError for a field that is not there or of
+    which there are no statistics, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
     """
     begun = time.perf_counter()
     fractions = tuple(quantiles)

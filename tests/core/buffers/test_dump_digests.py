@@ -113,20 +113,12 @@ def expected_of(form: str, path: Path) -> list[Any]:
     return state_of(buffer)
 
 
+@pytest.mark.parametrize("places", [1, pytest.param(24, marks=pytest.mark.slow)])
 @any_form
-def test_a_flip_in_any_file_is_found_or_of_no_effect(tmp_path: Path, form: str) -> None:
+def test_a_flip_in_any_file_is_found_or_of_no_effect(tmp_path: Path, form: str, places: int) -> None:
     path = saved(form, tmp_path / "saved")
     expected = expected_of(form, path)
-    for _ in flips(path, places=1):
-        damaged(path, form, expected)
-
-
-@pytest.mark.slow
-@any_form
-def test_many_flips_in_any_file_are_found_or_of_no_effect(tmp_path: Path, form: str) -> None:
-    path = saved(form, tmp_path / "saved")
-    expected = expected_of(form, path)
-    for _ in flips(path, places=24):
+    for _ in flips(path, places=places):
         damaged(path, form, expected)
 
 

@@ -1,4 +1,4 @@
-"""Every way of changing what is stored, on every storage: it writes, or says that it cannot."""
+"""Every way to change stored data, on every storage: it writes or raises an error."""
 
 from __future__ import annotations
 

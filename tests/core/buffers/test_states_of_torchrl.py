@@ -103,7 +103,7 @@ def test_what_is_no_tree_of_this_capacity_changes_nothing(tree: Any) -> None:
 @pytest.mark.parametrize("case", ["writer_max_value_full", "writer_max_value_partly"])
 @pytest.mark.parametrize("written", [0, 3, 8, 30])
 def test_a_ranking_loads_into_a_buffer_that_was_written(tmp_path: Path, case: str, written: int) -> None:
-    """TorchRL stores no `"index"` beside what is ranked in a batch."""
+    """TorchRL stores no `"index"` with ranked elements of a batch."""
     facts = json.loads((CASES / case / "case.json").read_text())
     saved, storage = tmp_path / "saved", LazyTensorStorage(facts["capacity"])
     ReplayBuffer(storage=storage).extend(rows(facts["len"]))

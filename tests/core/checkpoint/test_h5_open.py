@@ -93,7 +93,7 @@ TRICKS = {
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_what_leads_out_of_a_file_is_refused(trick: str, libver: str, tmp_path: Path) -> None:
     make, sentence = TRICKS[trick]
-    os.mkfifo(tmp_path / "fifo")  # whoever opens it waits without end
+    os.mkfifo(tmp_path / "fifo")  # opening it blocks for ever
     with h5py.File(tmp_path / "odd.h5", "w", libver=libver) as h5:
         h5["plain"], h5["deep/plain"] = np.arange(3), np.arange(3)
         make(h5)
@@ -127,7 +127,7 @@ def test_a_group_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
 def test_plain_files_are_opened(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "plain.h5", "w") as h5:
         h5["rows"] = np.arange(9)
-        h5["same"] = h5["rows"]  # the same numbers by two names harm nobody
+        h5["same"] = h5["rows"]  # two names for the same dataset are harmless
         h5.create_dataset("small", data=np.arange(9), chunks=True, compression="gzip")
         h5.create_dataset("compact", data=[b"text"])
         h5.create_dataset("nothing", (0, 3), float)

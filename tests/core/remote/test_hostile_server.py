@@ -1,4 +1,4 @@
-"""Servers that mean harm: nothing they send is read, unpacked, followed or waited for without end."""
+"""Hostile servers: nothing they send is read, unpacked, followed or awaited without limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A symbolic link that somebody planted below the root leads nothing out of it: no write and no removal."""
+"""A planted symbolic link below the root leads no write and no removal out of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = b"rows" * 1000
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root that is a link itself: only those below it are somebody else's."""
+    """The root itself may be a link: only links below it are untrusted."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
     return tmp_path / "root"

@@ -1,4 +1,4 @@
-"""Saved buffers, ours and TorchRL's: parts that contradict each other, and whether digests vouch for the bytes."""
+"""Saved buffers, ours and TorchRL's: parts that contradict each other, and digests that verify the bytes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The return of n-step data: the sum of the rewards of single steps, wherever it is asked for."""
+"""The return of n-step data: the sum of the rewards of single steps, in every API that returns it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations belong to the rows of a storage, whoever writes them and whoever asks."""
+"""Generations belong to the rows of a storage, whichever buffer or process writes or reads them."""
 
 from __future__ import annotations
 
