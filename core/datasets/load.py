@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 
 from ..checkpoint import is_steps, open_steps
-from ..dataset import Manifest, find_dataset, has_manifest, is_ours, reader_class, reader_names, storage_root
+from ..dataset import PackedReader, TedReader, find_dataset, is_ours, reader_class, reader_names, storage_root
 from ..errors import DatasetNotFoundError, UsageError
 from ..remote import KnownNames
 from ..storages import PackedStorage, Storage
@@ -54,10 +54,13 @@ def load_dataset(
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
     path = _found(dataset, root)
-    _require_dataset(path, verify=verify)
+    with _opened(path) as reader:  # what is verified is what is mapped, also if the dataset is replaced meanwhile
+        if verify:
+            reader.verify_files()
+        storage = _storage(reader, mode, split_trajs)
     generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
     buffer = DatasetReplayBuffer(
-        storage=_storage(path, mode, split_trajs),
+        storage=storage,
         batch_size=batch_size,
         sampler=sampler,
         transform=transform,
@@ -70,18 +73,18 @@ def load_dataset(
     return buffer
 
 
-def _storage(path: Path, mode: Mode, split_trajs: bool) -> Storage:
+def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool) -> Storage:
     """Make the storage that the layout asks for."""
-    if Manifest.load(path).layout != "packed" or split_trajs:
-        return DatasetStorage(path, mode=mode, split_trajs=split_trajs)
+    if isinstance(reader, TedReader) or split_trajs:
+        return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
     if mode not in get_args(Mode):
         raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
     if mode == "r+":
         raise UsageError(
-            f"{path} has the layout packed, which cannot be edited in place",
-            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(path))} DEST --layout ted",
+            f"{reader.path} has the layout packed, which cannot be edited in place",
+            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(reader.path))} DEST --layout ted",
         )
-    return PackedStorage(path)
+    return PackedStorage(reader)
 
 
 def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
@@ -96,8 +99,8 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
         return find_dataset(f"{source}:{known.id}", root)
 
 
-def _require_dataset(path: Path, *, verify: bool) -> None:
-    """Say what to do with anything that is no dataset of ours; with `verify`, compare all of it with its digests."""
+def _opened(path: Path) -> TedReader | PackedReader:
+    """Open a dataset; UsageError says what to do with anything that is no dataset of ours."""
     quoted = shlex.quote(str(path))
     if (path / "buffer_metadata.json").is_file():
         raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
@@ -113,12 +116,11 @@ def _require_dataset(path: Path, *, verify: bool) -> None:
             f"{path} is a tensordict folder, and no dataset that rbtool made",
             hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
         )
-    with open_steps(path) as reader:
-        kind, layout = reader.manifest.kind, reader.manifest.layout
-        if kind == "checkpoint" or not has_manifest(path):
-            raise UsageError(
-                f"{path} is a checkpoint in the layout {layout}, a dataset is expected",
-                hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
-            )
-        if verify:
-            reader.verify_files()
+    reader = open_steps(path)
+    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
+        return reader
+    with reader:
+        raise UsageError(
+            f"{path} is a checkpoint in the layout {reader.manifest.layout}, a dataset is expected",
+            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
+        )

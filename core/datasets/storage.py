@@ -37,8 +37,9 @@ class DatasetStorage(TensorStorage):
     the system is told which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
     memory.
 
-    A pickle holds the path alone, and opens the dataset anew: edits in mode `c` do not travel. A process that was
-    forked has the rows as they were, and its own from then on.
+    Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone, and opens the
+    dataset anew: edits in mode `c` do not travel. A process that was forked has the rows as they were, and its own
+    from then on.
 
     UsageError (a ValueError) for another mode, a dataset without steps, and `r+` with `split_trajs`; FormatError,
     and CorruptDataError for files that are missing or cut, and where what is reopened is another dataset.
@@ -46,7 +47,7 @@ class DatasetStorage(TensorStorage):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | TedReader | PackedReader,
         *,
         mode: Mode = "c",
         split_trajs: bool = False,
@@ -56,33 +57,38 @@ class DatasetStorage(TensorStorage):
             raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
         if split_trajs and mode == "r+":
             raise UsageError("mode='r+' and split_trajs=True were given, but padded copies cannot be edited on disk")
-        self.path = Path(path).absolute()
+        reader = path if isinstance(path, TedReader | PackedReader) else None
+        self.path = (reader.path if reader is not None else Path(path)).absolute()  # type: ignore[arg-type]
         self.mode = mode
         self.split_trajs = split_trajs
         self.larger_than_memory = larger_than_memory
         self._mapped: MappedDataset | None = None
         self._episode_lengths: NDArray[np.int64]
-        self.content_digest, tensors = self._open()
+        self.content_digest, tensors = self._open() if reader is None else self._map(reader)
         super().__init__(tensors)
 
     def _open(self) -> tuple[str, TensorDict]:
-        """Map the dataset: what is at the path now, whatever is put there from now on."""
+        """Open and map the dataset that is at the path now."""
         with self._reader() as reader:
-            if not reader.manifest.steps:
-                raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+            return self._map(reader)
+
+    def _map(self, reader: TedReader | PackedReader) -> tuple[str, TensorDict]:
+        """Map the files of a dataset that is open."""
+        if not reader.manifest.steps:
+            raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+        self._mapped = None
+        if isinstance(reader, PackedReader):
+            tensors = PackedStorage(reader)[:]
+        elif self.mode == "c":
+            self._mapped = MappedDataset(reader, larger_than_memory=self.larger_than_memory)
+            tensors = self._mapped.tensors
+        else:
+            tensors = _editable_tensors(reader)
+        if self.split_trajs:
             self._mapped = None
-            if isinstance(reader, PackedReader):
-                tensors = PackedStorage(reader)[:]
-            elif self.mode == "c":
-                self._mapped = MappedDataset(reader, larger_than_memory=self.larger_than_memory)
-                tensors = self._mapped.tensors
-            else:
-                tensors = _editable_tensors(reader)
-            if self.split_trajs:
-                self._mapped = None
-                tensors = _trajectories(reader, tensors)
-            self._episode_lengths = reader.episodes.length
-            return reader.manifest.content_digest, tensors
+            tensors = _trajectories(reader, tensors)
+        self._episode_lengths = reader.episodes.length
+        return reader.manifest.content_digest, tensors
 
     def _reader(self) -> TedReader | PackedReader:
         mend(self.path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, fs, last_use
+from rbtool.core.dataset import MANIFEST, PackedReader, TedReader, fs, last_use
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.remote import KnownNames
@@ -195,3 +195,24 @@ def test_opening_counts_as_a_use(home: Path) -> None:
     os.utime(folder / ".rbtool", (1e9, 1e9))
     load_dataset(DOOR)
     assert (last_use(folder) or 0) > 1e9
+
+
+@pytest.mark.parametrize(("layout", "reader"), [("ted", TedReader), ("packed", PackedReader)])
+def test_what_was_verified_is_what_is_sampled(
+    layout: Any, reader: Any, walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, place = tmp_path / "first", tmp_path / "second", tmp_path / "place"
+    rbtool.preprocess(walks, lambda rows: rows.set("action", -rows["action"]), tmp_path / "other", num_workers=0)
+    rbtool.convert(walks, first, layout=layout)
+    rbtool.convert(tmp_path / "other", second, layout=layout)
+    expected = load_dataset(first)[:]
+    first.rename(place)
+    verify = reader.verify_files
+
+    def verify_and_replace(self: Any) -> None:
+        verify(self)
+        place.rename(first)
+        second.rename(place)
+
+    monkeypatch.setattr(reader, "verify_files", verify_and_replace)
+    assert (load_dataset(place, verify=True)[:] == expected).all()
