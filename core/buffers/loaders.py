@@ -6,17 +6,22 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import default_convert, get_worker_info
+from torch.utils.data import DataLoader, default_convert, get_worker_info
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 
 if TYPE_CHECKING:
     from .parts import BufferParts
 
-__all__ = ["loader_asking", "serve_loader"]
+__all__ = ["NoLengthError", "loader_asking", "loader_counting", "number_of_batches", "serve_loader"]
 
 _LINE = "DataLoader(buffer, batch_size=None)"
 _FETCHERS = "torch.utils.data._utils.fetch"  # named, not imported: a module that torch may move
+_COUNTING = DataLoader.__len__.__code__
+
+
+class NoLengthError(UsageError, TypeError):
+    """The number of batches of a loader is asked for, and its sampler has no epochs."""
 
 
 def loader_asking(buffer: BufferParts) -> Any:
@@ -35,19 +40,49 @@ def loader_asking(buffer: BufferParts) -> Any:
 
 def serve_loader(buffer: BufferParts, fetcher: Any) -> None:
     """Have a loader pass batches on as they are; SchemaError where it would make something else of them."""
-    if fetcher.auto_collation:
+    worker = get_worker_info()
+    _check_use(buffer, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
+    if fetcher.collate_fn is default_convert:
+        fetcher.collate_fn = _as_it_is  # torch's own takes a tensordict for a dict, and fails
+
+
+def loader_counting(buffer: BufferParts) -> DataLoader[Any] | None:
+    """Return the `DataLoader` over a buffer that asks for its length; None if something else does.
+
+    `len(loader)` is `len(dataset)` for torch, which has to be the number of batches that iteration yields.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__len__":
+        if frame.f_code is _COUNTING:
+            loader: DataLoader[Any] = frame.f_locals["self"]
+            return loader if loader.dataset is buffer else None
+        frame = frame.f_back
+    return None
+
+
+def number_of_batches(buffer: BufferParts, size: int, loader: DataLoader[Any]) -> int:
+    """Return how many batches of `size` elements an epoch has.
+
+    NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate either.
+    """
+    _check_use(buffer, loader.num_workers, batches_again=loader.batch_size is not None)
+    found = buffer.sampler._epoch_batches(buffer.storage, size)
+    if found is None:
+        raise NoLengthError(f"a loader of a buffer with a {type(buffer.sampler).__name__} has no len(): it never ends")
+    return found
+
+
+def _check_use(buffer: BufferParts, workers: int, *, batches_again: bool) -> None:
+    if batches_again:
         raise SchemaError(
             "a DataLoader was to make batches of the batches of a buffer, which come from its sampler",
             hint=f"give the buffer its batch_size, and write {_LINE}",
         )
-    worker = get_worker_info()
-    if worker is not None and worker.num_workers > 1 and buffer.sampler.has_epochs:
+    if workers > 1 and buffer.sampler.has_epochs:
         raise SchemaError(
-            f"each of {worker.num_workers} workers would go through a whole epoch, one worker is expected",
+            f"each of {workers} workers would go through a whole epoch, one worker is expected",
             hint=f"write {_LINE[:-1]}, num_workers=1)",
         )
-    if fetcher.collate_fn is default_convert:
-        fetcher.collate_fn = _as_it_is  # torch's own takes a tensordict for a dict, and fails
 
 
 def _as_it_is(batch: Any) -> Any:

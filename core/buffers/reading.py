@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection
 
 from ..errors import SchemaError
 from .layout import entry, is_key, map_tensors, swap, without_arrays
-from .loaders import loader_asking, serve_loader
+from .loaders import loader_asking, loader_counting, number_of_batches, serve_loader
 from .parts import BufferParts
 from .prefetch import Draw
 
@@ -30,6 +30,9 @@ class Reading(BufferParts):
     """
 
     def __len__(self) -> int:
+        """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
+        if (loader := loader_counting(self)) is not None:
+            return number_of_batches(self, self._known_batch_size(), loader)
         return len(self._storage)
 
     # Sampling --------------------------------------------------------------------------------------

@@ -106,6 +106,10 @@ class Sampler(metaclass=_Samplers):
         """How many batches may still be drawn ahead."""
         return sys.maxsize
 
+    def _epoch_batches(self, storage: Storage, batch_size: int) -> int | None:
+        """Return how many batches a whole epoch has; None for a sampler without epochs."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         return {}

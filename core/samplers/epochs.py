@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import CorruptDataError, SchemaError
+from ..storages import Storage
 from .base import Sampler
 from .folder import read_state, write_state
 
@@ -39,6 +40,10 @@ class EpochSampler(Sampler):
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
         self._ran_out = bool(value)
+
+    @abstractmethod
+    def _epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        """Return how many batches a whole epoch has of the elements that are there now."""
 
     @abstractmethod
     def _forget(self) -> None:

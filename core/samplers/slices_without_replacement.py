@@ -140,6 +140,14 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
+    def _epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        count, slice_len = self._measure(batch_size)
+        if not len(storage):
+            return 0
+        _, _, length = self._table(storage).runs()
+        eligible = int((length >= (slice_len if self.strict_length else 1)).sum())
+        return eligible // count if self.drop_last else -(-eligible // count)
+
     def _turn(self, row: int, storage: Storage) -> None:
         self._epoch.turn(row, storage.shape[0])
 

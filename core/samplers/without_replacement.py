@@ -123,6 +123,10 @@ class SamplerWithoutReplacement(EpochSampler):
             return sys.maxsize
         return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
 
+    def _epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        length = len(storage)
+        return length // batch_size if self.drop_last else -(-length // batch_size)
+
     def _empty(self) -> None:
         self._forget()
 
