@@ -20,10 +20,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ..dataset import StaleListing, is_inside, parse_json
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
-from ..secrets import redact
 from ..version import __version__
 from .bounds import PAGES, answer_to, bounded, paced
 from .http import HttpTransport, failure
+from .hub_token import TOKEN_HINT, hub_token
 from .offline import require_network
 from .retries import retrying
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Hub", "HubFile", "HubRepository", "hub_endpoint"]
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
-_TOKEN_HINT = "HF_TOKEN holds the token, or `hf auth login` stores one"
 _PAGE_BYTES = 64 << 20
 _OF_BODIES = frozenset({b"content-encoding", b"content-length", b"transfer-encoding", b"x-hf-warning"})
 _PINNED = re.compile(r"/resolve/[0-9a-f]{40}/")
@@ -72,7 +71,7 @@ class Hub(HttpTransport):
     """
 
     def __init__(self) -> None:
-        super().__init__(hint=_TOKEN_HINT)
+        super().__init__(hint=TOKEN_HINT)
 
     def repositories(self, owner: str) -> list[HubRepository]:
         """List the dataset repositories of a user or an organisation, by name."""
@@ -140,22 +139,8 @@ class Hub(HttpTransport):
 
     @cached_property
     def _headers(self) -> dict[str, str]:
-        from huggingface_hub import constants, get_session, get_token
-        from huggingface_hub.errors import DeviceCodeError, OIDCError
-
-        timeout = self._connected().timeout
-        session = get_session()  # a token may be asked for over it, which has no time-out of its own
-        patient, session.timeout = session.timeout, timeout
-        try:
-            # Not build_hf_headers: it asks the hub which coding agents there are, and reads any answer whole.
-            token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-        except (OIDCError, DeviceCodeError, OSError, ValueError) as error:
-            reason = redact(str(error)).partition("\n")[0]
-            raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=_TOKEN_HINT) from error
-        finally:
-            session.timeout = patient
-        if token and not (token.isascii() and token.isprintable()):
-            raise AuthorisationError("the token for the hub has characters that no token has", hint=_TOKEN_HINT)
+        # Not build_hf_headers: it asks the hub which coding agents there are, and reads any answer whole.
+        token = hub_token(self._connected().timeout, self._watch, self.interrupt)
         authorization = {"authorization": f"Bearer {token}"} if token else {}
         return {"user-agent": f"rbtool/{__version__}", **authorization}
 
@@ -229,9 +214,9 @@ class Hub(HttpTransport):
             return AuthorisationError(f"the hub has disabled {what}")
         if isinstance(error, errors.RepositoryNotFoundError) and error.response.status_code == 401:
             said = f"the hub does not show {what}: it is private, or there is no such thing (401 Unauthorized)"
-            return AuthorisationError(said, hint=_TOKEN_HINT)
+            return AuthorisationError(said, hint=TOKEN_HINT)
         response: httpx2.Response | None = getattr(error, "response", None)
-        return failure(error if response is None else response, what, hint=_TOKEN_HINT)
+        return failure(error if response is None else response, what, hint=TOKEN_HINT)
 
 
 def _query_of(link: str, what: str) -> str:
@@ -254,14 +239,14 @@ def _raise_for_status(response: httpx2.Response, what: str) -> None:
     except httpx2.HTTPError:
         raise
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
-        raise failure(response, what, hint=_TOKEN_HINT) from error
+        raise failure(response, what, hint=TOKEN_HINT) from error
 
 
 def _conditions(address: str) -> str:
     """What to do about a repository that may be gated."""
     found = _OWNER.search(urlsplit(address).path + "/")
     page = f"accept its terms at {hub_endpoint()}/datasets/{found[1]} if it is gated; " if found else ""
-    return page + _TOKEN_HINT
+    return page + TOKEN_HINT
 
 
 def _commit(document: Any) -> str | None:

@@ -11,12 +11,13 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rbtool.converters.minari_remotes import _ids_of
-from rbtool.core.errors import FormatError, NetworkError, RbtoolError
+from rbtool.core.errors import AuthorisationError, FormatError, NetworkError, RbtoolError
 from rbtool.core.remote import Bucket, HttpTransport, Hub, read_small
 from rbtool.core.remote.bounds import bounded
 
@@ -228,3 +229,107 @@ def test_an_index_of_many_names_is_read_in_one_pass() -> None:
     names = [f"many/name-{number}-v0" for number in range(49_000)]
     ids, problems = _ids_of("acme/many", json.dumps({"datasets": [*names, "other", None, ["x"]]}).encode())
     assert (len(ids), len(problems)) == (49_000, 3)
+
+
+def drip_body(path: str, send: Send, url: str) -> None:
+    send(head("200 OK", "Content-Type: application/json"))
+    while True:
+        send(b" ")
+        time.sleep(0.02)
+
+
+def drip_head(path: str, send: Send, url: str) -> None:
+    send(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    while True:
+        send(b"x")
+        time.sleep(0.02)
+
+
+def say(body: str, status: str = "200 OK", *headers: str) -> Answer:
+    data = body.encode()
+    sent = head(status, "Content-Type: application/json", f"Content-Length: {len(data)}", *headers) + data
+    return lambda path, send, url: send(sent)
+
+
+BOMB = gzip.compress(b"[" + bytes(64 << 20), 9)
+PACKED = head("200 OK", "Content-Encoding: gzip", f"Content-Length: {len(BOMB)}") + BOMB
+TOKEN_ANSWERS = {
+    "endless": endless("200 OK"),
+    "endless error": endless("401 No"),
+    "endless redirection": endless(*MOVED),
+    "gzip bomb": lambda path, send, url: send(PACKED),
+    "drips": drip_body,
+    "head drips": drip_head,
+    "nothing": lambda path, send, url: None,
+    "no object": say("[]"),
+    "no token": say("{}"),
+    "a number": say('{"access_token": 3}'),
+    "odd time": say('{"access_token": "hf_x", "expires_in": [3]}'),
+    "deep": say("[" * 60_000),
+    "refused": say(
+        '{"error": "invalid_grant", "error_description": "\x1b]0;owned\x07"}', "400 Bad", "X-HF-Warning: \tboo"
+    ),
+}
+
+
+@pytest.fixture
+def no_token(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.3")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
+
+
+@pytest.mark.usefixtures("no_token")
+@pytest.mark.parametrize("kind", TOKEN_ANSWERS)
+@pytest.mark.parametrize("minted", [True, False])
+def test_an_exchange_of_tokens_is_bounded(kind: str, minted: bool, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(TOKEN_ANSWERS[kind])
+    monkeypatch.setattr("huggingface_hub.utils._auth._OIDC_TOKEN_CACHE", None)
+    monkeypatch.setenv("HF_OIDC_RESOURCE", "acme")
+    if minted:
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
+        monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"{server.url}/mint")
+        monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "request")
+    else:
+        monkeypatch.setenv("HF_OIDC_ID_TOKEN", "identity")
+    start = time.monotonic()
+    with pytest.raises((AuthorisationError, NetworkError, FormatError)) as refused:
+        ask_hub(server.url)
+    assert time.monotonic() - start < 10
+    assert len(refused.value.message) < 1000
+    assert server.sent < 32 << 20  # what the sockets hold, of 256 MiB
+
+
+@pytest.mark.usefixtures("no_token")
+@pytest.mark.parametrize("kind", TOKEN_ANSWERS)
+def test_a_refresh_of_a_token_is_bounded(
+    kind: str, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(lambda path, send, url: TOKEN_ANSWERS[kind](path, send, url) if "oauth" in path else send(EMPTY))
+    (tmp_path / "token").write_text("hf_oldoldold")
+    (tmp_path / "stored").write_text("[me]\nhf_token = hf_oldoldold\nrefresh_token = again\nexpires_at = 1\n")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "stored"))
+    monkeypatch.setattr("huggingface_hub.utils._auth._OAUTH_REFRESH_CACHE", None)
+    start = time.monotonic()
+    with contextlib.suppress(RbtoolError):
+        ask_hub(server.url)
+    assert time.monotonic() - start < 10
+    assert server.sent < 32 << 20
+    assert "\x1b" not in capfd.readouterr().err
+
+
+EMPTY = head("200 OK", "Content-Type: application/json", "Content-Length: 2") + b"[]"
+
+
+@pytest.mark.usefixtures("no_token")
+def test_a_token_that_was_exchanged_is_sent(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = say('{"access_token": "hf_exchanged", "expires_in": 3600}')
+    server = serve(lambda path, send, url: answer(path, send, url) if "oauth" in path else send(EMPTY))
+    monkeypatch.setattr("huggingface_hub.utils._auth._OIDC_TOKEN_CACHE", None)
+    monkeypatch.setenv("HF_OIDC_RESOURCE", "acme")
+    monkeypatch.setenv("HF_OIDC_ID_TOKEN", "identity")
+    with Hub() as hub:
+        assert hub.tree("acme/one", "0" * 40) == []
+        assert hub.headers(f"{server.url}/file")["authorization"] == "Bearer hf_exchanged"
