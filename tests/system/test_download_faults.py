@@ -217,6 +217,13 @@ def test_no_server_at_all(machine, hub):
     assert "is kept" not in done.stderr
 
 
+def test_a_server_whose_name_no_one_resolves(machine, hub):
+    done = machine.run("download", "minari", SMALL, HF_ENDPOINT="http://hub.invalid")
+    assert (done.returncode, done.stderr.count("error: ")) == (5, 1), done.stderr
+    assert "its address could not be looked up" in done.stderr
+    assert "is kept" not in done.stderr
+
+
 def test_what_came_before_the_network_went_is_kept(machine, hub):
     hub.faults += [Fault(MAIN, "cut:20000", 1), Fault(MAIN, "reset", 99)]
     done = machine.run("download", "minari", SMALL)

@@ -351,6 +351,8 @@ def test_a_file_named_like_a_part_is_not_taken_for_one(server: StaticServer, tmp
         (["/x"], "leads out of the folder"),
         (["a/../../x"], "leads out of the folder"),
         (["a\0b"], "leads out of the folder"),
+        (["a/\udcff"], "leads out of the folder"),
+        (["a/" * 2000 + "b"], "leads out of the folder"),
         ([""], "leads out of the folder"),
         (["a", "a"], "lists a file twice"),
         (["a", "a/b"], "in the way of 'a/b'"),
