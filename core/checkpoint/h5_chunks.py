@@ -25,7 +25,10 @@ _NOT_PACKING = {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
 def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
-    """Say what is wrong with the compressed chunks of a dataset, whose properties are `made`, or nothing."""
+    """Say what is wrong with the compressed chunks of a dataset, whose properties are `made`, or nothing.
+
+    Raises libhdf5's error where the chunks cannot all be listed.
+    """
     filters = [made.get_filter(number)[0] for number in range(made.get_nfilters())]
     packing = [kind for kind in filters if kind not in _NOT_PACKING]
     if not packing:
@@ -41,7 +44,8 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
         if chunk.size * _INFLATES > _HARMLESS:
             large.append((chunk.chunk_offset, chunk.size))
 
-    if dataset.get_storage_size() * _INFLATES > _HARMLESS:
+    # An index that is damaged in one place can state no size at all, and leads to the chunks before it all the same.
+    if not 0 < dataset.get_storage_size() * _INFLATES <= _HARMLESS:
         dataset.chunk_iter(look)
     for place, stored in large:
         if stored > size + size // 100 + _SLACK:

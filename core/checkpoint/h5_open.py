@@ -9,7 +9,6 @@ of closing. A file that is read through a Python object is another one to it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Iterator
@@ -33,10 +32,10 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
     `place` is where to open it, and `path` what to call it.
 
     Every link in it must be a hard one, no group may be linked twice, no dataset may be virtual or stored outside
-    the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group that cannot be
-    listed. What cannot be opened is passed over, as reading it fails as well. FormatError for a FIFO or a device;
-    UsageError if this process has the file open for writing, in a way that shuts other readers out; OSError,
-    libhdf5's own, for a file that cannot be read.
+    the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group or the compressed
+    chunks of a dataset that cannot be listed. What cannot be opened is passed over, as reading it fails as well.
+    FormatError for a FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts
+    other readers out; OSError, libhdf5's own, for a file that cannot be read.
     """
     file = _open(path, access, place or path)
     try:
@@ -124,9 +123,10 @@ def _why_not(dataset: h5d.DatasetID) -> str:
             return "takes its data from other files or datasets"
     except _UNREADABLE:
         return "does not say where its data lie"
-    with contextlib.suppress(*_UNREADABLE):  # chunks that cannot be found are not read
+    try:
         return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
-    return ""
+    except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
+        return "has an index of chunks that cannot be read"
 
 
 def _refused(path: Path, why: str) -> CorruptDataError:

@@ -31,6 +31,25 @@ def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -
         open_h5(with_chunk(tmp_path / "y.h5", bomb, 1000, compression="gzip"))
 
 
+@pytest.mark.parametrize(
+    ("libver", "chunks", "node"),
+    [("earliest", 200, "TREE"), ("latest", 2000, "EADB"), ("latest", 2000, "EASB")],
+)
+def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp_path: Path) -> None:
+    """libhdf5 reads a chunk in front of the damage: more than its size then comes out of it."""
+    with h5py.File(tmp_path / "whole.h5", "w", libver=libver) as h5:
+        data = h5.create_dataset("x", (chunks << 16,), "u1", chunks=(1 << 16,), maxshape=(None,), compression="gzip")
+        plain = zlib.compress(bytes(1 << 16))
+        for number in range(1, chunks):
+            data.id.write_direct_chunk((number << 16,), plain)
+        data.id.write_direct_chunk((0,), zlib.compress(np.random.default_rng(1).bytes(2 << 20), 1))
+    damaged = bytearray((tmp_path / "whole.h5").read_bytes())
+    damaged[damaged.rfind(node.encode())] ^= 1
+    (tmp_path / "x.h5").write_bytes(damaged)
+    with pytest.raises(CorruptDataError, match=r"/x has (an index of chunks that cannot be read|a chunk of 2,\d+,)"):
+        open_h5(tmp_path / "x.h5")
+
+
 def test_chunks_too_large_to_read_at_a_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="compressed in chunks of 1,073,741,824 bytes"):
         open_h5(with_chunk(tmp_path / "x.h5", b"x", 1 << 30, compression="gzip"))
