@@ -14,9 +14,11 @@ import errno
 import functools
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import OutOfSpaceError, UsageError
 
@@ -31,6 +33,7 @@ __all__ = [
     "link_to",
     "make_folder",
     "make_folder_below",
+    "make_new_folder",
     "open_to_append",
     "open_to_change",
     "open_to_fill",
@@ -38,10 +41,12 @@ __all__ = [
     "pwrite",
     "refuse_links",
     "remove",
+    "remove_below",
     "remove_empty_folder",
     "rename",
     "rename_new",
     "replace_file",
+    "replace_file_below",
     "require_space",
     "start_syncing",
     "sync_folder",
@@ -61,6 +66,7 @@ _NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
 _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
 _SYNC_WRITE = 2  # the flag of sync_file_range that does not wait
 _MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
+_CURRENT_FOLDER = {"linux": -100, "darwin": -2}  # AT_FDCWD
 
 
 @contextlib.contextmanager
@@ -108,10 +114,14 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-def create(path: Path) -> int:
-    """Create a file that must not exist yet and return its descriptor, open for writing and reading."""
+def create(path: Path, *, within: int | None = None) -> int:
+    """Create a file that must not exist yet and return its descriptor, open for writing and reading.
+
+    Here and below, `within` is the descriptor of the parent folder, which then cannot be replaced.
+    """
     with announced("create", path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+        name = path if within is None else path.name
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666, dir_fd=within)
 
 
 def open_to_fill(path: Path) -> int:
@@ -130,10 +140,7 @@ def open_to_change(path: Path) -> int:
 
 
 def open_to_append(path: Path, *, within: int | None = None) -> int:
-    """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor.
-
-    Here and below, `within` is the descriptor of the parent folder, which then cannot be replaced.
-    """
+    """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _OURS
     with announced("open", path):
         return os.open(path if within is None else path.name, flags, 0o666, dir_fd=within)
@@ -186,9 +193,9 @@ def start_syncing(descriptor: int, start: int, size: int) -> None:
         libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _SYNC_WRITE)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, within: int | None = None) -> None:
     """Create a small file with these bytes and sync it."""
-    descriptor = create(path)
+    descriptor = create(path, within=within)
     try:
         write(descriptor, memoryview(data), path)
         fsync(descriptor, path)
@@ -207,13 +214,26 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, within: int | None = None) -> None:
     """Put these bytes at `path` at once: readers see the old file or the new one."""
     staged = path.with_name(f".{path.name}.{os.getpid()}.new")
-    staged.unlink(missing_ok=True)
-    write_file(staged, data)
-    rename(staged, path)
-    sync_folder(path.parent)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(staged if within is None else staged.name, dir_fd=within)
+    write_file(staged, data, within=within)
+    rename(staged, path, within=within)
+    sync_folder(path.parent) if within is None else fsync(within, path.parent)
+
+
+def replace_file_below(root: Path, path: Path, data: bytes) -> None:
+    """Put a file in place as `replace_file` does, in a folder that is reached and made as by `folder_below`."""
+    with folder_below(root, path.parent, make=True) as within:
+        replace_file(path, data, within=within)
+
+
+def make_new_folder(path: Path, *, within: int) -> None:
+    """Create a folder whose name must be free, in the folder `within`."""
+    with announced("mkdir", path):
+        os.mkdir(path.name, dir_fd=within)
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
@@ -289,37 +309,63 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
-def rename(source: Path, target: Path, *, within: int | None = None) -> None:
-    """Rename; a file replaces a file at once, a folder must not find another in its way."""
-    with announced("rename", target):
+class _Names(NamedTuple):
+    """Two names and the descriptors of the folders that they count from, None for the current one."""
+
+    one: str
+    other: str
+    within: int | None
+    into: int | None
+
+    @classmethod
+    def of(cls, one: Path, other: Path, within: int | None, into: int | None) -> _Names:
         if within is None:
-            source.rename(target)
-        else:
-            os.rename(source.name, target.name, src_dir_fd=within, dst_dir_fd=within)
+            return cls(os.fspath(one), os.fspath(other), None, None)
+        return cls(one.name, other.name, within, within if into is None else into)
 
 
-def rename_new(source: Path, target: Path) -> None:
-    """Rename a file or folder to a name that must be free; raises FileExistsError if it is taken."""
+def rename(source: Path, target: Path, *, within: int | None = None, into: int | None = None) -> None:
+    """Rename; a file replaces a file at once, a folder must not find another in its way.
+
+    Here and below, `within` is the descriptor of the folder of the first path, and `into` that of the second, which
+    by default is the same.
+    """
+    names = _Names.of(source, target, within, into)
     with announced("rename", target):
-        done = _rename_by_system(source, target, _NO_REPLACE)
+        os.rename(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
+
+
+def rename_new(source: Path, target: Path, *, within: int | None = None, into: int | None = None) -> None:
+    """Rename a file or folder to a name that must be free; raises FileExistsError if it is taken."""
+    names = _Names.of(source, target, within, into)
+    with announced("rename", target):
+        done = _rename_by_system(names, _NO_REPLACE)
         if not done:  # the best that is left: a link never replaces, and a folder never replaces one that has content
-            if source.is_dir():
-                source.rename(target)
+            if stat.S_ISDIR(os.stat(names.one, dir_fd=names.within, follow_symlinks=False).st_mode):
+                os.rename(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
             else:
-                os.link(source, target)
-                source.unlink()
+                os.link(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
+                os.unlink(names.one, dir_fd=names.within)
 
 
 def remove(path: Path, *, within: int | None = None) -> None:
-    """Remove a file or a whole folder, if it is there; `within` a folder files only."""
+    """Remove a file, a link or a whole folder, if it is there; nothing that a link in it leads to."""
+    name = path if within is None else path.name
     with announced("remove", path):
-        if within is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path.name, dir_fd=within)
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            is_folder = stat.S_ISDIR(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
+            if not is_folder:
+                os.unlink(name, dir_fd=within)
+        except FileNotFoundError:
+            return
+        if is_folder:
+            shutil.rmtree(name, dir_fd=within)
+
+
+def remove_below(root: Path, path: Path) -> None:
+    """Remove as `remove` does, from a folder that is reached as by `folder_below`; nothing where that is not there."""
+    with contextlib.suppress(FileNotFoundError), folder_below(root, path.parent) as within:
+        remove(path, within=within)
 
 
 def link_to(target: Path, path: Path) -> None:
@@ -340,13 +386,13 @@ def touch(path: Path) -> None:
         os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(one: Path, other: Path, *, within: int | None = None, into: int | None = None) -> bool:
     """Swap two paths at one instant.
 
     Returns False, with nothing changed, where the system or the file system cannot.
     """
     with announced("exchange", other):
-        return _rename_by_system(one, other, _EXCHANGE)
+        return _rename_by_system(_Names.of(one, other, within, into), _EXCHANGE)
 
 
 @functools.cache
@@ -354,14 +400,15 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _rename_by_system(one: Path, other: Path, flag: int) -> bool:
-    """Call renameat2 (Linux) or renamex_np (macOS); False, with nothing changed, where that cannot be had."""
-    libc = _libc()
-    names, here = (os.fsencode(one), os.fsencode(other)), -100
+def _rename_by_system(names: _Names, flag: int) -> bool:
+    """Call renameat2 (Linux) or renameatx_np (macOS); False, with nothing changed, where that cannot be had."""
+    libc, here = _libc(), _CURRENT_FOLDER.get(sys.platform, 0)
+    one, other = os.fsencode(names.one), os.fsencode(names.other)
+    within, into = (here if folder is None else folder for folder in (names.within, names.into))
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
-        failed = libc.renameat2(here, names[0], here, names[1], flag)
-    elif sys.platform == "darwin" and hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(names[0], names[1], _MACOS_FLAGS[flag])
+        failed = libc.renameat2(within, one, into, other, flag)
+    elif sys.platform == "darwin" and hasattr(libc, "renameatx_np"):
+        failed = libc.renameatx_np(within, one, into, other, _MACOS_FLAGS[flag])
     else:
         return False
     if not failed:
@@ -369,4 +416,4 @@ def _rename_by_system(one: Path, other: Path, flag: int) -> bool:
     code = ctypes.get_errno()
     if code in _UNSUPPORTED:
         return False
-    raise OSError(code, os.strerror(code), str(one), None, str(other))
+    raise OSError(code, os.strerror(code), names.one, None, names.other)

@@ -67,25 +67,25 @@ class Staging:
         self.taken_up = False
         self._takes = takes
         self.path = self.destination
-        self._lock = -1
+        self._lock = -1  # the descriptor of `path`
+        self._around = contextlib.ExitStack()
+        self._parent = -1  # the descriptor of the folder around destination and `path`
 
     def __enter__(self) -> Self:
         mend(self.destination)
         self.refuse_if_taken()
-        if self._root is None:
-            fs.make_folder(self.destination.parent)
-        else:
-            fs.make_folder_below(self._root, self.destination.parent)
-        self._take_up()
+        above = self.destination.parent
+        self._parent = self._around.enter_context(fs.folder_below(self._root or above, above, make=True))
         try:
-            sweep(self.destination)
+            self._take_up()
+            sweep(self.destination, below=self._root)
+            while self._lock < 0:
+                self.path = _sibling(self.destination, _MARK)
+                fs.make_new_folder(self.path, within=self._parent)
+                self._lock = lock_folder(self.path, within=self._parent)
         except BaseException:
             self._unlock()
             raise
-        while self._lock < 0:
-            self.path = _sibling(self.destination, _MARK)
-            fs.make_folder(self.path, exist_ok=False)
-            self._lock = lock_folder(self.path)
         return self
 
     def _take_up(self) -> None:
@@ -93,14 +93,15 @@ class Staging:
         if self._takes is None:
             return
         for leftover in sorted(self.destination.parent.glob(_pattern(self.destination, _MARK))):
-            self._lock = -1 if leftover.is_symlink() else lock_folder(leftover)
+            self._lock = -1 if leftover.is_symlink() else lock_folder(leftover, within=self._parent)
             if self._lock < 0:
                 continue
             try:
                 self.taken_up = self._takes(leftover)
             finally:
                 if not self.taken_up:
-                    self._unlock()
+                    os.close(self._lock)
+                    self._lock = -1
             if self.taken_up:
                 self.path = leftover
                 return
@@ -109,14 +110,15 @@ class Staging:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        self._around.close()
 
     def __exit__(self, *raised: object) -> None:
         try:
             if not self.kept:
                 with contextlib.suppress(FileNotFoundError):
-                    fs.remove(self.path)
+                    fs.remove(self.path, within=self._parent)
         finally:
-            os.close(self._lock)
+            self._unlock()
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
@@ -153,24 +155,28 @@ class Staging:
             self.refuse_if_taken()  # hours may have passed since the last look
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)
         if published:
-            fs.sync_folder(self.destination.parent)
+            fs.fsync(self._parent, self.destination.parent)
         return published
+
+    def _folder_of(self, built: Path) -> int:
+        return self._parent if built == self.path else self._lock
 
     def _place_file(self, built: Path) -> bool:
         if not self.replace:
             try:
-                fs.rename_new(built, self.destination)
+                fs.rename_new(built, self.destination, within=self._folder_of(built), into=self._parent)
             except FileExistsError:
                 return False
         elif self.destination.is_dir():
             self._swap(built)
         else:
-            fs.rename(built, self.destination)
+            fs.rename(built, self.destination, within=self._folder_of(built), into=self._parent)
         return True
 
     def _place_folder(self, built: Path) -> bool:
         try:
-            fs.rename(built, self.destination)  # takes an absent place, or an empty folder's
+            # It takes an absent place, or an empty folder's.
+            fs.rename(built, self.destination, within=self._folder_of(built), into=self._parent)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise
@@ -180,13 +186,14 @@ class Staging:
         return True
 
     def _swap(self, built: Path) -> None:
-        if fs.exchange(built, self.destination):
+        within, into = self._folder_of(built), self._parent
+        if fs.exchange(built, self.destination, within=within, into=into):
             return
-        aside, lock = _sibling(self.destination, _ASIDE), lock_folder(self.destination)
+        aside, lock = _sibling(self.destination, _ASIDE), lock_folder(self.destination, within=into)
         try:
-            fs.rename(self.destination, aside)
-            fs.rename(built, self.destination)
-            fs.remove(aside)
+            fs.rename(self.destination, aside, within=into)
+            fs.rename(built, self.destination, within=within, into=into)
+            fs.remove(aside, within=into)
         finally:
             if lock >= 0:
                 os.close(lock)
@@ -231,23 +238,32 @@ def mend(destination: Path) -> None:
     if destination.exists() or not destination.parent.is_dir():
         return
     for aside in sorted(destination.parent.glob(_pattern(destination, _ASIDE))):
-        lock = -1 if aside.is_symlink() else lock_folder(aside)
-        if lock < 0:
-            continue
-        try:
-            fs.rename(aside, destination)
-            return
-        except FileExistsError:
-            return  # somebody else mended it, or published something newer
-        finally:
-            os.close(lock)
+        with _folder_around(aside) as within:
+            lock = -1 if aside.is_symlink() else lock_folder(aside, within=within)
+            if lock < 0:
+                continue
+            try:
+                fs.rename(aside, destination, within=within)
+                return
+            except FileExistsError:
+                return  # somebody else mended it, or published something newer
+            finally:
+                os.close(lock)
 
 
-def sweep(destination: Path) -> None:
-    """Remove the unlocked leftovers of processes that died while publishing at this destination."""
+def sweep(destination: Path, *, below: Path | None = None) -> None:
+    """Remove the unlocked leftovers of processes that died while publishing at this destination.
+
+    Here and below, no link is followed on the way from the storage root `below` to what is removed; UsageError for one.
+    """
     for mark in (_MARK, _ASIDE):
         for leftover in destination.parent.glob(_pattern(destination, mark)):
-            remove_leftover(leftover)
+            remove_leftover(leftover, below=below)
+
+
+def _folder_around(path: Path, below: Path | None = None) -> contextlib.AbstractContextManager[int]:
+    """The descriptor of the folder that a path lies in, reached by no link below a storage root."""
+    return fs.folder_below(path.parent if below is None else below, path.parent)
 
 
 # What was left behind, and what is to go -------------------------------------------------------------
@@ -281,15 +297,17 @@ def leftovers(root: Path) -> Iterator[Leftover]:
         names[:] = [name for name in names if not name.startswith(".")]
 
 
-def remove_leftover(path: Path) -> bool:
+def remove_leftover(path: Path, *, below: Path | None = None) -> bool:
     """Remove a staging folder or file unless a process uses it; return whether it is gone."""
-    lock = lock_folder(path)
-    if lock < 0:
-        return not path.exists()
-    try:
-        fs.remove(path)
-    finally:
-        os.close(lock)
+    with _folder_around(path, below) as within:
+        lock = -1 if path.is_symlink() else lock_folder(path, within=within)
+        if lock < 0 and not path.is_symlink():
+            return not path.exists()
+        try:
+            fs.remove(path, within=within)
+        finally:
+            if lock >= 0:
+                os.close(lock)
     return True
 
 
@@ -306,36 +324,41 @@ def require_removable(path: Path) -> None:
     os.close(lock)
 
 
-def remove_dataset(path: Path) -> None:
+def remove_dataset(path: Path, *, below: Path | None = None) -> None:
     """Remove what `require_removable` allows; cut short, it leaves the whole dataset, or a leftover."""
     require_removable(path)
-    sweep(path)  # what a swap left aside would otherwise be taken for the dataset, and put in its place again
-    if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path):
+    sweep(path, below=below)  # what a swap left aside would otherwise be taken for the dataset, and put in its place
+    if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path, below=below):
         raise _busy(path)
 
 
-def remove_at_once(folder: Path, *, beside: Path | None = None) -> bool:
+def remove_at_once(folder: Path, *, beside: Path | None = None, below: Path | None = None) -> bool:
     """Remove a folder so that nobody finds half of it: it becomes a leftover beside `beside`, by default itself.
 
     Returns False, with nothing changed, if it is not there or another process has it locked.
     """
-    lock = lock_folder(folder)
-    if lock < 0:
-        return False
     try:
-        remove_aside(folder, beside or folder)
-    finally:
-        os.close(lock)
+        with _folder_around(folder, below) as within:
+            lock = lock_folder(folder, within=within)
+            if lock < 0:
+                return False
+            try:
+                remove_aside(folder, beside or folder, below=below)
+            finally:
+                os.close(lock)
+    except FileNotFoundError:
+        return False
     return True
 
 
-def remove_aside(folder: Path, beside: Path) -> None:
+def remove_aside(folder: Path, beside: Path, *, below: Path | None = None) -> None:
     """Remove a folder that this process has locked, as `remove_at_once` does."""
     aside = _sibling(beside, _MARK)  # with this mark nobody ever puts it back
-    fs.rename(folder, aside)
-    fs.sync_folder(aside.parent)
-    with contextlib.suppress(FileNotFoundError):
-        fs.remove(aside)
+    with _folder_around(folder, below) as within, _folder_around(aside, below) as into:
+        fs.rename(folder, aside, within=within, into=into)
+        fs.fsync(into, aside.parent)
+        with contextlib.suppress(FileNotFoundError):
+            fs.remove(aside, within=into)
 
 
 def _busy(path: Path) -> UsageError:

@@ -79,12 +79,16 @@ class SourceFolder:
         if result.path == place:
             return place
         try:
-            with Staging(place, replace=replace) as staging:
-                fs.rename(result.path, staging.path / "dataset")
+            with (
+                Staging(place, replace=replace, below=self.folder) as staging,
+                fs.folder_below(self._store, result.path.parent) as within,
+                fs.folder_below(self.folder, staging.path) as into,
+            ):
+                fs.rename(result.path, staging.path / "dataset", within=within, into=into)
                 staging.publish("dataset")
         except (FileNotFoundError, UsageError):
             if replace or not has_manifest(place):
                 raise
             if has_manifest(result.path):  # another process was quicker
-                remove_dataset(result.path)
+                remove_dataset(result.path, below=self._store)
         return place

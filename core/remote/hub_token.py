@@ -48,13 +48,15 @@ def hub_token(timeout: httpx2.Timeout, watch: Watch, interrupt: Callable[[], Non
         return None
     try:
         with _bounded_session(timeout, watch), _plain_logs(), head_in_time(interrupt):
-            token = get_token()
+            token: object = get_token()  # a server may have said what it is
     except httpx2.RequestError as error:
         raise failure(error, _WHAT, hint=TOKEN_HINT) from error
     except (OIDCError, DeviceCodeError, httpx2.InvalidURL, *_SENSELESS) as error:
         reason = redact(str(error)).partition("\n")[0][:_LONGEST_REASON]
         raise AuthorisationError(f"no token for the hub could be had: {reason}", hint=TOKEN_HINT) from error
-    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
+    if token is None:
+        return None
+    if not (isinstance(token, str) and token.isascii() and token.isprintable()):
         raise AuthorisationError("the token for the hub has characters that no token has", hint=TOKEN_HINT)
     return token or None
 

@@ -38,9 +38,8 @@ class KnownNames:
     def put(self, found: Resolution) -> None:
         """Remember what words mean."""
         if self.get(found.asked) != found:
-            fs.make_folder_below(self._root, self.path.parent)
             names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
-            fs.replace_file(self.path, (dump_json(names, indent=1) + "\n").encode())
+            fs.replace_file_below(self._root, self.path, (dump_json(names, indent=1) + "\n").encode())
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -67,8 +66,8 @@ class CatalogueFile:
 
     def save(self, catalogue: Catalogue) -> None:
         """Put it in place of the older one."""
-        fs.make_folder_below(self._root, self.path.parent)
-        fs.replace_file(self.path, (dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n").encode())
+        text = dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n"
+        fs.replace_file_below(self._root, self.path, text.encode())
 
 
 def catalogue_age(catalogue: Catalogue) -> float:

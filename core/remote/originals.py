@@ -106,19 +106,24 @@ class Originals:
         descriptor = -1
         while descriptor < 0:
             fs.make_folder_below(self._root, self.folder)
-            descriptor = lock_folder(self.folder)
-            if descriptor < 0 and self.folder.exists():
-                waiting()
-                descriptor = lock_folder(self.folder, wait=True)
+            with fs.folder_below(self._root, self.folder.parent) as within:
+                descriptor = lock_folder(self.folder, within=within)
+                if descriptor < 0 and self.folder.exists():
+                    waiting()
+                    descriptor = lock_folder(self.folder, wait=True, within=within)
         try:
-            sweep(self._aside)
+            sweep(self._aside, below=self._root)
             yield
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                ours = self.folder.stat().st_ino == os.fstat(descriptor).st_ino
-                if ours and not any(self.folder.iterdir()):
-                    fs.remove(self.folder)
+            self._remove_empty(descriptor)
             os.close(descriptor)
+
+    def _remove_empty(self, descriptor: int) -> None:
+        """Remove the folder, which is locked by a descriptor, if there is nothing in it."""
+        with contextlib.suppress(OSError, UsageError), fs.folder_below(self._root, self.folder.parent) as within:
+            facts = os.stat(self.folder.name, dir_fd=within, follow_symlinks=False)
+            if facts.st_ino == os.fstat(descriptor).st_ino and not os.listdir(descriptor):
+                fs.remove_empty_folder(self.folder, within=within)
 
     def record(self) -> OriginalsRecord | None:
         """Read what is being fetched here; None where nothing was begun. FormatError for a damaged record."""
@@ -141,27 +146,30 @@ class Originals:
         files = tuple(FetchedFile(file.path, file.size, file.checksum) for file in dataset.files)
         there = tuple(file.path for file in files if file.path in wanted)
         record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, written_time(), files, there)
-        fs.replace_file(self.folder / _RECORD, record.to_bytes())
+        fs.replace_file_below(self._root, self.folder / _RECORD, record.to_bytes())
 
     def _remove_others(self, wanted: Iterable[str]) -> None:
         """Remove all files but those wanted and their parts, all links, and the folders that are empty then."""
-        if self.files.is_symlink():
-            fs.remove(self.files)
-        if not self.files.is_dir():
-            return
+        with fs.folder_below(self._root, self.folder) as inside:
+            if self.files.is_symlink():
+                fs.remove(self.files, within=inside)
+            if self.files.is_dir():
+                self._remove_others_in(inside, wanted)
+
+    def _remove_others_in(self, inside: int, wanted: Iterable[str]) -> None:
         names = {self.files / path for path in wanted}
         names |= {path.with_name(f"{path.name}.part") for path in names}
         # By descriptors: what a link leads to, now or in a moment, is not ours to remove.
-        for folder, folders, files, within in os.fwalk(self.files, topdown=False):
+        for folder, folders, files, within in os.fwalk(self.files.name, topdown=False, dir_fd=inside):
             for name in (*files, *folders):
-                path, mode = Path(folder, name), os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
+                path, mode = self.folder / folder / name, os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
                     with contextlib.suppress(OSError):  # not empty
                         fs.remove_empty_folder(path, within=within)
                 elif path not in names or not stat.S_ISREG(mode):
                     fs.remove(path, within=within)
         with contextlib.suppress(OSError):  # not there, or not empty
-            fs.remove_empty_folder(self.files)
+            fs.remove_empty_folder(self.files, within=inside)
 
     @contextlib.contextmanager
     def only(self, paths: Iterable[str]) -> Iterator[Path]:
@@ -171,7 +179,7 @@ class Originals:
             yield self.files
             return
         chosen = self.folder / "chosen"
-        fs.remove(chosen)
+        fs.remove_below(self._root, chosen)
         try:
             for path in sorted(wanted):
                 link = chosen / path.relative_to(self.files)
@@ -179,7 +187,7 @@ class Originals:
                 fs.link_to(path, link)
             yield chosen
         finally:
-            fs.remove(chosen)
+            fs.remove_below(self._root, chosen)
 
     def has(self, file: RemoteFile) -> bool:
         """Tell whether a file stands here whole, by its size."""
@@ -225,7 +233,7 @@ class Originals:
 
     def remove(self) -> None:
         """Remove all that lies here, at one instant; the caller has the lock."""
-        remove_aside(self.folder, self._aside)
+        remove_aside(self.folder, self._aside, below=self._root)
 
 
 def stored_originals(root: Path) -> Iterator[Originals]:

@@ -53,8 +53,7 @@ class StatsStore:
         })  # fmt: skip
         document["digest"] = digest_bytes(dump_json(document).encode())
         with contextlib.suppress(OSError, RbtoolError):
-            fs.make_folder_below(self._root, self._folder)
-            fs.replace_file(self._path(manifest), dump_json(document).encode())
+            fs.replace_file_below(self._root, self._path(manifest), dump_json(document).encode())
 
     def _path(self, manifest: Manifest) -> Path:
         name = digest_bytes(dump_json(_described(manifest)).encode())

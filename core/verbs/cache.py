@@ -156,8 +156,8 @@ def rm(
         return replace(result, dry_run=True)
     for entry in chosen:
         if entry.what in _DATASETS:
-            remove_dataset(entry.path)
-        elif not _remove_original(entry):
+            remove_dataset(entry.path, below=folder)
+        elif not _remove_original(entry, folder):
             raise _under_way(entry)
         _remove_empty_parents(entry.path, folder)
     return result
@@ -183,7 +183,7 @@ def prune(
     if confirm is not None and not confirm(result):
         return replace(result, dry_run=True)
     still = {entry.path for entry in cache_entries(folder) if entry.prunable}  # the answer may have taken its time
-    removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry)]
+    removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry, folder)]
     for entry in removed:
         _remove_empty_parents(entry.path, folder)
     return _pruned(folder, removed, dry_run=False)
@@ -233,26 +233,27 @@ def _with_originals(entries: Sequence[CacheEntry], chosen: Sequence[CacheEntry])
     return [entry for entry in entries if entry.path in paths or (entry.what in _ORIGINALS and entry.name in orphans)]
 
 
-def _remove_original(entry: CacheEntry) -> bool:
+def _remove_original(entry: CacheEntry, root: Path) -> bool:
     source = entry.path.parent.parent
-    return remove_at_once(entry.path, beside=source / entry.path.name) or not entry.path.exists()
+    return remove_at_once(entry.path, beside=source / entry.path.name, below=root) or not entry.path.exists()
 
 
-def _remove_prunable(entry: CacheEntry) -> bool:
+def _remove_prunable(entry: CacheEntry, root: Path) -> bool:
     if entry.what == "leftover":
-        return remove_leftover(entry.path)
+        return remove_leftover(entry.path, below=root)
     if entry.what == "partial":
-        return _remove_original(entry)
-    fs.remove(entry.path)
+        return _remove_original(entry, root)
+    fs.remove_below(root, entry.path)
     return True
 
 
 def _remove_empty_parents(path: Path, root: Path) -> None:
     """Remove the folders above that hold nothing any more, but for the root and those of the sources."""
-    with contextlib.suppress(OSError):  # one that is not empty ends it
+    with contextlib.suppress(OSError, UsageError):  # one that is not empty, or a link, ends it
         for folder in path.relative_to(root).parents:
             if len(folder.parts) > 1:
-                fs.remove_empty_folder(root / folder)
+                with fs.folder_below(root, (root / folder).parent) as within:
+                    fs.remove_empty_folder(root / folder, within=within)
 
 
 def _pruned(root: Path, entries: Sequence[CacheEntry], *, dry_run: bool) -> CachePruneResult:

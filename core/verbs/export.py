@@ -169,7 +169,7 @@ class _ExportStaging(Staging):
     def _place_file(self, built: Path) -> bool:
         """Put a file, or a folder, in place; an empty folder may lie there."""
         if self.destination.is_dir() and not any(self.destination.iterdir()):
-            fs.remove_empty_folder(self.destination)
+            fs.remove_empty_folder(self.destination, within=self._parent)
         if self.replace and self.destination.exists():
             self._swap(built)
             return True

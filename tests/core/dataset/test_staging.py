@@ -123,7 +123,7 @@ def test_leftovers_of_the_dead_are_swept_those_of_the_living_are_not(tmp_path: P
 
 
 def test_without_exchange_the_swap_is_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "exchange", lambda one, other: False)
+    monkeypatch.setattr(fs, "exchange", lambda one, other, **folders: False)
     _publish(tmp_path / "data", FIRST)
     assert _publish(tmp_path / "data", SECOND, replace=True)
     assert _steps(tmp_path / "data") == 5
@@ -191,7 +191,7 @@ def test_a_link_stands_for_where_it_leads(tmp_path: Path, state: str) -> None:
 
 
 def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "_rename_by_system", lambda one, other, flag: False)
+    monkeypatch.setattr(fs, "_rename_by_system", lambda names, flag: False)
     with Staging(tmp_path / "one.h5") as slow:
         fs.write_file(slow.path / "built", b"second")
         with Staging(tmp_path / "one.h5") as staging:

@@ -166,11 +166,11 @@ def test_a_run_that_ended_while_completing_is_completed(
     whole = run(walks, noisy, tmp_path / "whole")
     rename, moved = fs.rename, []
 
-    def stops(source: Path, target: Path) -> None:
+    def stops(source: Path, target: Path, **folders: int) -> None:
         if moved:
             raise KeyboardInterrupt
         moved.append(target)
-        rename(source, target)
+        rename(source, target, **folders)
 
     with monkeypatch.context() as patched:
         patched.setattr(fs, "rename", stops)
@@ -193,13 +193,13 @@ def test_a_run_killed_while_it_removes_a_folder_is_completed(
         run(walks, torch.clone, tmp_path / "made")
     remove = fs.remove
 
-    def stops(path: Path) -> None:
+    def stops(path: Path, **folders: int) -> None:
         for inner in sorted(path.rglob("*")):
             if inner.name in gone:
                 remove(inner)
         if path.is_dir():
             raise KeyboardInterrupt
-        remove(path)
+        remove(path, **folders)
 
     with monkeypatch.context() as patched:
         patched.setattr(fs, "remove", stops)

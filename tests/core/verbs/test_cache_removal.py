@@ -263,7 +263,7 @@ def test_what_came_into_use_during_the_question_stays(store):
 def test_what_cannot_be_removed_is_told(store, monkeypatch):
     store.leftover()
 
-    def refuse(path):
+    def refuse(path, **folders):
         raise PermissionError(13, os.strerror(13), str(path))
 
     monkeypatch.setattr(fs, "remove", refuse)
