@@ -198,17 +198,18 @@ class Output:
         strict = plain(document)
         text = json.dumps(strict, ensure_ascii=False, allow_nan=False, indent=1)
         try:
-            text.encode(sys.stdout.encoding)
+            text.encode(sys.stdout.encoding or "utf-8")
         except UnicodeEncodeError:
             text = json.dumps(strict, allow_nan=False, indent=1)
         return f"{clean_json(text)}\n"
 
     @staticmethod
     def _write(stream: TextIO, text: str) -> None:
+        encoding = stream.encoding or "utf-8"  # an io.StringIO in the place of a stream has none
         try:
-            text.encode(stream.encoding, "surrogateescape")
+            text.encode(encoding, "surrogateescape")
         except UnicodeEncodeError:
-            text = text.translate(_ASCII).encode(stream.encoding, "replace").decode(stream.encoding)
+            text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
         if stream.isatty():
             text = clean_bytes(text)
         try:

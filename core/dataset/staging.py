@@ -72,6 +72,7 @@ class Staging:
         self._parent = -1  # the descriptor of the folder around destination and `path`
 
     def __enter__(self) -> Self:
+        self._require_folders_above()
         mend(self.destination)
         self.refuse_if_taken()
         above = self.destination.parent
@@ -120,10 +121,19 @@ class Staging:
         finally:
             self._unlock()
 
+    def _require_folders_above(self) -> None:
+        file = next((path for path in self.destination.parents if path.exists() and not path.is_dir()), None)
+        if file is not None:
+            raise UsageError(
+                f"{file} is a file, and the destination {self.destination} lies below it",
+                hint="choose another destination",
+            )
+
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
         if self._root is not None:
             fs.refuse_links(self._root, self.destination)
+        self._require_folders_above()
         around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
         if around is not None:
             raise UsageError(f"{self.destination} lies inside the dataset {around}", hint="choose another destination")

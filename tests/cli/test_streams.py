@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -241,3 +243,14 @@ def test_verbose_tells_more_on_stderr(shell):
     done = shell("rbtool list -q -v")
     assert "exit code 0 after" in done.stderr
     assert done.stdout == shell("rbtool list -q").stdout
+
+
+def test_text_can_be_gathered_in_memory(monkeypatch):
+    gathered = {name: io.StringIO() for name in ("stdout", "stderr")}
+    for name, stream in gathered.items():
+        monkeypatch.setattr(sys, name, stream)
+    output = Output(as_json=True)
+    output.warn("caf\u00e9")
+    output.fail({"message": "it failed", "hint": "", "type": "UsageError", "exit_code": 2})
+    assert gathered["stderr"].getvalue() == "warning: caf\u00e9\nerror: it failed\n"
+    assert json.loads(gathered["stdout"].getvalue())["error"]["exit_code"] == 2

@@ -199,3 +199,14 @@ def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch
             assert staging.publish("built")
         assert not slow.publish("built")
     assert (tmp_path / "one.h5").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("name", ["file/data", "file/deep/data"])
+def test_a_destination_below_a_file_is_refused(tmp_path: Path, name: str, replace: bool) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="file is a file, and the destination"):
+        _publish(tmp_path / name, FIRST, replace=replace)
+    with pytest.raises(UsageError, match="file is a file, and the destination"):
+        Staging(tmp_path / name, replace=replace).refuse_if_taken()  # as a dry run does
+    assert (tmp_path / "file").read_text() == "mine"
