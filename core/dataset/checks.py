@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,15 @@ from .ingest import running_return
 from .listed import ListedFiles
 from .ted_reader import FolderReader, TedReader
 
-__all__ = ["FOLDER_RULES", "EpisodeTableRule", "FolderRule", "readable_rows", "rows_of", "size_problems"]
+__all__ = [
+    "FOLDER_RULES",
+    "EpisodeTableRule",
+    "FolderRule",
+    "file_problems",
+    "readable_rows",
+    "rows_of",
+    "size_problems",
+]
 
 
 class EpisodeTableRule(Rule):
@@ -142,11 +150,19 @@ class FolderRule(NamedTuple):
         return [Finding(self.rule_id, self.name, "error", problem, **places) for problem in problems]
 
 
-def _length_problems(reader: StepReader) -> list[str]:
-    """Compare the rows, types and shapes in the `meta.json` files with the manifest."""
+def file_problems(reader: StepReader) -> list[str]:
+    """Say what is wrong with the files, as the rules about files do, but name each file once."""
+    files = reader.listed if isinstance(reader, FolderReader) else None
+    wrong = {file.path for file in files.manifest.files if files.size_problem(file)} if files else set()
+    found = [*_length_problems(reader, besides=wrong), *size_problems(reader), *_digest_problems(reader)]
+    return list(dict.fromkeys(found))
+
+
+def _length_problems(reader: StepReader, besides: Collection[str] = ()) -> list[str]:
+    """Compare the rows, types and shapes in the `meta.json` files with the manifest, and with files but for some."""
     try:
         if isinstance(reader, TedReader):
-            reader.check_tree()
+            reader.check_tree(besides)
     except FormatError as error:
         return [str(error)]
     return []

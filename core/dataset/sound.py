@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import CorruptDataError
 from ..ted import Key
 from ..ted.checks import DATA_RULES
-from .checks import FOLDER_RULES, EpisodeTableRule, readable_rows
+from .checks import EpisodeTableRule, file_problems, readable_rows
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .returns import return_field_of
@@ -122,7 +122,7 @@ def sound_steps(reader: StepReader) -> StepReader:
     the files that are damaged and the episodes that are left out, and say so where nothing verifies single episodes.
     `reader` itself where nothing is damaged; CorruptDataError where no episode is sound.
     """
-    problems = [problem for rule in FOLDER_RULES for problem in rule.problems(reader)]
+    problems = file_problems(reader)
     proven = reader.proven_episodes() if problems else None
     bad = _bad_episodes(reader)
     if proven is not None:
@@ -134,7 +134,7 @@ def sound_steps(reader: StepReader) -> StepReader:
         raise CorruptDataError(f"{reader.path} has no episode that is sound{said}", hint=_look(reader.path))
     numbers = reader.episodes.episode[bad].tolist()
     named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
-    notes = list(dict.fromkeys(problems))
+    notes = list(problems)
     if numbers:
         notes.append(f"{len(numbers):,} of {len(bad):,} episodes are damaged and left out: {named}")
     if problems and proven is None:

@@ -7,7 +7,7 @@ library alone; `facts` in comments are about tensordict 0.14 and 0.15.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,15 +112,15 @@ class TreeFiles(Protocol):
         """All bytes of a file."""
 
 
-def read_tree(files: TreeFiles, *, exact: bool = True) -> dict[Key, Leaf]:
+def read_tree(files: TreeFiles, *, exact: bool = True, besides: Collection[str] = ()) -> dict[Key, Leaf]:
     """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
 
     Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
-    CorruptDataError. Without `exact` no file is looked at.
+    CorruptDataError. Without `exact` no file is looked at, nor are the files `besides`.
     """
     leaves = dict(_walk(files, ()))
     for key, leaf in leaves.items():
-        if exact and not leaf.nested:
+        if exact and not leaf.nested and leaf_path(key) not in besides:
             _check_size(files, leaf_path(key), leaf)
     return leaves
 

@@ -87,6 +87,17 @@ def test_sound_episodes_are_taken_and_the_others_named(
     assert rbtool.check(tmp_path / "made").errors == 0
 
 
+@pytest.mark.parametrize("make", [converted, packed, preprocessed])
+def test_notes_name_each_damaged_file_once(walks: Path, tmp_path: Path, make: Callable[..., Any]) -> None:
+    cut(walks)
+    os.truncate(walks / "next" / "reward.memmap", 21 * 8)
+    edited(("action", 2, 7.0))(walks)
+    result = make(walks, tmp_path / "made", skip_bad=True)
+    for name in ("observation.memmap", "next/reward.memmap", "action.memmap"):
+        named = [note for note in result.notes if str(walks / name) in note]
+        assert len(named) == 1, named
+
+
 @pytest.mark.parametrize(("damage", "sound"), DAMAGED)
 def test_an_export_takes_the_sound_ones_too(walks: Path, tmp_path: Path, damage: Damage, sound: list[int]) -> None:
     damage(walks)
