@@ -30,9 +30,11 @@ class Editing(Reading):
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace elements that are there, by number, or an entry of all of them, by key; no element is added.
 
-        Several indices in a tuple concern the dimensions of `rb[:]`; data is repeated along those that it lacks. Where
-        all elements are replaced in memory, data may bring new entries, and `rb[key]` may be a new one: in a storage of
-        tensors it is there until elements are written without it.
+        Several indices in a tuple concern the dimensions of `rb[:]`. Data without dimensions that the index selects is
+        repeated along them: `rb[0:2] = rb[0]`. Those that it has are the last ones, and none of size 1 is repeated. In
+        a storage of a list, only a tensor or tensordict that has no rows is. Where all elements are replaced in memory,
+        data may bring new entries, and `rb[key]` may be a new one: in a storage of tensors it is there until elements
+        are written without it.
 
         Data goes through the transforms, but for those that hold data back, as `MultiStepTransform` does: what is
         assigned is what such a one returned, and takes no part in its windows. Entries go past all transforms.
@@ -46,13 +48,13 @@ class Editing(Reading):
             return
         with self._guard:
             storage, index = self._storage, without_arrays(index)
-            if self._dim_extend and self._names_all(index):
+            if self._dim_extend and self._names_all(index) and not storage.lacks_dimensions(data):
                 index, data = slice(0, storage.shape[0]), swap(data, self._dim_extend)
             elif self._dim_extend or (isinstance(index, tuple) and len(index) > 1):
                 storage.set_cells(index, data, dim=self._dim_extend, label=self._label)
                 return
             places = self._places(index)
-            storage[places] = self._complete(data, places)
+            storage[places] = self._complete(storage.repeated(places, data), places)
 
     def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
         """Send data `through` the transforms, without showing them the caller's own containers."""
@@ -70,7 +72,8 @@ class Editing(Reading):
     def _complete(self, data: Any, places: Any) -> Any:
         """Add to data the labels of the elements that it replaces."""
         if self._label is not None and is_tensor_collection(data) and data.get(self._label, None) is None:
-            labels = self._storage.entry((self._label,), places)
+            rows = places.reshape(-1) if isinstance(places, torch.Tensor) and places.dim() > 1 else places
+            labels = self._storage.entry((self._label,), rows)
             if labels is not None:
                 if labels.shape[: data.batch_dims] != data.batch_size:
                     found, expected = list(data.batch_size), list(labels.shape[: self._storage.ndim])

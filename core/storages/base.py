@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from .cursors import as_index
 from .generations import Generations
 from .write_log import Change, WriteLog
 
@@ -153,6 +154,18 @@ class Storage(ABC):
 
     # Editing ---------------------------------------------------------------------------------------
 
+    def lacks_dimensions(self, data: Any) -> bool:
+        """Tell whether data has fewer dimensions than all elements together."""
+        return False
+
+    def repeated(self, index: Any, data: Any) -> Any:
+        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is.
+
+        The rule is that of tensordicts: the dimensions that data has are the last ones that `index` selects. A
+        dimension of size 1 is not repeated.
+        """
+        return data
+
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
         """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
 
@@ -243,7 +256,13 @@ class Storage(ABC):
         return self.get(index)
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        self.set(index, data, set_cursor=False)
+        self.set(index, self.repeated(index, data), set_cursor=False)
+        if not self._attached:
+            return
+        if isinstance(index, list | np.ndarray):
+            index = as_index(index, self.ndim)
+        if isinstance(index, torch.Tensor) and index.dim() > 1:  # a buffer would take a matrix for coordinates
+            index = index.nonzero() if index.dtype == torch.bool else index.reshape(-1)
         for buffer in self._attached:
             buffer.mark_update(index)
 

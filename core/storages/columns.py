@@ -209,22 +209,55 @@ class Columns:
         for column, value in zip(self.plain, self.apart(values), strict=True):
             column.index_copy_(0, rows.to(column.device), plain_column(value).to(column.device))
 
-    def write_cells(self, index: Any, rows: int, values: Sequence[torch.Tensor], *, depth: int, dim: int = 0) -> None:
+    def write_cells(
+        self,
+        index: Any,
+        rows: int,
+        values: Sequence[torch.Tensor],
+        *,
+        depth: int,
+        dim: int = 0,
+        whole: int | None = None,
+    ) -> None:
         """Write at any index of the first `rows` rows, with dimension `dim` in front; nothing is written beyond them.
 
-        The index concerns up to `depth` dimensions. Values are repeated along those of them that they lack.
+        The index concerns up to `depth` dimensions. Values are repeated along those in front that all of them lack,
+        but for the value `whole`, which lacks none.
         SchemaError, with nothing written, for values of other types and shapes.
         """
         targets = [column.transpose(0, dim) for column in self._of(rows)]
-        fitting = [
-            _repeated(value, dtype, target[index].shape, target.dim() - depth, name)
-            for value, dtype, target, name in zip(values, self.dtypes, targets, self.names, strict=True)
-        ]
-        apart = self.apart(fitting)
+        shapes = [target[index].shape for target in targets]
+        apart = self.apart(self.repeated(values, shapes, [target.dim() - depth for target in targets], whole))
         parts = index if isinstance(index, tuple) else (index,)
         place = tuple(self.apart([part])[0] if isinstance(part, torch.Tensor) else part for part in parts)
         for target, value in zip(targets, apart, strict=True):
             target[place] = plain_column(value).to(target.device)
+
+    def repeated(
+        self,
+        values: Sequence[torch.Tensor],
+        shapes: Sequence[torch.Size],
+        tails: Sequence[int],
+        whole: int | None = None,
+    ) -> list[torch.Tensor]:
+        """Repeat values along leading dimensions that all of them lack, up to these shapes.
+
+        The last `tails` dimensions of each are those of one element. The value `whole` lacks none.
+        SchemaError for other types and shapes.
+        """
+        lacking = {
+            len(shape) - value.dim()
+            for number, (value, shape) in enumerate(zip(values, shapes, strict=True))
+            if number != whole
+        }
+        found = []
+        for value, dtype, shape, tail, name in zip(values, self.dtypes, shapes, tails, self.names, strict=True):
+            fits = tail <= value.dim() <= len(shape) and value.shape == shape[len(shape) - value.dim() :]
+            if value.dtype != dtype or not fits or len(lacking) > 1:
+                given = f"{value.dtype} {list(value.shape)}"
+                raise SchemaError(f"{name or 'the tensor'} is {given}, expected {dtype} {list(shape)}")
+            found.append(value.expand(shape))
+        return found
 
     def write_stacked(self, rows: slice | torch.Tensor, items: Sequence[Sequence[torch.Tensor]]) -> None:
         """Write items, each a list of values, one below the other, without a stack of the whole in between."""
@@ -247,17 +280,6 @@ def _forwards(index: Index) -> bool:
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)
-
-
-def _repeated(value: torch.Tensor, dtype: torch.dtype, shape: torch.Size, tail: int, name: str) -> torch.Tensor:
-    """Repeat a value to a shape, of whose dimensions the last `tail` belong to elements and are there already."""
-    own = shape[len(shape) - tail :]
-    if value.dtype == dtype and value.dim() >= tail and value.shape[value.dim() - tail :] == own:
-        try:
-            return value.expand(shape)
-        except RuntimeError:  # what is expected is said below
-            pass
-    raise SchemaError(f"{name or 'the tensor'} is {value.dtype} {list(value.shape)}, expected {dtype} {list(shape)}")
 
 
 def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:

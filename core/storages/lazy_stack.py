@@ -53,6 +53,10 @@ class LazyStackStorage(ListStorage):
 
     # Editing ---------------------------------------------------------------------------------------
 
+    @property
+    def _element_dims(self) -> int:
+        return self._items[0].batch_dims if self._items else 0
+
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
         """Return one entry of all elements, stacked; SchemaError where these differ in shape."""
         parts = [item.get(key, None) for item in self._items]

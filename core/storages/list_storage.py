@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 
 from ..errors import SchemaError
 from .base import Storage
@@ -137,6 +137,22 @@ class ListStorage(Storage):
         for row, item in by_row.items():
             self._items[row] = item
         self._items += fresh
+
+    def repeated(self, index: Any, data: Any) -> Any:
+        """Return copies of one tensor or tensordict for several rows; data that has rows, or may have, as it is."""
+        if not (isinstance(data, torch.Tensor) or is_tensor_collection(data)) or data.ndim != self._element_dims:
+            return data
+        found = _one_dimensional(index)
+        if isinstance(found, int):
+            return data
+        rows = rows_of(found, len(self._items), self.max_size)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        return data.expand(count, *data.shape).clone()
+
+    @property
+    def _element_dims(self) -> int:
+        """How many dimensions a tensor has that is surely one element, and not several."""
+        return 0
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
         """Refuse: elements need not be alike."""

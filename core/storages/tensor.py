@@ -181,6 +181,8 @@ class TensorStorage(TensorState):
             rows, single = run, type(cursor) is int
         else:
             index = as_index(cursor, self.ndim)
+            if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
+                index = _coordinates(index, self.shape)
             if isinstance(index, tuple):
                 self._write_cells(index, data)
                 return None
@@ -274,6 +276,13 @@ class TensorStorage(TensorState):
             pairs = zip(leaves, dtypes, strict=True)
             typed = [leaf if leaf.dtype is dtype else leaf.view(dtype) for leaf, dtype in pairs]
             self._take(self._structure, typed)
+
+
+def _coordinates(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
+    """Name the elements that a mask of several dimensions selects; IndexError for a mask of another shape."""
+    if mask.shape != shape[: mask.dim()]:
+        raise IndexError(f"a mask of shape {list(mask.shape)} given for elements of shape {list(shape)}")
+    return mask.nonzero().unbind(1)
 
 
 def _run(cursor: Any, capacity: int) -> slice | None:

@@ -85,12 +85,69 @@ class TensorEditing(Storage):
         values = structure.leaves(data)
         if kept is not None:
             values.insert(kept, columns.leaves[kept][: self.rows].transpose(0, dim)[index])
-        columns.write_cells(index, self.rows, values, depth=depth, dim=dim)
+        columns.write_cells(index, self.rows, values, depth=depth, dim=dim, whole=kept)
 
     @property
     def _tail(self) -> tuple[int, ...]:
         """The batch size of one element."""
         return tuple(self.structure.tail) if isinstance(self.structure, TensorDictNode) else ()
+
+    def repeated(self, index: Any, data: Any) -> Any:
+        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is."""
+        if (type(index) is int and self.ndim == 1) or not self.initialized or isinstance(data, list):
+            return data
+        found = as_index(index, self.ndim)
+        mask = isinstance(found, torch.Tensor) and found.dtype == torch.bool
+        if isinstance(found, tuple) or (mask and found.dim() > 1):  # type: ignore[union-attr]
+            return data  # writing cells repeats
+        columns = self.columns
+        if isinstance(found, int):
+            selected, flat = torch.Size([]), torch.Size([])
+        else:
+            rows = rows_of(found, self.rows, columns.lead[0])
+            flat = torch.Size([rows.stop - rows.start if isinstance(rows, slice) else len(rows)])
+            selected = found.shape if isinstance(found, torch.Tensor) and not mask else flat
+        return self._spread(data, torch.Size([*selected, *columns.others]), torch.Size([*flat, *columns.others]))
+
+    def lacks_dimensions(self, data: Any) -> bool:
+        """Tell whether data has fewer dimensions than all elements together."""
+        if is_tensor_collection(data):
+            return len(data.batch_size) < self.ndim + len(self._tail)
+        try:
+            pairs = zip(self.structure.leaves(data), self.columns.leaves, strict=True)
+        except SchemaError:  # the write says what is wrong
+            return False
+        return any(value.dim() < leaf.dim() for value, leaf in pairs)
+
+    def _spread(self, data: Any, lead: torch.Size, flat: torch.Size) -> Any:
+        """Repeat data up to the leading shape `lead`, and give it the shape `flat` of as many elements."""
+        if is_tensor_collection(data):
+            tail, size = self._tail, data.batch_size
+            own = len(lead) + len(tail) - len(size)
+            if size == flat + tail or len(size) < len(tail) or (lead + tail)[max(own, 0) :] != size:
+                return data
+            known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
+            front = len(size) - len(tail)
+            for key, value in data.items(include_nested=True, leaves_only=True):
+                leaf = known.get((key,) if isinstance(key, str) else key)
+                if leaf is not None and value.shape[front:] != leaf.shape[self.ndim :]:
+                    return data
+            return data.expand(lead + tail).reshape(flat + tail)
+        structure, columns = self.structure, self.columns
+        try:
+            values = structure.leaves(data)
+            if {
+                value.shape[: value.dim() - leaf.dim() + self.ndim]
+                for value, leaf in zip(values, columns.leaves, strict=True)
+            } == {flat}:
+                return data
+            tails = [leaf.dim() - self.ndim for leaf in columns.leaves]
+            shapes = [torch.Size([*lead, *leaf.shape[self.ndim :]]) for leaf in columns.leaves]
+            spread = columns.repeated(values, shapes, tails)
+        except SchemaError:  # the write says what is wrong
+            return data
+        fitting = [value.reshape(*flat, *value.shape[len(lead) :]) for value in spread]
+        return structure.build(iter(fitting), flat)
 
     # Entries ---------------------------------------------------------------------------------------
 
