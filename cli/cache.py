@@ -81,7 +81,7 @@ def rm(
 ) -> int:
     """Remove datasets, and the originals they were made from.
 
-    A dataset that rbtool is at work on, or in which somebody keeps files, is refused, and so is what does not lie
+    A dataset that rbtool is at work on, or in which somebody keeps files, is refused, and so is what is not
     below the root.
     """
     from ..core.verbs import cache

@@ -14,7 +14,9 @@ from .published import show_published
 __all__ = ["EXAMPLES", "add"]
 
 EXAMPLES = (
-    Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it lies, to TED"),
+    Example(
+        "rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it is stored, to TED"
+    ),
     Example("rbtool convert ./minari/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example("rbtool convert ./minari/tuple/trunc-v0 ./tuple --dry-run --json", "what would be written, as JSON"),

@@ -34,7 +34,7 @@ def demo(
 ) -> None:
     """See every step at work, on episodes recorded on the spot.
 
-    Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples, and tells the command of
+    Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples, and prints the command of
     each step. Ends with where everything is. No network.
     """
     from ..core.verbs.demo import demo as run

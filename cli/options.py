@@ -78,12 +78,12 @@ Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask be
 def _common(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print one path or id a line; say nothing beside it.")
+        bool, typer.Option("--quiet", "-q", help="Print one path or id a line, and nothing else.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell more, on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print more, on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
-        str | None, typer.Option("--log-file", metavar="FILE", help="Append all there is to tell to a file.")
+        str | None, typer.Option("--log-file", metavar="FILE", help="Append all messages to a file.")
     ] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars; so does $NO_COLOR.")] = False,
 ) -> Output:

@@ -237,7 +237,7 @@ KeepGoing: TypeAlias = Annotated[
     bool, _option("--keep-going", None, "Where a chunk fails, finish the others before saying so.", _RUN)
 ]
 Timeout: TypeAlias = Annotated[float | None, _option("--timeout", "SECONDS", "End a chunk that takes longer.", _RUN)]
-Retries: TypeAlias = Annotated[int, _option("--retries", "N", "How often a chunk that failed is tried anew.", _RUN)]
+Retries: TypeAlias = Annotated[int, _option("--retries", "N", "How often a chunk that failed is tried again.", _RUN)]
 StartMethod: TypeAlias = Annotated[
     StartMethodName | None, _option("--start-method", None, "How processes are started.", _RUN)
 ]

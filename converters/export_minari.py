@@ -64,7 +64,7 @@ class MinariSink(Sink):
             self.notes += [f"infos/{name} {_GROUP}" for name in self._columns.info_groups]
         numbers = self.chosen.table.episode.tolist()
         if numbers != list(range(len(numbers))):
-            self.notes.append("episodes are numbered anew from 0: Minari knows no other numbers")
+            self.notes.append("episodes are renumbered from 0: Minari has no other numbers")
 
     def _require_continuity_known(self) -> None:
         if not len(self.chosen.rows):

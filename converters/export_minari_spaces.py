@@ -23,7 +23,7 @@ def space_of_json(document: Mapping[str, Any], role: str) -> Any:
     try:
         return deserialize_space(json.dumps(_loose(document)))
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError, NotImplementedError) as error:
-        raise FormatError(f"the {role} space is none that Minari knows: {error}") from error
+        raise FormatError(f"the {role} space is not one that Minari supports: {error}") from error
 
 
 def _loose(space: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class MinariReader(Reader):
         return numbers
 
     def _strangers(self) -> list[str]:
-        return [f"{name!r} beside the episodes is none and was left out" for name in self._store.strangers()]
+        return [f"{name!r} is no episode and was left out" for name in self._store.strangers()]
 
     def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
         """Yield the steps of these episodes (all by default), about `piece_bytes` at a time."""

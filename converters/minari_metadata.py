@@ -93,7 +93,7 @@ class MinariMetadata:
 def _read(path: Path) -> tuple[bytes, Mapping[str, Any]]:
     if not path.is_file():
         raise FormatError(
-            f"{path} is missing: without it the data beside it cannot be understood",
+            f"{path} is missing: without it the data cannot be read",
             hint="copy or fetch the dataset again, whole",
         )
     raw = read_regular(path)

@@ -56,7 +56,7 @@ class Survey:
                 runs[-1] = runs[-1][0], number + 1
             else:
                 runs.append((number, number + 1))
-        return f"; to take what is there, add --episodes {normal_form(runs)}" if runs else ""
+        return f"; to take the episodes that are there, add --episodes {normal_form(runs)}" if runs else ""
 
 
 def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[int], None] | None = None) -> Survey:

@@ -53,7 +53,9 @@ class _BufferStaging(Staging):
         path = self.destination
         around = next((folder for folder in (path, *path.parents) if has_manifest(folder)), None)
         if around is not None:
-            raise UsageError(f"{path} lies in the dataset {around}, which is left alone", hint="choose another folder")
+            raise UsageError(
+                f"{path} is inside the dataset {around}, which is left alone", hint="choose another folder"
+            )
         if not path.exists():
             return
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
@@ -142,7 +144,7 @@ class BufferFolder:
         elif isinstance(metadata, dict) and metadata.get(_DIGESTS) is True:
             raise CorruptDataError(
                 f"{self.path / DIGESTS} is missing; the digests of the checkpoint are expected there",
-                hint="save the buffer anew, or bring the file back from a copy",
+                hint="save the buffer again, or restore the file from a copy",
             )
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -253,7 +255,9 @@ def _to_json(value: Any) -> Any:
         return {"dtype": str(value.dtype), "shape": list(value.shape), "base64": data}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise UsageError(f"a sampler told a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved")
+    raise UsageError(
+        f"the info of a sampler has a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved"
+    )
 
 
 def _from_json(item: Any, origin: str) -> Any:

@@ -59,7 +59,7 @@ def entry(data: Any, key: str | tuple[str, ...]) -> Any:
     """Return one entry of a tensordict or a nest of dicts; MissingKeyError names what there is."""
     for part in (key,) if isinstance(key, str) else key:
         if not (isinstance(data, TensorDictBase | Mapping) or is_tensor_collection(data)):
-            raise MissingKeyError(f"{key!r} was asked for, but {part!r} would lie in a {type(data).__name__}")
+            raise MissingKeyError(f"{key!r} was asked for, but {part!r} would be an entry of a {type(data).__name__}")
         names = list(data.keys())
         if part not in names:
             raise MissingKeyError(f"{key!r} was asked for, there are {', '.join(map(repr, names)) or 'no entries'}")

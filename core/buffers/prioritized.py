@@ -69,7 +69,7 @@ class _Prioritised(ReplayBuffer):
         """
         if update_priority and not self._sync:
             raise SchemaError(
-                "update_priority=True was given to a buffer with sync=False: who writes knows no priorities",
+                "update_priority=True was given to a buffer with sync=False: writers have no priorities",
                 hint="call update_priority() where batches are sampled",
             )
         return super().extend(data, update_priority=update_priority)

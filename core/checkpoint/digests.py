@@ -34,7 +34,7 @@ __all__ = ["DIGESTS", "require_digests", "write_digests"]
 DIGESTS = f"{HIDDEN}/digests.json"
 _VERSION = 1
 _CHUNK = 1 << 20
-_HINT = "if TorchRL wrote over this checkpoint, remove the folders .rbtool in it; else save it anew"
+_HINT = "if TorchRL wrote over this checkpoint, remove the folders .rbtool in it; else save it again"
 
 
 @dataclass(frozen=True, slots=True)

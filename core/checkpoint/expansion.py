@@ -59,7 +59,7 @@ class Expansion:
                 return np.zeros((stop - start, *leaf.shape), leaf.numpy)
             return self._fetch(layout.at_root[key], start, stop)
         if key[0] != NEXT or key[1:] not in layout.states:
-            raise CorruptDataError(f"nothing stored stands for the field {leaf.name!r}")
+            raise CorruptDataError(f"the field {leaf.name!r} is not stored")
         return self._after(key[1:], start, stop)
 
     def pieces(self, leaf: Field, start: int, stop: int, view: Fetch) -> Iterator[Array]:

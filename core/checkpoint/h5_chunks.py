@@ -49,7 +49,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
         dataset.chunk_iter(look)
     for place, stored in large:
         if stored > size + size // 100 + _SLACK:
-            return f"has a chunk of {stored:,} stored bytes that stand for {size:,}"
+            return f"has a chunk of {stored:,} stored bytes that hold {size:,}"
         if packing == [h5z.FILTER_DEFLATE] and _inflates_beyond(dataset, place, filters, size):
             return f"has a chunk that unpacks to more than the {size:,} bytes of a chunk"
     return ""

@@ -122,7 +122,7 @@ def _why_not(dataset: h5d.DatasetID) -> str:
         if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
             return "takes its data from other files or datasets"
     except _UNREADABLE:
-        return "does not say where its data lie"
+        return "does not say where its data are"
     try:
         return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
     except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
@@ -131,7 +131,7 @@ def _why_not(dataset: h5d.DatasetID) -> str:
 
 def _refused(path: Path, why: str) -> CorruptDataError:
     return CorruptDataError(
-        f"{path}: {why}; expected are plain groups and datasets whose data lie in the file itself, in chunks of the "
+        f"{path}: {why}; expected are plain groups and datasets whose data are in the file itself, in chunks of the "
         "size that they state",
         hint="if you trust it, copy its data into one new file with h5py",
     )

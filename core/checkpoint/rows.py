@@ -44,7 +44,7 @@ class Boundaries:
         stops = np.cumsum(table.length)
         if (table.length < 1).any() or not np.array_equal(table.start, stops - table.length) or table.steps != steps:
             raise CorruptDataError(
-                f"{origin}: start and length of the episode table do not lay episodes one after the other "
+                f"{origin}: start and length of the episode table do not place episodes one after the other "
                 f"over {steps:,} steps",
                 hint="see what is wrong with: rbtool check",
             )

@@ -66,13 +66,13 @@ class StoredLeaves(Closing, ABC):
         done = self.fields.get(self.keys.done)
         if done is None:
             raise FormatError(
-                f"{self.path} has no entry {key_name(self.keys.done)!r}, so that it cannot be told where episodes end",
+                f"{self.path} has no entry {key_name(self.keys.done)!r}, so the ends of episodes are unknown",
                 hint="name the flag with done_key=...",
             )
         if done.shape not in {(), (1,)}:
             raise FormatError(
                 f"{self.path}: {done.name!r} has {list(done.shape)} numbers a step, one is expected: TorchRL's layout "
-                "knows no ends of single agents"
+                "has no ends of single agents"
             )
         found = [self.header.forced_steps]
         for start, stop in leaf_parts(self.header.steps, done.row_bytes):

@@ -56,7 +56,7 @@ class CheckpointStaging(Staging):
         place = self.destination
         around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
         if around is not None and not (around == place and _is_of_storage(place)):
-            raise UsageError(f"{place} lies in the dataset {around}", hint="choose another destination")
+            raise UsageError(f"{place} is inside the dataset {around}", hint="choose another destination")
         if not os.path.lexists(place):
             return
         empty = place.is_dir() and not any(place.iterdir())
@@ -67,7 +67,7 @@ class CheckpointStaging(Staging):
             )
         strange = next((file for file in place.rglob("*") if not _looks_like_ours(file)), None)
         if strange is not None:
-            raise UsageError(f"{strange} is not part of the checkpoint it lies in; nothing is replaced")
+            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
 
     def publish_noted(self, *, covered: Collection[str] = ()) -> None:
         """Note the digests of all files, then put the folder at its destination; see `write_digests`."""

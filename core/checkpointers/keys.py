@@ -65,7 +65,7 @@ def done_keys_of(keys: Collection[Key], asked: Sequence[KeyLike] | None) -> list
         return found
     wanted = "done, terminated or truncated" if asked is None else ", ".join(map(key_name, keys_of(asked, "done_keys")))
     raise SchemaError(
-        f"there is no {wanted} below 'next', so that it cannot be told where episodes end",
+        f"there is no {wanted} below 'next', so the ends of episodes are unknown",
         hint=f"name the flags with done_keys=[...]; {ELSEWHERE}",
     )
 

@@ -117,6 +117,6 @@ class _Document:
 
 def _leaf(entry: _LeafEntry) -> SavedLeaf:
     if entry.file and not is_inside(entry.file):
-        raise CorruptDataError(f"a leaf is said to lie at {entry.file!r}, outside its folder")
+        raise CorruptDataError(f"the manifest places a leaf at {entry.file!r}, outside its folder")
     shape, filled = read_shape(entry.shape), read_shape(entry.filled)
     return SavedLeaf(entry.name, entry.file, dtype_named(entry.dtype), shape, filled, entry.digest)

@@ -94,7 +94,7 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
             return
         note = PackedNote.load(open_folder(folder, "PackedStorageCheckpointer"))
         if target.content_digest not in note.digests and not note.digests & PackedNote.of(target).digests:
-            raise SchemaError(f"{folder / PACKED_FILE} is of other data, which lay at {note.path}, than {target.path}")
+            raise SchemaError(f"{folder / PACKED_FILE} is of other data, which was at {note.path}, than {target.path}")
 
     def _checked(self, storage: Storage) -> PackedStorage:
         if not isinstance(storage, PackedStorage):

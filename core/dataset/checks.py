@@ -88,7 +88,7 @@ class EpisodeTableRule(Rule):
             problems = [f"{int((table.length < 1).sum())} episodes have no steps", *problems]
         if not np.array_equal(table.start, lengths[:-1]) or lengths[-1] != self.steps:
             problems = [
-                f"start and length do not lay the episodes one after the other over {self.steps:,} steps",
+                f"start and length do not place the episodes one after the other over {self.steps:,} steps",
                 *problems,
             ]
         if len(problems) > 1:

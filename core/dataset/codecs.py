@@ -78,7 +78,7 @@ class Codec:
         for chunk, size in zip(chunks, sizes, strict=True):
             if size > len(chunk) * _MOST_PER_BYTE:
                 raise CorruptDataError(
-                    f"{origin} holds a chunk of {len(chunk):,} bytes, which cannot stand for the {size:,} expected"
+                    f"{origin} holds a chunk of {len(chunk):,} bytes, which cannot hold the {size:,} expected"
                 )
         lengths = np.asarray(sizes, np.uint64)
         whole, start = np.empty(int(lengths.sum()), np.uint8), 0

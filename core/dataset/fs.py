@@ -209,7 +209,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UsageError(
-            f"{os.fspath(path)} cannot be found: HOME is not set, and the system knows no home folder of this user",
+            f"{os.fspath(path)} cannot be found: HOME is not set, and the system has no home folder for this user",
             hint="set HOME, or write the path in full",
         ) from error
 

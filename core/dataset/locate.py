@@ -82,7 +82,7 @@ def require_apart(source: Path, destination: Path) -> None:
     one, other = source.resolve(), destination.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise UsageError(
-            f"the destination {destination} and the source {source} lie one in the other",
+            f"the destination {destination} and the source {source} overlap",
             hint="choose a destination outside the source",
         )
 

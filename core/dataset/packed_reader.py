@@ -131,7 +131,7 @@ class PackedReader(FolderReader):
             chunks = -(-self._own_rows(one, explicit) // one.chunk_rows)
             size = self.listed.listed_size(one.file(explicit=explicit)) or 0
             if len(found) != chunks + 1 or found[0] or found[-1] != size or (np.diff(found) < 0).any():
-                raise CorruptDataError(f"{path} does not say where {chunks:,} chunks lie")
+                raise CorruptDataError(f"{path} does not say where {chunks:,} chunks are")
             self._offsets[key] = found
         return self._offsets[key]
 

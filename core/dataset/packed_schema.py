@@ -157,7 +157,7 @@ class PackedSchema:
             return by_key[leaf.key], False
         found = by_key.get(leaf.key[1:]) if leaf.key[0] == NEXT else None
         if found is None or not found.state:
-            raise SchemaError(f"nothing stored stands for the field {leaf.name!r}")
+            raise SchemaError(f"the field {leaf.name!r} is not stored")
         return found, True
 
     def size(self, steps: int, episodes: int) -> int:
@@ -196,7 +196,7 @@ class PackedSchema:
         except (UsageError, SchemaError) as error:
             raise CorruptDataError(f"{origin} does not fit the manifest: {error}") from error
         if expected.to_bytes() != data:
-            raise CorruptDataError(f"{origin} does not lay out the fields of the manifest: it was changed or swapped")
+            raise CorruptDataError(f"{origin} does not match the fields of the manifest: it was changed or swapped")
         return expected
 
 

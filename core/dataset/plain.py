@@ -66,7 +66,7 @@ class PlainReader(StepReader):
         self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(self._files, mask, leaves[mask])
         self._steps = self._spans.steps
         self._keys = {field.key for field in fields}
-        dropped = () if mask is None else (Dropped(key_name(mask), "it tells steps from padding, which is not kept"),)
+        dropped = () if mask is None else (Dropped(key_name(mask), "it marks padding, which is not kept"),)
         self.manifest = Manifest(
             kind="dataset", layout="ted", request=Request("tensordict", str(path), path.name), steps=self._steps,
             episodes=0, fields=fields, files=(), content_digest=self._files.state(), created_by=created_by(),
@@ -123,7 +123,7 @@ class PlainReader(StepReader):
         elif len(self._spans.before) > 1:
             starts = np.empty(0, np.int64)
         else:
-            raise FormatError(f"{self.path} has neither 'episode' nor 'next.done': its episodes cannot be told apart")
+            raise FormatError(f"{self.path} has neither 'episode' nor 'next.done': its episodes cannot be separated")
         bounds: list[int] = np.union1d(starts, [*self._spans.before, self._steps] if self._steps else [0]).tolist()
         return bounds
 

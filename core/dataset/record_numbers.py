@@ -28,13 +28,15 @@ class RecordNumbers:
         stops = np.cumsum(table.length)
         if (table.length < 1).any() or not np.array_equal(table.start, stops - table.length) or table.steps != steps:
             raise CorruptDataError(
-                f"{origin}: start and length of the episode table do not lay episodes one after the other "
+                f"{origin}: start and length of the episode table do not place episodes one after the other "
                 f"over {steps:,} steps"
             )
         stored = np.where(table.explicit_start >= 0, table.length, 0)
         expected = np.where(table.explicit_start >= 0, np.cumsum(stored) - stored, -1)
         if not np.array_equal(expected, table.explicit_start):
-            raise CorruptDataError(f"{origin}: explicit_start of the episode table does not lay next rows in a row")
+            raise CorruptDataError(
+                f"{origin}: explicit_start of the episode table does not place next rows one after the other"
+            )
         self.steps = steps
         self.records = steps + len(table)
         self.explicit_records = int(stored.sum())

@@ -136,7 +136,7 @@ class Staging:
         self._require_folders_above()
         around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
         if around is not None:
-            raise UsageError(f"{self.destination} lies inside the dataset {around}", hint="choose another destination")
+            raise UsageError(f"{self.destination} is inside the dataset {around}", hint="choose another destination")
         if not self.destination.exists() or _is_empty_folder(self.destination):
             return
         if not is_ours(self.destination):
@@ -149,7 +149,7 @@ class Staging:
         strange = _foreign_file(self.destination)
         if strange is not None:
             raise UsageError(
-                f"{strange} is not part of the dataset it lies in; nothing is replaced", hint="move it away"
+                f"{strange} is not part of the dataset around it; nothing is replaced", hint="move it away"
             )
 
     def publish(self, name: str | None = None) -> bool:
@@ -327,7 +327,7 @@ def require_removable(path: Path) -> None:
         raise UsageError(f"{path} is not an rbtool dataset or checkpoint; it is left alone")
     strange = _foreign_file(path)
     if strange is not None:
-        raise UsageError(f"{strange} is not part of the dataset it lies in; nothing is removed", hint="move it away")
+        raise UsageError(f"{strange} is not part of the dataset around it; nothing is removed", hint="move it away")
     lock = lock_folder(path)
     if lock < 0:
         raise _busy(path)

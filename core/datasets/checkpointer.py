@@ -44,11 +44,11 @@ def _require_same_steps(storage: DatasetStorage, note: PackedNote, folder: Path)
             reader.verify_files()
         if note.digests & (dataset_digests(reader.manifest) | {reader.manifest.content_digest}):
             return
-        other = f"{folder} is of other data, which lay at {note.path}, than {storage.path}"
+        other = f"{folder} is of other data, which was at {note.path}, than {storage.path}"
         try:
             noted = Manifest.load(note.path)
             if noted.content_digest != note.content_digest:
-                raise SchemaError(f"{other}, as far as can be told: {note.path} was replaced since")
+                raise SchemaError(f"{other}; {note.path} was replaced since")
             with PackedReader(note.path) as packed:
                 if noted.steps != reader.manifest.steps:
                     raise SchemaError(other)
@@ -58,7 +58,7 @@ def _require_same_steps(storage: DatasetStorage, note: PackedNote, folder: Path)
         except SchemaError:
             raise
         except (RbtoolError, OSError) as error:
-            raise SchemaError(f"{other}, as far as can be told: {note.path} cannot be compared ({error})") from error
+            raise SchemaError(f"{other}; {note.path} cannot be compared ({error})") from error
 
 
 register_checkpointer(DatasetStorage, DatasetStorageCheckpointer)

@@ -47,7 +47,7 @@ class MapArguments:
             raise SchemaError(f"dim is {self.dim!r}, but a dataset has one dimension, so 0 is expected")
         if self.pool is not None:
             raise UsageError(
-                "a pool was given, but the workers are started here: what they are told must reach no others",
+                "a pool was given, but rbtool starts its own workers, and shares their queue with no others",
                 hint="leave pool out and say num_workers=N",
             )
         if self.chunksize is not None and self.num_chunks is not None:

@@ -118,7 +118,7 @@ class DatasetStorage(TensorStorage):
         if self.mode == "c":
             raise SchemaError(
                 f"{self.path} is open copy-on-write: no other process sees what is edited here",
-                hint="other processes read it without being told to share; mode='r+' edits the files",
+                hint="other processes can read it without share(); mode='r+' edits the files",
             )
         self._share_counts()
 

@@ -129,7 +129,7 @@ class ModuleFunction(ChunkFunction):
         if not found or not file.is_file():
             return ""
         place = shlex.quote(f"{file.relative_to(self.folder)}:{self.name}")
-        return f"name the file, and what is beside it is imported too: {place}"
+        return f"name the file, which also makes the modules in its folder importable: {place}"
 
 
 @dataclass(frozen=True, slots=True)

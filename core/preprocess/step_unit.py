@@ -94,7 +94,7 @@ def _left(
         if len(found) > 1:
             raise ResultRefused(
                 f"{returned} of which several episodes are numbered {number}; "
-                "which rows belong to which cannot be told, so use --unit episode"
+                "their rows cannot be separated; use --unit episode"
             )
         at += int(found[0])
         counts[at] = length

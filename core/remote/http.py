@@ -147,7 +147,7 @@ def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception
     status, host = response.status_code, _host(response)
     answer = f"{status} {_phrase(status)}".strip()
     if status == 401:
-        return AuthorisationError(f"{host} gives {what} only to those it knows ({answer})", hint=hint)
+        return AuthorisationError(f"{host} gives {what} only to authenticated users ({answer})", hint=hint)
     if status == 403:
         return AuthorisationError(f"{host} refuses access to {what} ({answer})", hint=hint)
     if status in (404, 410):

@@ -203,7 +203,7 @@ class Hub(HttpTransport):
         from huggingface_hub import errors
 
         if isinstance(error, errors.OfflineModeIsEnabled):
-            return NetworkError(f"{what} needs the network, which huggingface_hub was told not to use")
+            return NetworkError(f"{what} needs the network, which huggingface_hub is set not to use")
         if isinstance(error, errors.GatedRepoError):
             page = _conditions(str(error.response.request.url))
             return AuthorisationError(f"{what} is gated: the hub gives it to those who accepted its terms", hint=page)

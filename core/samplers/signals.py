@@ -64,7 +64,7 @@ class FlagSignal(Signal):
             part: Ends = np.any(flags.astype(bool, copy=False), axis=2)
             found = part if found is None else np.logical_or(found, part)
         if found is None:
-            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: nothing tells where a trajectory ends")
+            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: the ends of trajectories are unknown")
         return found
 
 
@@ -83,7 +83,7 @@ class IdSignal(Signal):
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         found = _by_lane(storage, self.key, rows)
         if found is None:
-            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: nothing tells trajectories apart")
+            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: trajectories cannot be separated")
         if found.shape[2] != 1:
             raise SchemaError(
                 f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, one id for each of "

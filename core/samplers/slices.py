@@ -205,11 +205,11 @@ class SliceSampler(Sampler):
         by_flags = FlagSignal(flags) if any(has_entry(storage, key) for key in flags) else None
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
-            _LOG.info("%s is not in the storage, %s tells trajectories apart", self._ids or flags, other.keys)
+            _LOG.info("%s is not in the storage, trajectories are separated by %s", self._ids or flags, other.keys)
         found = wanted or other
         if found is None:
             names = ", ".join(".".join(key) for key in (*ids, *flags))
-            raise MissingKeyError(f"nothing in the storage tells trajectories apart: none of {names} is there")
+            raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names} is there")
         return found
 
     def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:

@@ -96,7 +96,7 @@ class TrajectoryTable:
         KeyError) for one that is not there.
         """
         storage = self._storage()
-        assert storage is not None, "whoever asks holds the storage"
+        assert storage is not None, "the caller keeps the storage alive"
         if storage.log.now != self._seen:
             with _TURNS.lock:
                 self._catch_up(storage)

@@ -29,7 +29,7 @@ def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Ten
         for what in ("dtype", "device", "shape"):
             found, expected = getattr(spec, what), getattr(first, what)
             if found != expected:
-                raise SchemaError(f"specs of one {what} can be stacked, found {found} beside {expected}")
+                raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
     return first._stack(specs, normal_dim(dim, first.ndim + 1))
 
 

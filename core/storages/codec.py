@@ -113,7 +113,7 @@ class Codec(ABC):
     def refuse_too_few(data: bytes, size: int) -> None:
         """Raise CorruptDataError for a size that compressed bytes cannot stand for, before memory is taken for it."""
         if size > len(data) * _MOST_PER_BYTE:
-            raise CorruptDataError(f"{len(data):,} compressed bytes cannot stand for the {size:,} that are expected")
+            raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold the {size:,} that are expected")
 
     def decompress(self, data: bytes, size: int) -> bytes:
         """Undo `compress`, which must give `size` bytes; else CorruptDataError. No more memory than that is used."""
@@ -123,7 +123,7 @@ class Codec(ABC):
         except (zlib.error, zstandard.ZstdError, MemoryError) as error:
             raise CorruptDataError(f"compressed bytes are cut or damaged: {error}") from error
         if len(found) != size:
-            raise CorruptDataError(f"compressed bytes stand for {len(found):,} or more, {size:,} are expected")
+            raise CorruptDataError(f"compressed bytes hold {len(found):,} or more, {size:,} are expected")
         return found
 
 

@@ -119,6 +119,6 @@ class LazyStackStorage(ListStorage):
     def _refuse_other_dimensions(self, dimensions: set[int]) -> None:
         if len(dimensions) > 1:
             found = " and ".join(map(str, sorted(dimensions)))
-            raise SchemaError(f"tensordicts of {found} batch dimensions cannot lie in one lazy stack")
+            raise SchemaError(f"tensordicts of {found} batch dimensions cannot be in one lazy stack")
         if any(not -count - 1 <= self.stack_dim <= count for count in dimensions):
             raise SchemaError(f"tensordicts of {dimensions.pop()} batch dimensions have no dimension {self.stack_dim}")

@@ -156,7 +156,7 @@ class MemoryMaps:
         structure = structure_from(document.structure)
         names = leaf_files(structure)
         if [name for name, _, _ in document.leaves] != names:
-            raise FormatError(f"{path} lists other files than its structure has", hint="make the storage anew")
+            raise FormatError(f"{path} lists other files than its structure has", hint="make a new storage")
         self._files = {name: _File(dtype_named(dtype), shape) for name, dtype, shape in document.leaves}
         return structure, self._open()
 

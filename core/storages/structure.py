@@ -284,7 +284,9 @@ def structure_of(data: Any, lead: int = 0, prefix: Path = ()) -> Structure:
         return Constant(data.data, data.batch_size[lead:], data.device)
     if isinstance(data, TensorDictBase) and not isinstance(data, TensorDict) and not is_non_tensor(data):
         kind = type(data).__name__
-        raise SchemaError(f"{place(prefix)} is a {kind}, whose rows need not lie together; .contiguous() makes them")
+        raise SchemaError(
+            f"{place(prefix)} is a {kind}, whose rows need not be contiguous in memory; .contiguous() copies them"
+        )
     if is_non_tensor(data) or not (is_tensorclass(data) or isinstance(data, TensorDict | Mapping)):
         raise SchemaError(
             f"{place(prefix)} is a {type(data).__name__}; tensors, tensordicts and nests of them can be stored",

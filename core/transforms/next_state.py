@@ -73,7 +73,8 @@ class NextStateReconstructor(Transform):
                 found.append(count[..., 1:] == count[..., :-1] + 1)
         if not found:
             raise SchemaError(
-                "nothing in the batch tells where a trajectory ends", hint="name traj_key, done_key or step_count_key"
+                "the batch has no entry that marks the ends of trajectories",
+                hint="name traj_key, done_key or step_count_key",
             )
         return torch.stack(found).all(0)
 
@@ -81,7 +82,7 @@ class NextStateReconstructor(Transform):
         if self.traj_key is not None:
             found = batch.get(self.traj_key, None)
             if found is None:
-                raise MissingKeyError(f"{'.'.join(self.traj_key)}, which tells trajectories apart, is not in the batch")
+                raise MissingKeyError(f"{'.'.join(self.traj_key)}, which separates trajectories, is not in the batch")
             return found  # type: ignore[no-any-return]
         return next((found for key in _TRAJECTORIES if (found := batch.get(key, None)) is not None), None)
 

@@ -100,15 +100,13 @@ def _not_stored(name: str, root: Path, known: Sequence[str]) -> RbtoolError:
         return UsageError("a name is empty", hint="is a variable not set?")
     same = [entry for entry in known if entry.endswith((f":{name}", f"/{name}"))]
     near = same[0] if same else nearest(name, known)
-    hint = f"did you mean {near}?" if near else "see what is there: rbtool cache ls"
+    hint = f"did you mean {near}?" if near else "list what is stored: rbtool cache ls"
     if not os.path.lexists(fs.expanded(name)):
         said = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
         return DatasetNotFoundError(said, hint=hint)
     if _place(name, root) is None:
-        return UsageError(
-            f"{name} does not lie below the root {root}, so it is none of what is stored there", hint=hint
-        )
-    return UsageError(f"{name} lies below the root {root}, but is not a dataset or an original", hint=hint)
+        return UsageError(f"{name} is not below the root {root}, so it is not stored there", hint=hint)
+    return UsageError(f"{name} is below the root {root}, but is not a dataset or an original", hint=hint)
 
 
 # Finding ---------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
     "finding names"
 )
-_TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests say nothing of that: {UNVERIFIED}"
+_TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
 _DIGESTS = "TED013", "digests"
 _OPENS = "TED014", "opens"
 """The rule before all others: manifest and files are whole enough to be opened."""

@@ -205,7 +205,7 @@ def _sampler_problems(path: Path, extent: _Extent) -> Iterator[str]:
         if ("_sample_list",) in leaves and length is not None:
             left = np.fromfile(folder / "_sample_list.memmap", np.int64)
             if ((left < 0) | (left >= length)).any():
-                yield f"{folder} has elements left to draw that lie outside of the {length:,} it draws from"
+                yield f"{folder} has elements left to draw outside of the {length:,} it draws from"
 
 
 def _number(folder: Path, leaves: Any, name: str) -> int | None:

@@ -52,7 +52,7 @@ class _Staging(Staging):
         known = {".json", ".memmap", ".h5"}
         strange = next((file for file in inside.rglob("*") if file.is_file() and file.suffix not in known), None)
         if strange is not None:
-            raise UsageError(f"{strange} is not part of the checkpoint it lies in; nothing is replaced")
+            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
 
 
 def staging_for_torchrl(target: Path, *, replace: bool) -> Staging:

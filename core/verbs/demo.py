@@ -23,7 +23,7 @@ FORMS: tuple[Form, ...] = ("ted", "flat", "nested", "h5")
 _MARK = ".rbtool-demo"
 _PREP = '''"""What the demo runs on all rows: `rbtool preprocess DATASET --fn prep.py:NAME --dest DIR`.
 
-A function gets a TensorDict of some rows and returns one. What was known before the action lies at its root, what
+A function gets a TensorDict of some rows and returns one. What was known before the action is at its root, what
 came after it under "next": change both alike, and the next observation stays the observation of the next row.
 """
 

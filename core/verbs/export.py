@@ -152,7 +152,7 @@ class _ExportStaging(Staging):
         path = self.destination
         around = next((folder for folder in (path, *path.parents) if has_manifest(folder)), None)
         if around is not None:
-            raise UsageError(f"{path} is or lies in the dataset {around}", hint="choose another destination")
+            raise UsageError(f"{path} is the dataset {around} or inside it", hint="choose another destination")
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return
         if not self.replace:

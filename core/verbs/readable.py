@@ -64,7 +64,7 @@ def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
     formats = ", ".join(reader_names())
     return FormatError(
         f"{path} is no dataset or checkpoint, and is in no format that is known here ({formats})",
-        hint="name the folder of the dataset itself; `rbtool list` tells which ones are stored",
+        hint="name the folder of the dataset itself; `rbtool list` shows which ones are stored",
     )
 
 

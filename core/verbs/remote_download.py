@@ -82,7 +82,7 @@ class RemoteDownload:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
         begun = time.perf_counter()
         if self.frozen and self.force:
-            raise UsageError("--frozen keeps what is there and --force replaces it", hint="leave one out")
+            raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         found, there = self._remembered()
         if found is None:
             found = self._find()
@@ -123,7 +123,7 @@ class RemoteDownload:
             return Resolution(self.asked, self.asked, "exact")
         if listed.unreachable:  # the right one may be among those that could not be read
             raise NetworkError(
-                f"{self.asked!r} cannot be told from the names of {self.source.remote}: {listed.problems[0]}",
+                f"{self.asked!r} cannot be matched with the names of {self.source.remote}: {listed.problems[0]}",
                 hint="try again later, or give the id in full",
             )
         for problem in listed.problems:
@@ -195,7 +195,7 @@ class RemoteDownload:
         if not made_from:
             raise CheckFailed(
                 f"{self._destination(found)} was made from the local cache: it has no checksums of the remote",
-                hint="add --force to fetch it anew",
+                hint="add --force to fetch it again",
             )
         remote = self._needed(self._describe(found, revision))
         if made_from != remote.checksums:

@@ -116,7 +116,7 @@ def test_several_can_be_removed_in_a_pipe(folder, shell):
     ("line", "code", "said"),
     [
         ("rm minari:nope-v0 --yes", 4, "minari:nope-v0 is not in "),
-        ("rm ./cartpole --yes", 2, "./cartpole does not lie below the root "),
+        ("rm ./cartpole --yes", 2, "./cartpole is not below the root "),
         ("rm '' --yes", 2, "a name is empty"),
         ("rm --yes", 2, "missing argument"),
         ("verify minari:nope-v0", 4, "minari:nope-v0 is not in "),

@@ -137,7 +137,7 @@ def test_some_episodes_are_numbered_anew(tmp_path: Path) -> None:
     convert(DATA / "cartpole/scripted-v0", tmp_path / "ted")
     result = export(tmp_path / "ted", tmp_path / "few", to="minari", episodes="2,5:7")
     assert (result.episodes, result.request["episodes"]) == (3, "2,5:7")
-    assert result.notes == ("episodes are numbered anew from 0: Minari knows no other numbers",)
+    assert result.notes == ("episodes are renumbered from 0: Minari has no other numbers",)
     with TedReader(tmp_path / "ted") as reader:
         for position, row in enumerate((2, 5, 6)):
             start, length = int(reader.episodes.start[row]), int(reader.episodes.length[row])

@@ -59,6 +59,6 @@ def test_no_other_file_is_read(trick: Callable[[h5py.File, Path], None], kind: s
     with h5py.File(folder / "data" / "main_data.hdf5", "r+") as h5:
         trick(h5, secret)
     for verb in (lambda: convert(folder, folder.parent / "ted"), lambda: inspect(folder)):
-        with pytest.raises(CorruptDataError, match="plain groups and datasets whose data lie in the file itself"):
+        with pytest.raises(CorruptDataError, match="plain groups and datasets whose data are in the file itself"):
             verb()
     assert not (folder.parent / "ted").exists()

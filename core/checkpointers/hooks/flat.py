@@ -133,9 +133,7 @@ class Flat2TED:
         header, leaves = self._opened(data)
         done = leaves.get(self._keys.done)
         if done is None:
-            raise MissingKeyError(
-                f"there is no {key_name(self._keys.done)!r}, so that it cannot be told where episodes end"
-            )
+            raise MissingKeyError(f"there is no {key_name(self._keys.done)!r}, so the ends of episodes are unknown")
         if len(done) != header.steps:
             raise CorruptDataError(
                 f"{key_name(self._keys.done)!r} has {len(done):,} rows, a storage of {list(header.shape)} has "

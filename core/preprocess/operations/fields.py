@@ -108,7 +108,7 @@ class Fields:
             for depth in range(1, len(key)):
                 if key[:depth] in by_key:
                     raise UsageError(
-                        f"{key_name(key[:depth])!r} cannot be a field beside {key_name(key)!r}: it would be a group too"
+                        f"{key_name(key[:depth])!r} cannot be a field with {key_name(key)!r}: it would be a group too"
                     )
         return replace(self, by_key=by_key, made=self.made | frozenset(made))
 
@@ -140,7 +140,7 @@ def new_key(name: str, what: str) -> Key:
         if safe_part(part) != part:
             raise UsageError(f"{what} would write {name!r}, but tensordict keeps {part!r} for itself")
     if key in (EPISODE, *FLAGS, *KEPT):
-        raise UsageError(f"{what} would write {name!r}, whose place is taken by what says how episodes lie")
+        raise UsageError(f"{what} would write {name!r}, which is reserved for the layout of episodes")
     return key
 
 

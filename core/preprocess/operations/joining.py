@@ -85,9 +85,7 @@ class Flatten(RowOperation):
         if bad:
             raise UsageError(f"{key_name(bad[0])!r} is complex and cannot become part of a vector of floats")
         if OBSERVATION in fields and OBSERVATION not in parts:
-            raise UsageError(
-                "flatten would write 'observation', which is there and stands at one side of the step only"
-            )
+            raise UsageError("flatten would write 'observation', which exists on one side of the step only")
         _refuse_rest_of_group(fields, parts)
         wide = any(fields[key].dtype == "float64" for key in parts)
         dtype = "float64" if wide else "float32"

@@ -29,9 +29,7 @@ class Rename(RowOperation):
         moves = {old: self._moved(old) for old in fields.twinned(self.key)}
         for old, new in moves.items():
             if old in (EPISODE, *KEPT):
-                raise UsageError(
-                    f"{key_name(old)!r} was to be renamed, but it says how episodes lie and keeps its name"
-                )
+                raise UsageError(f"{key_name(old)!r} cannot be renamed: it is reserved for the layout of episodes")
             if new in fields and new not in moves:
                 raise UsageError(f"{key_name(old)!r} was to be renamed to {key_name(new)!r}, which is there already")
         return _moving(fields, moves)

@@ -165,7 +165,7 @@ class NormalizeStep(FieldStep):
                 count = "none" if part is None else len(part.loc)
                 raise UsageError(
                     f"normalize has {count} constants for {key_name(root)!r}, {self._width(root)} are expected",
-                    hint="they were measured on other fields; leave them out to measure anew",
+                    hint="they were measured on other fields; leave them out to measure again",
                 )
             for key in group:
                 old = before[key]

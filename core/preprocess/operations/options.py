@@ -50,7 +50,7 @@ def program_of(
         *(["replay"] if replay else []),
     ]
     if len(said) > 1:
-        hint = "of the operations, --episodes alone can be said beside them"
+        hint = "of the operations, only --episodes can be combined with them"
         raise UsageError(f"{' and '.join(said)} were given, one of them says what is done", hint=hint)
     if written:
         program = (

@@ -55,7 +55,7 @@ def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
     manifest = _manifest_at(path)
     last = manifest.provenance[-1] if manifest.provenance else None
     if last is None or last.verb != "preprocess":
-        made = "says nothing of how it was made" if last is None else f"was made by {last.verb}"
+        made = "does not say how it was made" if last is None else f"was made by {last.verb}"
         raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
     documents = last.arguments.get("operations")
     if not isinstance(documents, list):

@@ -27,7 +27,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -
     bomb = zlib.compress(np.random.default_rng(1).bytes(2 << 20) + bytes(4 << 20), 1)
     with pytest.raises(CorruptDataError, match="more than the 3,145,728 bytes of a chunk"):
         open_h5(with_chunk(tmp_path / "x.h5", bomb, 3 << 20, compression="gzip"))
-    with pytest.raises(CorruptDataError, match=r"a chunk of 2,[\d,]+ stored bytes that stand for 1,000"):
+    with pytest.raises(CorruptDataError, match=r"a chunk of 2,[\d,]+ stored bytes that hold 1,000"):
         open_h5(with_chunk(tmp_path / "y.h5", bomb, 1000, compression="gzip"))
 
 

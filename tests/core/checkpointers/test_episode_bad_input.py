@@ -213,7 +213,7 @@ def test_a_storage_that_does_not_fit_stays(
         (torch.zeros(4, 2), "tensordicts only"),
         ({"a": torch.zeros(4)}, "tensordicts only"),
         (TensorDict({"a": torch.zeros(4)}, [4]), "no done, terminated or truncated below"),
-        (TensorDict({"a": torch.zeros(4), "done": torch.zeros(4, 1).bool()}, [4]), "where episodes end"),
+        (TensorDict({"a": torch.zeros(4), "done": torch.zeros(4, 1).bool()}, [4]), "the ends of episodes are unknown"),
         (TensorDict({"a": torch.zeros(4).to(torch.float8_e5m2), "next": {"done": torch.ones(4, 1)}}, [4]), "float8"),
     ],
 )

@@ -49,7 +49,7 @@ def test_bytes_behind_a_frame_are_refused() -> None:
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_size_that_no_chunk_can_stand_for_is_refused(codec: str) -> None:
-    with pytest.raises(CorruptDataError, match="cannot stand for the 1,099,511,627,776 expected"):
+    with pytest.raises(CorruptDataError, match="cannot hold the 1,099,511,627,776 expected"):
         Codec.parse(codec).decompress([memoryview(b"small")], [1 << 40], "x.chunks")
 
 

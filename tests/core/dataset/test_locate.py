@@ -120,6 +120,6 @@ def test_a_path_needs_no_home(tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_a_home_says_so(ask: Callable[[], object], hint: str) -> None:
-    with pytest.raises(UsageError, match="HOME is not set, and the system knows no home folder") as caught:
+    with pytest.raises(UsageError, match="HOME is not set, and the system has no home folder") as caught:
         ask()
     assert caught.value.hint == hint

@@ -146,7 +146,7 @@ def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path,
     (tmp_path / "data" / name).write_text("precious")
     if broken:
         (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
-    with pytest.raises(UsageError, match="is not part of the dataset it lies in"):
+    with pytest.raises(UsageError, match="is not part of the dataset around it"):
         _publish(tmp_path / "data", SECOND, replace=True)
     assert (tmp_path / "data" / name).read_text() == "precious"
 
@@ -161,7 +161,7 @@ def test_a_damaged_dataset_can_be_replaced(tmp_path: Path) -> None:
 
 def test_nothing_is_put_inside_a_dataset(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
-    with pytest.raises(UsageError, match="lies inside the dataset"):
+    with pytest.raises(UsageError, match="is inside the dataset"):
         _publish(tmp_path / "data" / "deep" / "sub", SECOND)
 
 

@@ -75,7 +75,7 @@ def test_only_the_named_module_comes_from_it(here: Path) -> None:
     with pytest.raises(UsageError, match=r"module named_us cannot be imported: .*'beside_us'") as caught:
         find_function("named_us:f").load()
     assert (sys.path, sys.meta_path) == before
-    assert caught.value.hint == "name the file, and what is beside it is imported too: named_us.py:f"
+    assert caught.value.hint == "name the file, which also makes the modules in its folder importable: named_us.py:f"
     assert find_function("named_us.py:f").load()(5) == 7
 
 

@@ -116,7 +116,7 @@ def test_a_token_follows_on_the_same_host(server: StaticServer) -> None:
     ("status", "kind", "sentence"),
     [
         (400, NetworkError, "127.0.0.1 did not give file.bin: it answered 400 Bad Request"),
-        (401, AuthorisationError, "127.0.0.1 gives file.bin only to those it knows (401 Unauthorized)"),
+        (401, AuthorisationError, "127.0.0.1 gives file.bin only to authenticated users (401 Unauthorized)"),
         (403, AuthorisationError, "127.0.0.1 refuses access to file.bin (403 Forbidden)"),
         (404, DatasetNotFoundError, "127.0.0.1 does not have file.bin (404 Not Found)"),
         (410, DatasetNotFoundError, "127.0.0.1 does not have file.bin (410 Gone)"),

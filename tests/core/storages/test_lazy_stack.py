@@ -67,7 +67,7 @@ def test_a_tensorclass_is_kept() -> None:
     [
         ("text", "a str cannot be stacked lazily, a tensordict is expected"),
         (torch.zeros(2), "a Tensor cannot be stacked lazily"),
-        (TensorDict({}, []), "tensordicts of 0 and 1 batch dimensions cannot lie in one lazy stack"),
+        (TensorDict({}, []), "tensordicts of 0 and 1 batch dimensions cannot be in one lazy stack"),
         (TensorDict({}, [2, 3]), "tensordicts of 1 and 2 batch dimensions"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_state_of_other_things_changes_nothing() -> None:
     storage = filled(2)
     with pytest.raises(SchemaError, match="a Tensor cannot be stacked"):
         storage.load_state_dict({"_storage": [torch.zeros(2)]})
-    with pytest.raises(SchemaError, match="batch dimensions cannot lie"):
+    with pytest.raises(SchemaError, match="batch dimensions cannot be in one"):
         storage.load_state_dict({"_storage": [ragged(1).state_dict(), NonTensorData("x").state_dict()]})
     assert len(storage) == 2
 

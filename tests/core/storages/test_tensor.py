@@ -109,7 +109,7 @@ def test_the_device_is_that_of_the_data() -> None:
         (torch.tensor(1.0), r"found \[\]"),
         (TensorDict({"a": NonTensorData("x")}, [3]), "no tensor"),
         (TensorDict({"a": NonTensorStack(*"xyz")}, [3]), "the entry 'a' is a NonTensorStack"),
-        (LazyStackedTensorDict(steps(2), steps(2)), "rows need not lie together"),
+        (LazyStackedTensorDict(steps(2), steps(2)), "need not be contiguous in memory"),
     ],
 )
 def test_what_cannot_be_wrapped(data: object, message: str) -> None:

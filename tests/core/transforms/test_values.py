@@ -39,7 +39,11 @@ def test_rows_are_shifted_each_for_itself() -> None:
         (lambda data: NextStateReconstructor("absent", "episode")(data), KeyError, "absent"),
         (lambda data: NextStateReconstructor("x", "ids")(data), KeyError, "ids"),
         (lambda data: NextStateReconstructor("episode")(data), RuntimeError, "int64, which cannot hold nan"),
-        (lambda data: NextStateReconstructor("x")(data.exclude("episode")), RuntimeError, "where a trajectory ends"),
+        (
+            lambda data: NextStateReconstructor("x")(data.exclude("episode")),
+            RuntimeError,
+            "marks the ends of trajectories",
+        ),
         (lambda data: ReturnToGo()(data), KeyError, "next.reward"),
         (lambda data: ReturnToGo(reward_key="episode")(data), RuntimeError, "a type of floats"),
         (lambda data: ReturnToGo(gamma=1.5), ValueError, "gamma is 1.5"),

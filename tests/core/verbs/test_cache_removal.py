@@ -111,12 +111,12 @@ def _not_ours(store, tmp_path):
 
 REFUSED = [
     (_foreign, "thesis.tex is not part of the dataset"),
-    (_outside, "does not lie below the root"),
+    (_outside, "is not below the root"),
     (_link, "not a dataset or an original"),
-    (_through_a_link, "does not lie below the root"),
+    (_through_a_link, "is not below the root"),
     (_not_ours, "not a dataset or an original"),
     (lambda store, tmp_path: store.leftover(), "not a dataset or an original"),
-    (lambda store, tmp_path: store.root, "does not lie below the root"),
+    (lambda store, tmp_path: store.root, "is not below the root"),
     (lambda store, tmp_path: store.root / "minari", "not a dataset or an original"),
     (lambda store, tmp_path: store.door / ".rbtool", "not a dataset or an original"),
     (lambda store, tmp_path: "", "a name is empty"),

@@ -85,7 +85,7 @@ PRIORITIES = "sampler/sampler_metadata.json"
         ("writer_round_robin_generations", edit(WRITER, generation_shape=[15]), r"has 128 bytes, 120 are expected"),
         ("writer_max_value_full", edit(LENGTH, len=7), "ranks 8 elements, the storage holds 7"),
         ("sampler_without_replacement_mid_epoch", edit(LENGTH, len=4), "draws from .* elements, the storage holds 4"),
-        ("sampler_without_replacement_mid_epoch", put("sampler/_sample_list.memmap", "<i8", 0, 99), "lie outside of"),
+        ("sampler_without_replacement_mid_epoch", put("sampler/_sample_list.memmap", "<i8", 0, 99), "to draw outside"),
         ("sampler_prioritized_slice", edit(PRIORITIES, _max_capacity=13.0), "has 128 bytes, 104 are expected"),
         ("sampler_prioritized_slice", fewer_priorities, "has room for 13 priorities"),
         ("sampler_prioritized_slice", put("sampler/sumtree.memmap", "<f8", 1, -1.0), "no finite numbers from 0"),

@@ -161,7 +161,7 @@ def test_only_an_export_is_replaced(to: str, walks: Path, tmp_path: Path) -> Non
         place.write_bytes(b"mine")
     with pytest.raises(UsageError, match="left alone"):
         export(walks, place, to=to, force=True)
-    with pytest.raises(UsageError, match="one in the other"):
+    with pytest.raises(UsageError, match="overlap"):
         export(walks, walks / "inside", to=to)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
