@@ -51,7 +51,7 @@ def loader_counting(buffer: BufferParts) -> DataLoader[Any] | None:
 
     `len(loader)` is `len(dataset)` for torch, which has to be the number of batches that iteration yields.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)  # of the caller of `__len__`
     while frame is not None and frame.f_code.co_name == "__len__":
         if frame.f_code is _COUNTING:
             loader: DataLoader[Any] = frame.f_locals["self"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +32,8 @@ class Reading(BufferParts):
 
     def __len__(self) -> int:
         """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
-        if (loader := loader_counting(self)) is not None:
+        asked_by_len = sys._getframe(1).f_code.co_name == "__len__"  # cheap, where nothing of the kind asks
+        if asked_by_len and (loader := loader_counting(self)) is not None:
             return number_of_batches(self, self._known_batch_size(), loader)
         return len(self._storage)
 
