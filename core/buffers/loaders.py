@@ -54,7 +54,7 @@ def loader_counting(buffer: BufferParts) -> DataLoader[Any] | None:
     frame: FrameType | None = sys._getframe(2)  # of the caller of `__len__`
     while frame is not None and frame.f_code.co_name == "__len__":
         if frame.f_code is _COUNTING:
-            loader: DataLoader[Any] = frame.f_locals["self"]
+            loader: Any = frame.f_locals["self"]
             return loader if loader.dataset is buffer else None
         frame = frame.f_back
     return None

@@ -182,10 +182,11 @@ class Reading(BufferParts):
         found = self._looked_up(without_arrays(index))
         if self._collate_fn is not None and not is_single(index):
             found = self._collate_fn(found)
-        if self._transform.draws:
-            with self._sampling:
-                self._settle()
-        found = self._transformed(found)
+        if not self._transform.is_empty:
+            if self._transform.draws:
+                with self._sampling:
+                    self._settle()
+            found = self._transformed(found)
         return self._pinned(found) if self._pin_memory else found
 
     def _looked_up(self, index: Any) -> Any:
