@@ -125,7 +125,7 @@ class Staging:
         file = next((path for path in self.destination.parents if path.exists() and not path.is_dir()), None)
         if file is not None:
             raise UsageError(
-                f"{file} is a file, and the destination {self.destination} lies below it",
+                f"{file} is a file, and the destination {self.destination} is below it",
                 hint="choose another destination",
             )
 

@@ -96,6 +96,9 @@ class TensorEditing(Storage):
         """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is."""
         if (type(index) is int and self.ndim == 1) or not self.initialized or isinstance(data, list):
             return data
+        plain = isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dim() == 1)
+        if plain and is_tensor_collection(data) and not self.lacks_dimensions(data):  # as most writes are
+            return data
         found = as_index(index, self.ndim)
         mask = isinstance(found, torch.Tensor) and found.dtype == torch.bool
         if isinstance(found, tuple) or (mask and found.dim() > 1):  # type: ignore[union-attr]
