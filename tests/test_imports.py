@@ -21,10 +21,11 @@ FLOORS = (
     {"transforms", "checkpointers", "samplers", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
-    {"checkpoint"},
+    {"checkpoint", "state_folder"},
     {"remote", "stats"},
     {"dataset"},
     {"ted"},
+    {"contract"},
     {"errors", "progress", "secrets", "version"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}

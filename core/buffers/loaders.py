@@ -66,7 +66,7 @@ def number_of_batches(buffer: BufferParts, size: int, loader: DataLoader[Any]) -
     NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate either.
     """
     _check_use(buffer, loader.num_workers, batches_again=loader.batch_size is not None)
-    found = buffer.sampler._epoch_batches(buffer.storage, size)
+    found = buffer.sampler.epoch_batches(buffer.storage, size)
     if found is None:
         raise NoLengthError(f"a loader of a buffer with a {type(buffer.sampler).__name__} has no len(): it never ends")
     return found

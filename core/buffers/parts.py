@@ -159,29 +159,28 @@ class BufferParts(Sharing):
 
     def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
         """Refuse parts that do not go together, before any of them is put in place."""
-        if sampler.by_time and not writer.in_time:
+        if sampler.needs_order and not writer.keeps_order:
             raise UsageError(
                 f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
                 hint="take a RoundRobinWriter, or make whole trajectories the elements",
             )
-        sampler._check_storage(storage)
+        sampler.check_storage(storage)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 
     def _connect(self) -> None:
         """Have the storage tell this buffer what is written, and hand the generator on."""
-        kind = type(self._sampler)
+        sampler = self._sampler
         self._ear = _Ear(self)
-        if kind.mark_update is not Sampler.mark_update:
+        if sampler.follows_updates:
             self._storage.attach(self._ear)
-        self._tell_sampler = not kind.by_marks and (kind.add, kind.extend) != (Sampler.add, Sampler.extend)
-        self._by_number = kind.by_number
-        self._room = self._sampler._room_in(self._storage)
+        self._tell_sampler = sampler.follows_writes and not sampler.writes_are_updates
+        self._room = sampler.capacity_for(self._storage)
         self._hand_on(self._rng)
 
     def _introduce(self) -> None:
         """Have the sampler get to know the storage, and where it wants to hear of them, the elements that are there."""
-        self._sampler._meet(self._storage)
+        self._sampler.on_attach(self._storage)
         if not (self._tell_sampler and len(self._storage)):
             return
         coordinates = [torch.arange(size) for size in self._storage.shape]
@@ -244,7 +243,7 @@ class BufferParts(Sharing):
             previous._rng = None
             self._dim_extend = dim_extend
             self._collate_fn = collate_fn or default_collate(storage)
-            self._sampler._empty()
+            self._sampler.empty()
             self._forget_drawn()
             self._connect()
             self._introduce()
@@ -258,7 +257,7 @@ class BufferParts(Sharing):
         self._check_parts(self._storage, sampler, self._writer)
         with self._guard.hold(), self._sampling:
             previous, self._sampler = self._sampler, sampler
-            previous._rng = None
+            previous.generator = None
             self._forget_drawn()
             self._connect_again()
             self._introduce()
@@ -271,11 +270,11 @@ class BufferParts(Sharing):
         with self._guard.hold(), self._sampling:
             writer.register_storage(self._storage)
             previous, self._writer = self._writer, writer
-            previous._rng = None
-            rings = isinstance(writer, RoundRobinWriter) and isinstance(previous, RoundRobinWriter)
-            if rings and not writer._write_count:
-                writer._cursor, writer._write_count = previous._cursor, previous._write_count
-            writer.tell_cursor()
+            previous.generator = None
+            rings = all(part.keeps_order and part.writes for part in (writer, previous))
+            if rings and not writer.write_count:
+                writer.cursor, writer.write_count = previous.cursor, previous.write_count
+            writer.sync_cursor()
             self._connect_again()
         return previous
 

@@ -14,7 +14,7 @@ import torch
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
-from ..writers import RoundRobinWriter, Writer
+from ..writers import Writer
 from .checkpoint import BufferFolder, write_buffer
 from .layout import checked_batch_size
 from .prefetch import Draw
@@ -78,7 +78,7 @@ class Persistent(Writing):
             self._batch_size = batch_size
             with self._ring_arrives(self._writer):
                 self._storage.load_state_dict(state_dict["_storage"])
-            self._writer.tell_cursor()
+            self._writer.sync_cursor()
             self._restore_ahead(self._turned_draws([_as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
@@ -119,7 +119,7 @@ class Persistent(Writing):
         if saved_sampler:
             self._sampler.loads(folder.path / "sampler")
         else:
-            self._sampler._empty()
+            self._sampler.empty()
         if generator is not None:
             self._restore_rng(*generator)
         self._batch_size = folder.batch_size
@@ -129,8 +129,8 @@ class Persistent(Writing):
             else:
                 self._storage._empty()
         if not folder.has_writer:
-            self._writer.go_on_behind()
-        self._writer.tell_cursor()
+            self._writer.resume_after()
+        self._writer.sync_cursor()
         if not saved_sampler:
             self._introduce()
 
@@ -152,26 +152,30 @@ class Persistent(Writing):
         the free ones: the other parts follow.
         """
         storage = self._storage
-        ring = isinstance(self._writer, RoundRobinWriter)
-        storage._turned, storage._arriving = None, (ring, writer._cursor if writer is not None and ring else None)
+        ring = self._rings()
+        storage._turned, storage._arriving = None, (ring, writer.cursor if writer is not None and ring else None)
         try:
             yield
         finally:
             storage._arriving = (False, None)
         row = storage._turned
-        if row is None or not isinstance(self._writer, RoundRobinWriter):
+        if row is None or not self._rings():
             return
-        self._writer.turn(row)
+        self._writer.rotate(row)
         if row:
-            self._sampler._turn(row, storage)
+            self._sampler.on_rotate(row, storage)
             self._label_anew()
+
+    def _rings(self) -> bool:
+        """Whether rows lie round a ring."""
+        return self._writer.keeps_order and self._writer.writes
 
     def _label_anew(self) -> None:
         """Give rows that were turned the labels of their new places."""
 
     def _turned_draws(self, draws: list[Draw]) -> list[Draw]:
         row, storage = self._storage._turned, self._storage
-        if not row or not isinstance(self._writer, RoundRobinWriter):
+        if not row or not self._rings():
             return draws
         rows = storage.shape[0]
         for draw in draws:

@@ -115,7 +115,7 @@ class Reading(BufferParts):
     def _draw(self, size: int) -> Draw:
         """Have the sampler choose; where it looks at the rows to do so, read them before they can change."""
         storage, sampler = self._storage, self._sampler
-        if self._by_number:
+        if not sampler.reads_rows:
             with self._sampling:
                 sampler.ran_out = False
                 index, found = sampler.sample(storage, size)
@@ -208,7 +208,7 @@ class Reading(BufferParts):
     @property
     def write_count(self) -> int:
         """How many elements were ever written with `add` and `extend`, counted along the dimension that grows."""
-        return self._writer._write_count
+        return self._writer.write_count
 
     def stats(self) -> dict[str, Any]:
         """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization."""

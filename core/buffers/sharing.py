@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import SchemaError, UsageError
 from ..samplers import Sampler
-from ..storages import Counter, Storage
+from ..storages import Storage
 from ..transforms import Compose
 from ..writers import Writer
 from .locks import Guard, SharedGuard, reset_after_fork
@@ -97,7 +97,7 @@ class Sharing:
         here = place()
         if here != self._place:
             self._arrive(here)
-        if self._rng is None and (generator := stand_in()) is not self._sampler._rng:
+        if self._rng is None and (generator := stand_in()) is not self._sampler.generator:
             self._hand_on(generator)
 
     def _arrive(self, here: Place) -> None:
@@ -109,7 +109,7 @@ class Sharing:
             reseed(generator)
         elif worker is not None and generator is not None:
             branch(generator, worker.id, self._copies, *([worker.seed] if self._unseeded else []))
-        self._sampler._begin_anew()
+        self._sampler.begin_epoch()
         self._forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
@@ -121,8 +121,7 @@ class Sharing:
 
     def _hand_on(self, generator: torch.Generator | None) -> None:
         """Have all parts draw from this generator."""
-        for part in (self._storage, self._sampler, self._writer):
-            part._rng = generator
+        self._storage._rng = self._sampler.generator = self._writer.generator = generator
         self._transform.set_rng(generator)
 
     def _forget_drawn(self) -> None:
@@ -138,9 +137,8 @@ class Sharing:
             self._prefetcher.after_fork()
         if self._recipe is None and not self._storage.shared:
             # This process has rows of its own now: where it writes next must not move the parent's cursor.
-            writer, self._cut_off = self._writer, self.shared
-            writer._cursor_counter = Counter(writer._cursor)
-            writer._write_counter = Counter(writer._write_count)
+            self._cut_off = self.shared
+            self._writer.unshare()
             if (generations := self._storage._generations) is not None:
                 self._storage._generations = generations.apart()
 

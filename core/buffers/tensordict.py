@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..samplers import Sampler
 from ..storages import ListStorage
 from ..writers import TensorDictRoundRobinWriter, Writer
 from ..writers.labels import INDEX
@@ -116,7 +115,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @property
     def _prioritised(self) -> bool:
-        return type(self._sampler).update_priority is not Sampler.update_priority
+        return self._sampler.takes_priorities
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the elements of a batch that was sampled the priorities that it holds now.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +27,9 @@ class LearnerSampler(PrioritizedSampler):
     `WorkerSampler` in its place; a forked one goes on with a copy of the priorities.
     """
 
+    reads_rows: ClassVar[bool] = False
+    writes_are_updates: ClassVar[bool] = True
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._writer: Writer | None = None
@@ -46,7 +48,7 @@ class LearnerSampler(PrioritizedSampler):
             return
         # In this order: of a write that is going on in another process, the cursor moves first. What it has moved
         # over is told once, whatever was counted by then.
-        count, cursor = writer._write_count, writer._cursor
+        count, cursor = writer.write_count, writer.cursor
         if (count, cursor) == self._seen:
             return
         seen, self._seen = self._seen, (count, cursor)
@@ -56,55 +58,47 @@ class LearnerSampler(PrioritizedSampler):
         else:
             rows = (seen[1] + torch.arange((cursor - seen[1]) % capacity)) % capacity
         if len(rows):
-            super().mark_update(rows, storage=storage)
+            super().on_update(rows, storage)
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Catch up with what was written, and draw."""
         self.catch_up()
-        return super().sample(storage, batch_size)
+        return super().draw(storage, batch_size)
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+    def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
         """Catch up with what was written, so that it takes no priority back, and give elements another priority."""
         self.catch_up()
-        super().update_priority(index, priority, storage=storage)
+        super().set_priorities(index, priority, storage)
 
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+    def on_update(self, index: Any, storage: Storage | None) -> None:
         """Give elements that this process replaced the default priority."""
         self.catch_up()
-        super().mark_update(index, storage=storage)
+        super().on_update(index, storage)
 
-    def _turn(self, row: int, storage: Storage) -> None:
-        super()._turn(row, storage)
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Move the priorities along with the rows."""
+        super().on_rotate(row, storage)
         self._seen_all()
 
-    def _empty(self) -> None:
-        super()._empty()
+    def reset(self) -> None:
+        """Forget all priorities."""
+        super().reset()
         self._seen = None
 
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Catch up, and return the state of a `PrioritizedSampler`."""
         self.catch_up()
-        return super().state_dict()
+        return super().save_state()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a state that belongs to what the writer has counted by now."""
-        super().load_state_dict(state_dict)
-        self._seen_all()
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Catch up, and write the folder of a `PrioritizedSampler`."""
-        self.catch_up()
-        super().dumps(path)
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over a folder that belongs to what the writer has counted by now."""
-        super().loads(path)
+        super().load_state(state)
         self._seen_all()
 
     def _seen_all(self) -> None:
-        self._seen = None if self._writer is None else (self._writer._write_count, self._writer._cursor)
+        self._seen = None if self._writer is None else (self._writer.write_count, self._writer.cursor)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return (WorkerSampler, ()) if get_spawning_popen() is not None else super().__reduce_ex__(protocol)
@@ -116,10 +110,10 @@ class LearnerSampler(PrioritizedSampler):
 class WorkerSampler(Sampler):
     """Stands for a `LearnerSampler` in the processes that write; SchemaError (a RuntimeError) if asked to draw."""
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Refuse."""
         raise SchemaError(f"a batch was to be drawn, but {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+    def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
         """Refuse."""
         raise SchemaError(f"priorities were to be updated, but {_WITH_THE_LEARNER}", hint="update them there")

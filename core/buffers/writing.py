@@ -81,7 +81,7 @@ class Writing(Editing):
     def _require_room(self, room: int, count: int) -> None:
         """Refuse to write elements that the sampler could not choose, before anything is changed."""
         storage, writer = self._storage, self._writer
-        behind = (writer._cursor if writer.in_time else len(storage)) + count
+        behind = (writer.cursor if writer.keeps_order else len(storage)) + count
         if min(behind, storage.max_size) > room:
             raise SchemaError(
                 f"element {min(behind, storage.max_size) - 1} was to be written, the sampler's max_capacity is {room}",
@@ -178,8 +178,8 @@ class Writing(Editing):
         SchemaError (a RuntimeError), with nothing changed, for a dataset that does not allow writing.
         """
         with self._guard, self._sampling:
-            self._writer._empty(empty_write_count=empty_write_count)
-            self._sampler._empty()
+            self._writer.empty(empty_write_count)
+            self._sampler.empty()
             self._storage._empty()
             self._transform.hold_back(None)
             self._forget_drawn()

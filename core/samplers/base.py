@@ -1,91 +1,199 @@
-"""The contract of a sampler: which rows are chosen."""
+"""The contract of a sampler: which elements are drawn."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
 from abc import ABCMeta, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 
-from ..errors import SchemaError
+from ..contract import delegate, own_attributes, refuse_overrides
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..state_folder import read_values, write_values
 from ..storages import Storage
 
 __all__ = ["Index", "Sampler"]
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""Chosen elements: int64 `[B]`, or one such tensor a dimension where the storage has several."""
+"""Drawn elements: int64 `[B]`, or one such tensor a dimension where the storage has several."""
+
+_FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
     """Lets every class of samplers be called with `replacement=False`, which makes its sibling that has none."""
 
-    _replacement: bool
-    _without_replacement: type[Sampler]
+    replacement: bool
+    without_replacement: type[Sampler]
 
     def __call__(cls, *arguments: Any, replacement: bool | None = None, **options: Any) -> Any:
-        if replacement is None or bool(replacement) is cls._replacement:
+        if replacement is None or bool(replacement) is cls.replacement:
             return super().__call__(*arguments, **options)
-        if replacement or "_without_replacement" not in cls.__dict__:  # a subclass need not be what its base is
+        if replacement or "without_replacement" not in cls.__dict__:  # a subclass need not be what its base is
             raise TypeError(f"there is no {cls.__name__} with replacement={replacement}")
-        return cls._without_replacement(*arguments, **options)
+        return cls.without_replacement(*arguments, **options)
 
 
 class Sampler(metaclass=_Samplers):
-    """Chooses elements of a storage, with a generator of its own where a buffer gave it one.
+    """Draws elements of a storage, with the generator that its buffer has.
 
-    What is written here is the behaviour of a sampler without state: it never runs out, saves nothing, and takes
-    no priorities. Every sampler takes `replacement=False`, which makes a sampler of the kind that draws no element
-    twice; TypeError where there is none. Ideas and names are those of TorchRL's samplers.
+    A sampler implements `draw(storage, batch_size)`. One that keeps a state of its own also implements `save_state`,
+    `load_state` and `reset`; one that goes through the elements in epochs says `has_epochs = True` and sets
+    `self.ran_out = True` with the last batch of an epoch. All other methods of the contract have a default:
+
+    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: elements that are there, new, or changed;
+    - `set_priorities(index, priority, storage)`: for samplers that draw by priority;
+    - `on_rotate(row, storage)`: `row` became row 0, and the rows before it come last;
+    - `begin_epoch()`: the rest of an epoch is drawn by another process;
+    - `check_storage(storage)`, `capacity_for(storage)`: storages that are refused, or drawn from in part;
+    - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
+    - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
+
+    `generator` is what draws come from; None stands for torch's own. The methods that buffers call (`sample`, `add`,
+    `extend`, `update_priority`, `mark_update`, `state_dict`, `load_state_dict`, `dumps`, `loads`, `empty`) do the
+    book-keeping: they check the batch size and the storage, reset `ran_out`, and read and write files.
+
+    Samplers that were written for TorchRL override those methods themselves, and keep working: buffers call the
+    override, `sample` with the same checks around it, and what the class declares of its base (`reads_rows`,
+    `writes_are_updates`, `draw_rows`) goes back to the safe default. Methods that TorchRL does not have cannot be
+    overridden: FinalMethodError (a TypeError) names what to implement.
+
+    Every sampler takes `replacement=False`, which makes a sampler of the kind that draws no element twice; TypeError
+    where there is none. Ideas and names are those of TorchRL's samplers.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> class Newest(Sampler):
+    ...     def draw(self, storage, batch_size):
+    ...         return torch.arange(len(storage))[-batch_size:], {}
+    >>> Newest().sample(TensorStorage(torch.arange(10)), 3)
+    (tensor([7, 8, 9]), {})
     """
 
-    by_number: ClassVar[bool] = False
-    """Whether the number of elements is all it looks at, so that it may choose while rows are being written."""
+    reads_rows: ClassVar[bool] = True
+    """Whether drawing looks at rows. If not, rows may be written while it draws; a subclass that overrides `draw` says
+    so again."""
 
-    by_marks: ClassVar[bool] = False
-    """Whether `mark_update`, which a buffer calls at every write and every change, is all it needs to hear of elements.
+    writes_are_updates: ClassVar[bool] = False
+    """Whether `on_update` is all it needs: then buffers report a write only once, by `mark_update`, and call neither
+    `add` nor `extend`. A subclass that overrides `on_write` says so again."""
 
-    Then a buffer calls neither `add` nor `extend`: a class that overrides those says False here.
-    """
-
-    by_time: ClassVar[bool] = False
+    needs_order: ClassVar[bool] = False
     """Whether it takes rows that lie next to each other for steps that came one after the other."""
 
     has_epochs: ClassVar[bool] = False
-    """Whether it comes to an end when all elements were drawn."""
+    """Whether it sets `ran_out` when all elements were drawn."""
 
-    _replacement: ClassVar[bool] = True
-    """Whether an element may be drawn again before all others were; a class for which not says so."""
+    replacement: ClassVar[bool] = True
+    """Whether an element may be drawn again before all others were."""
 
-    _without_replacement: ClassVar[type[Sampler]]
+    without_replacement: ClassVar[type[Sampler]]
     """The sibling that `replacement=False` makes; a class without one leaves it out."""
 
-    _rng: torch.Generator | None = None
+    follows_writes: ClassVar[bool] = False
+    """Whether it has a use for `add` and `extend`; known from what a class implements."""
+
+    follows_updates: ClassVar[bool] = False
+    """Whether it has a use for `mark_update`; known from what a class implements."""
+
+    takes_priorities: ClassVar[bool] = False
+    """Whether it draws by priority; known from what a class implements."""
+
+    generator: torch.Generator | None = None
+    """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
+
+    _ran_out = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = own_attributes(cls, Sampler)
+        refuse_overrides(cls, own, _FINAL)
+        if "sample" in own:
+            setattr(cls, "sample", _with_checks(own["sample"]))  # noqa: B010 - mypy: sample is final
+            if "draw" not in own:
+                delegate(cls, "draw")
+        # What a base promised of its own methods need not hold of the ones that take their place.
+        if "sample" in own or "draw" in own:
+            cls.reads_rows = own.get("reads_rows", True)
+            setattr(cls, "draw_rows", own.get("draw_rows", Sampler.draw_rows))  # noqa: B010
+        if not {"add", "extend", "on_write"}.isdisjoint(own):
+            cls.writes_are_updates = own.get("writes_are_updates", False)
+        if "ran_out" in own:
+            cls.has_epochs = own.get("has_epochs", True)
+        cls.follows_writes = _implements(cls, "add", "extend", "on_write")
+        cls.follows_updates = _implements(cls, "mark_update", "on_update")
+        cls.takes_priorities = _implements(cls, "update_priority", "set_priorities")
+
+    # What a sampler implements ----------------------------------------------------------------------
 
     @abstractmethod
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Choose `batch_size` elements; return their index and what else is known of them, each `[batch_size]`."""
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw `batch_size` elements of a storage that is not empty; return their index and what else is known of them.
 
-    def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Choose elements as `sample` does, and return them as well: for samplers that look at what they chose."""
+        The index is int64 `[batch_size]`, or a tuple of one such tensor a dimension where `storage.ndim` is above 1,
+        of valid elements: coordinates below `storage.shape`. It may be shorter at the end of an epoch. Entries of the
+        dictionary are `[batch_size, ...]`. All random numbers come from `self.generator`.
+        """
+
+    def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Draw as `draw` does, and return the rows as well: for samplers that read them in order to choose."""
         index, info = self.sample(storage, batch_size)
         return index, info, storage.get(index)
 
-    def add(self, index: int) -> None:
-        """Hear that an element was written."""
+    def on_attach(self, storage: Storage) -> Any:
+        """Learn from the storage that elements will be drawn from."""
 
-    def extend(self, index: torch.Tensor) -> None:
-        """Hear that elements were written."""
+    def on_write(self, index: Any) -> None:
+        """Follow a write of the elements `index`: an int, int64 `[n]` or `[n, ndim]`; negative ones were not kept."""
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Warn: this sampler does not look at priorities."""
-        warnings.warn(f"{type(self).__name__} does not look at priorities: the update has no effect", stacklevel=2)
+    def on_update(self, index: Any, storage: Storage | None) -> None:
+        """Follow a change of elements. `index` is anything that a storage can be written at."""
 
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Hear that elements were changed in place."""
+    def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
+        """Give elements other priorities; the default warns that this sampler has no use for them."""
+        warnings.warn(f"{type(self).__name__} does not look at priorities: the update has no effect", stacklevel=3)
+
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Follow the rows of a storage, of which `row` became row 0, those before it coming last."""
+
+    def begin_epoch(self) -> None:
+        """Forget the rest of the epoch, which another process draws; without epochs there is nothing to forget."""
+        if self.has_epochs:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget what is known of the elements: the storage is empty, or another one."""
+
+    def check_storage(self, storage: Storage) -> None:
+        """Raise SchemaError (a RuntimeError) for a storage that this cannot draw from; nothing has changed then."""
+
+    def capacity_for(self, storage: Storage) -> int | None:
+        """Return how many elements of this storage it can draw from; None where that is any number."""
+        return None
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, bools and None by name."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save_state` returned; SchemaError, with nothing changed, for another sampler's state."""
+        if state:
+            raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state))}")
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write a state into a folder, which is made where it is missing; nothing for an empty state."""
+        if state:
+            write_values(folder, state)
+
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state` wrote; DatasetNotFoundError and FormatError for a folder that holds no state."""
+        return read_values(folder) if self.state_dict() else {}
 
     @property
     def default_priority(self) -> float:
@@ -94,59 +202,143 @@ class Sampler(metaclass=_Samplers):
 
     @property
     def ran_out(self) -> bool:
-        """Whether an epoch is over; never for a sampler without epochs."""
-        return False
+        """Whether the batch drawn last was the last of its epoch; never for a sampler without epochs."""
+        return self._ran_out
 
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
-        """Accept what iteration over a buffer resets; a sampler without epochs keeps nothing."""
+        if self.has_epochs:
+            self._ran_out = bool(value)
+
+    @property
+    def remaining_batches(self) -> int:
+        """How many batches of the size drawn last are left of the epoch."""
+        return sys.maxsize
+
+    def epoch_batches(self, storage: Storage, batch_size: int) -> int | None:
+        """Return how many batches an epoch of the elements that are there now has; None for no epochs or not known."""
+        return None
+
+    # What buffers call ------------------------------------------------------------------------------
+
+    @final
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw `batch_size` elements; return their index and what else is known of them, each `[batch_size, ...]`.
+
+        UsageError (a ValueError) for a batch of less than one element, SchemaError (a RuntimeError) for an empty
+        storage.
+        """
+        if batch_size < 1 or not len(storage):
+            _refuse(storage, batch_size)
+        if self.has_epochs:
+            self._ran_out = False
+        return self.draw(storage, batch_size)
+
+    @final
+    def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Draw elements as `sample` does, and return their rows as well."""
+        if batch_size < 1 or not len(storage):
+            _refuse(storage, batch_size)
+        if self.has_epochs:
+            self._ran_out = False
+        return self.draw_rows(storage, batch_size)
+
+    @final
+    def add(self, index: Any) -> None:
+        """Report that an element was written."""
+        self.on_write(index)
+
+    @final
+    def extend(self, index: Any) -> None:
+        """Report that elements were written."""
+        self.on_write(index)
+
+    @final
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Give elements other priorities; a sampler that has no use for them warns."""
+        self.set_priorities(index, priority, storage)
+
+    @final
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Report that elements were changed in place."""
+        self.on_update(index, storage)
+
+    @final
+    def empty(self) -> None:
+        """Forget all that is known of the elements."""
+        self._empty()
+
+    @final
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; `save_state` of each class says what it holds."""
+        return self.save_state()
+
+    @final
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one that is not this sampler's."""
+        self.load_state(state_dict)
+
+    @final
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into the folder `path`; nothing for a sampler without state."""
+        self.write_state(Path(path), self.state_dict())
+
+    @final
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps`, here or in TorchRL, wrote.
+
+        DatasetNotFoundError where there is none, CorruptDataError for a state that cannot be; nothing has changed then.
+        """
+        state = self.read_state(Path(path))
+        try:
+            self.load_state_dict(state)
+        except SchemaError as error:
+            raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+    # Names of TorchRL's samplers --------------------------------------------------------------------
+
+    def _empty(self) -> None:
+        self._ran_out = False
+        self.reset()
+
+    @property
+    def _rng(self) -> torch.Generator | None:
+        return self.generator
+
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
 
     @property
     def _remaining_batches(self) -> int:
-        """How many batches may still be drawn ahead."""
-        return sys.maxsize
-
-    def _epoch_batches(self, storage: Storage, batch_size: int) -> int | None:
-        """Return how many batches a whole epoch has; None for a sampler without epochs."""
-        return None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        return {}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; SchemaError for one that is not this sampler's."""
-        if state_dict:
-            raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state_dict))}")
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into a folder: nothing, for a sampler without state."""
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Read the state from a folder: nothing, for a sampler without state."""
-
-    def _check_storage(self, storage: Storage) -> None:
-        """Refuse a storage that this cannot choose from, with nothing changed; SchemaError (a RuntimeError)."""
-
-    def _room_in(self, storage: Storage) -> int | None:
-        """Say how many elements of this storage it can choose from; None where that is any number."""
-        return None
-
-    def _meet(self, storage: Storage) -> Any:
-        """Get to know the storage that elements are chosen from."""
-
-    def _empty(self) -> None:
-        """Forget what is known of the elements."""
-
-    def _turn(self, row: int, storage: Storage) -> None:
-        """Follow the rows of a storage, of which `row` became row 0, those before it coming last."""
-
-    def _begin_anew(self) -> None:
-        """Forget what is drawn already and comes later: another process has drawn it."""
+        return self.remaining_batches
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the generator behind: torch cannot pickle it."""
-        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+        return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _refuse(storage: Storage, batch_size: int) -> None:
+    if batch_size < 1:
+        raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+    raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
+
+
+def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Put the checks of `Sampler.sample` around an override of it."""
+
+    @functools.wraps(method)
+    def sample(self: Sampler, storage: Storage, batch_size: int, *more: Any, **options: Any) -> Any:
+        if batch_size < 1 or not len(storage):
+            _refuse(storage, batch_size)
+        return method(self, storage, batch_size, *more, **options)
+
+    return sample
+
+
+def _implements(cls: type[Sampler], *names: str) -> bool:
+    """Say whether a class has other methods of these names than the contract."""
+    return any(getattr(cls, name) is not getattr(Sampler, name) for name in names)

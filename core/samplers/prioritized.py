@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..errors import SchemaError, UsageError
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages import Storage
 from .base import Index, Sampler
@@ -67,8 +66,8 @@ class PrioritizedSampler(Sampler):
     ([8, 9], [1.0, 3.0])
     """
 
-    by_number: ClassVar[bool] = True
-    by_marks: ClassVar[bool] = True
+    reads_rows: ClassVar[bool] = False
+    writes_are_updates: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -156,16 +155,13 @@ class PrioritizedSampler(Sampler):
 
     # Sampling ---------------------------------------------------------------------------------------
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw `batch_size` elements; the info holds their `"priority_weight"`.
 
-        SchemaError (a RuntimeError) for an empty storage, and where no element can be drawn.
+        SchemaError (a RuntimeError) where no element can be drawn.
         """
-        if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
-        if not self._meet(storage):
-            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
-        tree, generator = self._priorities.tree, self._rng
+        self.on_attach(storage)
+        tree, generator = self._priorities.tree, self.generator
         if not 0 < tree.total < math.inf:
             raise SchemaError(
                 f"non-positive p_sum: the weights of {self._priorities.known} elements add up to {tree.total:g}",
@@ -195,8 +191,9 @@ class PrioritizedSampler(Sampler):
             if capacity > self.max_capacity:
                 self._priorities.grow(capacity)
 
-    def _check_storage(self, storage: Storage) -> None:
-        room = self._room_in(storage)
+    def check_storage(self, storage: Storage) -> None:
+        """Refuse a storage with more elements than `max_capacity`; warn of one that has room for more."""
+        room = self.capacity_for(storage)
         if room is None:
             return
         found = f"the sampler's max_capacity is {room}, the storage has room for {storage.max_size}"
@@ -206,11 +203,12 @@ class PrioritizedSampler(Sampler):
             )
         warnings.warn(f"{found}: the write that passes element {room - 1} will be refused", stacklevel=5)
 
-    def _room_in(self, storage: Storage) -> int | None:
+    def capacity_for(self, storage: Storage) -> int | None:
+        """Return `max_capacity`, where it is less than the storage has room for and does not grow with it."""
         bounded = not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS
         return self.max_capacity if bounded else None
 
-    def _meet(self, storage: Storage) -> int:
+    def on_attach(self, storage: Storage) -> int:
         """Learn from a storage where it is, and how many elements it may have and has, which is returned."""
         self._make_room(storage)
         device, priorities = getattr(storage, "device", _CPU), self._priorities
@@ -221,7 +219,7 @@ class PrioritizedSampler(Sampler):
         if storage.ndim > 1:
             self._lanes = tuple(storage.shape[1:])
             while self._unnumbered:
-                self.extend(self._unnumbered.pop(0))
+                self.on_write(self._unnumbered.pop(0))
         length = len(storage)
         if length != priorities.known:
             priorities.meet(length)
@@ -229,7 +227,7 @@ class PrioritizedSampler(Sampler):
 
     # Priorities -------------------------------------------------------------------------------------
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+    def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
         """Give elements other priorities.
 
         `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension; what has several dimensions
@@ -242,7 +240,7 @@ class PrioritizedSampler(Sampler):
         has changed.
         """
         if storage is not None:
-            self._meet(storage)
+            self.on_attach(storage)
         values = priority_values(priority, self.dtype)
         self._priorities.update(element_numbers(index, self._lanes), values, only_known=storage is not None)
 
@@ -251,32 +249,28 @@ class PrioritizedSampler(Sampler):
         """Priority of new elements."""
         return self._priorities.default
 
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Hear that elements were changed: they get the default priority, as if they were new.
+    def on_update(self, index: Any, storage: Storage | None) -> None:
+        """Give elements that were changed the default priority, as if they were new.
 
         `index` is anything that a storage can be written at; without the storage, numbers.
         """
         if storage is None:
             self._priorities.renew(element_numbers(index, self._lanes))
             return
-        length = self._meet(storage)
+        length = self.on_attach(storage)
         if type(index) is int and storage.ndim == 1 and -length <= index < length:
             self._priorities.renew_run(index % length, index % length + 1)
         else:
             self._priorities.renew(marked_numbers(index, storage))
 
-    def add(self, index: Any) -> None:
-        """Hear that an element was written; it gets the default priority."""
-        if isinstance(index, int):
-            self.extend_run(index, index + 1)
-        else:
-            self.extend(index)
-
-    def extend(self, index: Any) -> None:
-        """Hear that elements were written; they get the default priority. Negative numbers are passed over.
+    def on_write(self, index: Any) -> None:
+        """Give elements that were written the default priority. Negative numbers are passed over.
 
         SchemaError (a RuntimeError) for an element beyond the capacity.
         """
+        if isinstance(index, int):
+            self.extend_run(index, index + 1)
+            return
         if self._lanes is None and isinstance(index, torch.Tensor) and index.dim() == 2 and index.shape[1] > 1:
             # How to number them is not known before the storage was seen; elements that are new by then are found then.
             if self._priorities.known:
@@ -285,19 +279,21 @@ class PrioritizedSampler(Sampler):
         self._priorities.renew(element_numbers(index, self._lanes))
 
     def extend_run(self, start: int, stop: int) -> None:
-        """Hear that the elements from `start` up to but not including `stop` were written, at the least cost."""
+        """Give the elements from `start` up to but not including `stop` the default priority, at the least cost."""
         self._priorities.renew_run(start, stop)
 
-    def _turn(self, row: int, storage: Storage) -> None:
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Move the priorities along with the rows."""
         self._priorities.turn(row * (len(storage) // storage.shape[0]), len(storage))
 
-    def _empty(self) -> None:
+    def reset(self) -> None:
+        """Forget all priorities."""
         self._priorities.clear()
         self._forget()
 
     # State ------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return alpha, beta and eps, the largest priority and whose it is, and the weights.
 
         Of `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and float32's
@@ -305,35 +301,30 @@ class PrioritizedSampler(Sampler):
         """
         return self._priorities.state_dict() | {"_beta": self._beta}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a state, also of a sampler of TorchRL's, whose trees are read.
 
         SchemaError (a RuntimeError), with nothing changed, for one that cannot be this one's.
         That of another capacity is none, unless the storage is one that `max_capacity` grows with.
         """
         try:
-            beta = at_least_zero("beta", state_dict.get("_beta", math.nan))
-            self._priorities.load_state_dict(plain_priorities(state_dict), any_capacity=self._open)
+            beta = at_least_zero("beta", state.get("_beta", math.nan))
+            self._priorities.load_state_dict(plain_priorities(state), any_capacity=self._open)
         except UsageError as error:
             raise SchemaError(f"this state cannot be taken over: {error}") from error
         self._beta = beta
         self._forget()
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`: the leaves of both trees, and a JSON file, as TorchRL writes them."""
-        write_priorities(Path(path), self.state_dict())
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write the leaves of both trees, and a JSON file, as TorchRL does."""
+        write_priorities(folder, state)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote.
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state`, or TorchRL, wrote.
 
-        SchemaError (a RuntimeError) for another capacity, CorruptDataError for what cannot be such a state; nothing
-        has changed then.
+        SchemaError (a RuntimeError) for another capacity, CorruptDataError for what cannot be such a state.
         """
-        state = read_priorities(Path(path), None if self._open else self.max_capacity)
-        try:
-            self.load_state_dict(state)
-        except SchemaError as error:
-            raise CorruptDataError(f"{path} cannot be read: {error}") from error
+        return read_priorities(folder, None if self._open else self.max_capacity)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

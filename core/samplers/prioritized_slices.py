@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     (tensor([5, 6, 5, 6]),)
     """
 
-    by_number: ClassVar[bool] = False
+    draw_rows = SliceSampler.draw_rows
 
     def __init__(
         self,
@@ -119,15 +119,15 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     # Sampling ---------------------------------------------------------------------------------------
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices that begin where priorities are high."""
         count, slice_len = self._measure(batch_size)
         table = self._table(storage)
-        self._meet(storage)
+        self.on_attach(storage)
         tree = self._mark_starts(table, storage, slice_len)
         if not tree.total and not tree.any_legal:
             self._refuse_short(table, slice_len)
-        index, drawn = PrioritizedSampler.sample(self, storage, count)
+        index, drawn = PrioritizedSampler.draw(self, storage, count)
         lane, start = _places(table, storage, index)
         if self.strict_length and not self._overhang(slice_len):
             length = np.full(count, slice_len)  # all that is legal has room for a whole slice
@@ -162,9 +162,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     # What both parents have ---------------------------------------------------------------------------
 
-    def _empty(self) -> None:
-        SliceSampler._empty(self)
-        PrioritizedSampler._empty(self)
+    def reset(self) -> None:
+        """Forget all trajectories and priorities."""
+        SliceSampler.reset(self)
+        PrioritizedSampler.reset(self)
         self._marked = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
 from .without_replacement import SamplerWithoutReplacement
@@ -29,21 +28,17 @@ class RandomSampler(Sampler):
     (torch.Size([4]), {})
     """
 
-    by_number: ClassVar[bool] = True
-    _without_replacement: ClassVar[type[Sampler]] = SamplerWithoutReplacement
+    reads_rows: ClassVar[bool] = False
+    without_replacement: ClassVar[type[Sampler]] = SamplerWithoutReplacement
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw `batch_size` elements."""
-        if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
-        length = len(storage)
-        if not length:
-            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
         if storage.ndim == 1:
-            return self._draw(length, batch_size), {}
-        return tuple(self._draw(size, batch_size) for size in storage.shape), {}
+            return self._numbers(len(storage), batch_size), {}
+        return tuple(self._numbers(size, batch_size) for size in storage.shape), {}
 
-    def _draw(self, size: int, count: int) -> torch.Tensor:
-        if self._rng is None:
+    def _numbers(self, size: int, count: int) -> torch.Tensor:
+        generator = self.generator
+        if generator is None:
             return torch.randint(size, (count,))
-        return torch.randint(size, (count,), generator=self._rng, device=self._rng.device)
+        return torch.randint(size, (count,), generator=generator, device=generator.device)

@@ -75,8 +75,8 @@ class SliceSampler(Sampler):
     tensor([0., 0.])
     """
 
-    by_time: ClassVar[bool] = True
-    _without_replacement: ClassVar[type[Sampler]]
+    needs_order: ClassVar[bool] = True
+    without_replacement: ClassVar[type[Sampler]]
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class SliceSampler(Sampler):
 
     # Sampling ----------------------------------------------------------------------------------------
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices of `batch_size` steps in all."""
         count, slice_len = self._measure(batch_size)
         table = self._table(storage)
@@ -161,12 +161,12 @@ class SliceSampler(Sampler):
         start, taken = self._placed(first, length, slice_len, chances[count:], place)
         return self._assemble(storage, table, lane, start, taken, slice_len)
 
-    def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+    def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their steps, of which flags are known then without reading them for themselves."""
         marks = self._marks
         marks.keeps_rows = True
         try:
-            index, info = self.sample(storage, batch_size)
+            index, info = self.draw(storage, batch_size)
             return index, info, marks.rows
         finally:
             marks.keeps_rows, marks.rows = False, None
@@ -175,8 +175,6 @@ class SliceSampler(Sampler):
         """Return the number of slices and their length; SchemaError for a batch that cannot be divided."""
         name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
         assert known is not None  # one of them is
-        if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} steps was asked for; at least 1 is needed")
         other, rest = divmod(batch_size, known)
         if rest:
             raise SchemaError(f"the batch size {batch_size} is not divisible by {name}={known}")
@@ -186,8 +184,6 @@ class SliceSampler(Sampler):
         """Return the trajectories of a storage, as they are now."""
         found = self._found
         if found is None or found[0]() is not storage or _is_outdated(found[1].signal, storage):
-            if not len(storage):
-                raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
             found = self._found = weakref.ref(storage), trajectory_table(storage, self._signal(storage))
         table = found[1]
         table.refresh()
@@ -271,7 +267,7 @@ class SliceSampler(Sampler):
         return start, stop - start
 
     def _fractions(self, count: int) -> NDArray[np.float64]:
-        rng = self._rng
+        rng = self.generator
         if rng is None or rng.device.type == "cpu":
             return torch.rand(count, dtype=torch.float64, generator=rng).numpy()
         return torch.rand(count, dtype=torch.float64, generator=rng, device=rng.device).numpy(force=True)
@@ -319,7 +315,8 @@ class SliceSampler(Sampler):
             self._last_ends = known
         return known
 
-    def _empty(self) -> None:
+    def reset(self) -> None:
+        """Forget where the trajectories are."""
         self._found = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -88,9 +88,13 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         )
         self.drop_last = drop_last
         self._epoch = TrajectoryEpoch(shuffle)
-        self._forget()
+        self.reset()
 
-    def _forget(self) -> None:
+    draw_rows = SliceSampler.draw_rows
+
+    def reset(self) -> None:
+        """Forget the epoch, and where the trajectories are."""
+        super().reset()
         self._epoch.forget()
         self._followed: weakref.ref[Storage] | None = None
         self._slices = 0
@@ -101,24 +105,24 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         """Whether the order is random."""
         return self._epoch.shuffle
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices of the next trajectories of the epoch, or of those that are left."""
         count, slice_len = self._measure(batch_size)
         table, epoch = self._table(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
             epoch.forget()  # the trajectories of another storage
-        epoch.catch_up(table, storage.log.now, slice_len if self.strict_length else 1, self._rng)
+        epoch.catch_up(table, storage.log.now, slice_len if self.strict_length else 1, self.generator)
         self._followed = weakref.ref(storage)
         fewest = count if self.drop_last else 1
         if epoch.eligible < fewest:
             self._refuse(table, slice_len, count)
         if not epoch.begun or len(epoch) < fewest:
-            epoch.begin(self._rng)
+            epoch.begin(self.generator)
         lane, first, length = epoch.take(count)
         self._slices = count
         self._ran_out = len(epoch) < fewest
         if self._ran_out:
-            epoch.begin(self._rng)
+            epoch.begin(self.generator)
         start, taken = self._placed(first, length, slice_len)
         return self._assemble(storage, table, lane, start, taken, slice_len)
 
@@ -133,14 +137,15 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         )
 
     @property
-    def _remaining_batches(self) -> int:
+    def remaining_batches(self) -> int:
         """How many batches of as many slices as the one drawn last are left of the epoch."""
         if not self._slices:
             return sys.maxsize
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
-    def _epoch_batches(self, storage: Storage, batch_size: int) -> int:
+    def epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        """Return how many batches a whole epoch has of the trajectories that are there now."""
         count, slice_len = self._measure(batch_size)
         if not len(storage):
             return 0
@@ -148,12 +153,9 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         eligible = int((length >= (slice_len if self.strict_length else 1)).sum())
         return eligible // count if self.drop_last else -(-eligible // count)
 
-    def _turn(self, row: int, storage: Storage) -> None:
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Follow the rows of the trajectories that are left."""
         self._epoch.turn(row, storage.shape[0])
-
-    def _empty(self) -> None:
-        super()._empty()
-        self._forget()
 
     # State -----------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             return self._epoch.saved(None, None)
         return self._epoch.saved(self._table(storage), storage.log.now)
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return what is left of the epoch and how to go on, as TorchRL calls it, and some more.
 
         `_sample_list` holds the numbers of trajectories that are left, int64, or None before the first draw, and
@@ -182,25 +184,25 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             "_waiting": waiting,
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a state, also one of TorchRL's; SchemaError for another's.
 
         If the trajectories that it is of are not those that are found at the next draw, an epoch begins.
         """
-        self._require_state(state_dict)
-        count, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
+        self.require_state(state)
+        count, left = int(state["len_storage"]), state["_sample_list"]
         saved = None
         if left is not None:
-            waiting = state_dict.get("_waiting")
+            waiting = state.get("_waiting")
             late = np.empty(0, np.int64) if waiting is None else _checked(waiting, count)
             saved = SavedEpoch(_checked(left, count), late, count)
             if len(np.unique([*saved.left, *late])) < len(saved.left) + len(late):
                 raise SchemaError("_sample_list and _waiting name a trajectory twice")
-        self._forget()
+        self.reset()
         self._epoch.load(saved)
-        self._epoch.shuffle = bool(state_dict.get("shuffle", self.shuffle))
-        self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
-        self._slices = int(state_dict.get("_slices", 0))
+        self._epoch.shuffle = bool(state.get("shuffle", self.shuffle))
+        self.drop_last, self._ran_out = bool(state["drop_last"]), bool(state["_ran_out"])
+        self._slices = int(state.get("_slices", 0))
 
     def __getstate__(self) -> dict[str, Any]:
         epoch = TrajectoryEpoch(self.shuffle)
@@ -216,4 +218,4 @@ def _checked(numbers: Any, count: int) -> Numbers:
     return numbers.numpy(force=True).copy()
 
 
-SliceSampler._without_replacement = SliceSamplerWithoutReplacement
+SliceSampler.without_replacement = SliceSamplerWithoutReplacement

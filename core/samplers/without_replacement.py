@@ -40,24 +40,30 @@ class SamplerWithoutReplacement(EpochSampler):
     [[0, 1], [2, 3], [4], [0, 1]]
     """
 
-    by_number: ClassVar[bool] = True
+    reads_rows: ClassVar[bool] = False
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._forget()
+        self.reset()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
+        """Forget the epoch."""
         self.len_storage = 0
         self._order: Numbers | None = None  # never edited in place: states and batches of old refer to it
         self._drawn = 0
         self._batch_size = 0
         self._ran_out = False
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw the next `batch_size` elements of the epoch, or those that are left."""
         length = len(storage)
-        self._check(batch_size, length)
+        if self.drop_last and batch_size > length:
+            raise UsageError(
+                f"a batch of {batch_size} elements was asked for, the storage has {length} and incomplete batches "
+                "are left out",
+                hint="ask for fewer, or take drop_last=False",
+            )
         order = self._order_of(length)
         if self.drop_last and len(order) - self._drawn < batch_size:
             order = self._begin(length)
@@ -70,18 +76,6 @@ class SamplerWithoutReplacement(EpochSampler):
         index = torch.from_numpy(numbers)
         return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}
 
-    def _check(self, batch_size: int, length: int) -> None:
-        if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
-        if not length:
-            raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
-        if self.drop_last and batch_size > length:
-            raise UsageError(
-                f"a batch of {batch_size} elements was asked for, the storage has {length} and incomplete batches "
-                "are left out",
-                hint="ask for fewer, or take drop_last=False",
-            )
-
     def _order_of(self, length: int) -> Numbers:
         """Return the order of the epoch, brought up to date with a storage of this length."""
         if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
@@ -93,7 +87,7 @@ class SamplerWithoutReplacement(EpochSampler):
 
     def _begin(self, length: int) -> Numbers:
         """Start an epoch."""
-        self._order = permutation(length, self._rng) if self.shuffle else np.arange(length)
+        self._order = permutation(length, self.generator) if self.shuffle else np.arange(length)
         self._drawn, self.len_storage = 0, length
         return self._order
 
@@ -103,10 +97,11 @@ class SamplerWithoutReplacement(EpochSampler):
             return np.concatenate([left, late])
         if len(late) > _FEW:
             order = np.concatenate([left, late])
-            return order[permutation(len(order), self._rng)]
-        return inserted_at_random(left, late, self._rng)
+            return order[permutation(len(order), self.generator)]
+        return inserted_at_random(left, late, self.generator)
 
-    def _turn(self, row: int, storage: Storage) -> None:
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Renumber what is left of the epoch."""
         if self._order is not None:
             self._order = (self._order - row * (len(storage) // storage.shape[0])) % len(storage)
 
@@ -116,23 +111,21 @@ class SamplerWithoutReplacement(EpochSampler):
         return None if self._order is None else torch.from_numpy(self._order[self._drawn :])
 
     @property
-    def _remaining_batches(self) -> int:
+    def remaining_batches(self) -> int:
         """How many batches of the size drawn last are left of the epoch."""
         left = self._sample_list
         if left is None or not self._batch_size:
             return sys.maxsize
         return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
 
-    def _epoch_batches(self, storage: Storage, batch_size: int) -> int:
+    def epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        """Return how many batches a whole epoch has of the elements that are there now."""
         length = len(storage)
         return length // batch_size if self.drop_last else -(-length // batch_size)
 
-    def _empty(self) -> None:
-        self._forget()
-
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return what is left of the epoch, `_sample_list` (int64, or None before the first draw), and how to go on.
 
         The tensor is not copied; later draws do not change it.
@@ -146,16 +139,16 @@ class SamplerWithoutReplacement(EpochSampler):
             "_batch_size": self._batch_size,
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a state, also one of TorchRL's, in which `shuffle` is not kept; SchemaError for another's."""
-        self._require_state(state_dict)
-        length, left = int(state_dict["len_storage"]), state_dict["_sample_list"]
+        self.require_state(state)
+        length, left = int(state["len_storage"]), state["_sample_list"]
         order = None if left is None else _checked(left, length).numpy(force=True)
-        self._forget()
+        self.reset()
         self.len_storage, self._order = length, order
-        self.drop_last, self._ran_out = bool(state_dict["drop_last"]), bool(state_dict["_ran_out"])
-        self.shuffle = bool(state_dict.get("shuffle", self.shuffle))
-        self._batch_size = int(state_dict.get("_batch_size", 0))
+        self.drop_last, self._ran_out = bool(state["drop_last"]), bool(state["_ran_out"])
+        self.shuffle = bool(state.get("shuffle", self.shuffle))
+        self._batch_size = int(state.get("_batch_size", 0))
 
     def __getstate__(self) -> dict[str, Any]:
         left = self._sample_list

@@ -105,14 +105,14 @@ class BufferTests(ABC):
     def holds(self, buffer: ReplayBuffer, written: int) -> bool:
         """Tell whether contents, length, cursor and count are those after so many rows."""
         elements = min(written, ROWS) * (LANES if self.ndim == 2 else 1)
-        counted = (len(buffer), buffer.writer._cursor, buffer.write_count) == (elements, written % ROWS, written)
+        counted = (len(buffer), buffer.writer.cursor, buffer.write_count) == (elements, written % ROWS, written)
         return counted and (not written or alike(buffer[:], self.expected(written)))
 
     # The tests -------------------------------------------------------------------------------------
 
     def test_it_starts_empty(self) -> None:
         buffer = self.make(batch_size=2)
-        assert (len(buffer), buffer.write_count, buffer.writer._cursor) == (0, 0, 0)
+        assert (len(buffer), buffer.write_count, buffer.writer.cursor) == (0, 0, 0)
         assert isinstance(error_of(buffer.sample), RuntimeError)
         assert (buffer.stats()["size"], buffer.stats()["utilization"]) == (0, 0)
 
@@ -213,7 +213,7 @@ class BufferTests(ABC):
     def test_emptied_and_filled_again(self) -> None:
         for _, buffer in self.filled():
             buffer.empty()
-            assert (len(buffer), buffer.write_count, buffer.writer._cursor) == (0, 0, 0)
+            assert (len(buffer), buffer.write_count, buffer.writer.cursor) == (0, 0, 0)
             self.fill(buffer, 7)
             assert self.holds(buffer, 7)
 

@@ -123,7 +123,7 @@ class Listener:
 
     def mark_update(self, index: Any) -> None:
         """Note the index, the cursor and the count."""
-        self.heard.append((index, self.writer._cursor, self.writer._write_count))
+        self.heard.append((index, self.writer.cursor, self.writer.write_count))
 
 
 class WriterTests(ABC):
@@ -203,10 +203,10 @@ class WriterTests(ABC):
 
     def test_writes_are_counted(self, case: Case) -> None:
         writer, storage = self.filled(case)
-        assert writer._write_count == FILLED[case.filled]
+        assert writer.write_count == FILLED[case.filled]
         writer.add(case.row(100))
         writer.extend(case.rows(101, 2))
-        assert writer._write_count == FILLED[case.filled] + 3
+        assert writer.write_count == FILLED[case.filled] + 3
         assert storage.shape[0] == min(FILLED[case.filled] + 3, CAPACITY)
 
     def test_the_callers_data_stays_as_it_is(self, case: Case) -> None:
@@ -248,7 +248,7 @@ class WriterTests(ABC):
         (first, _, _), (second, cursor, count) = listener.heard
         assert sorted(torch.as_tensor(first).flatten().tolist()) == sorted(indices[0].flatten().tolist())
         assert torch.equal(torch.as_tensor(second), torch.as_tensor(indices[1]))
-        assert (cursor, count) == (writer._cursor, writer._write_count)
+        assert (cursor, count) == (writer.cursor, writer.write_count)
 
     def test_state_goes_round(self, case: Case) -> None:
         writer, storage = self.filled(case)
@@ -261,35 +261,35 @@ class WriterTests(ABC):
                     other.loads(Path(folder) / "writer")
                 else:
                     other.load_state_dict(writer.state_dict())
-                assert (other._cursor, other._write_count) == (writer._cursor, writer._write_count)
+                assert (other.cursor, other.write_count) == (writer.cursor, writer.write_count)
                 assert str(other.state_dict()) == str(writer.state_dict())
         assert torch.equal(other.extend(case.rows(100, 2)), writer.extend(case.rows(100, 2)))
         assert same_leaves(storage[:], copy[:])
 
     def test_a_pickle_goes_on_alike(self, case: Case) -> None:
         writer, storage = self.filled(case)
-        writer._rng = torch.Generator()
+        writer.generator = torch.Generator()
         copy = pickle.loads(pickle.dumps(writer))
-        assert copy._rng is None
+        assert copy.generator is None
         assert torch.equal(copy.extend(case.rows(100, 2)), writer.extend(case.rows(100, 2)))
-        assert same_leaves(copy._storage[:], storage[:])
+        assert same_leaves(copy.storage[:], storage[:])
 
     def test_emptied_it_starts_again(self, case: Case) -> None:
         writer, storage = self.filled(case)
         for counted in (False, True):
             storage._empty()
-            writer._empty(empty_write_count=not counted)
-            before = writer._write_count
+            writer.empty(empty_write_count=not counted)
+            before = writer.write_count
             index = writer.extend(case.rows(100, 1))
             assert int(index.flatten()[0]) == 0
-            assert writer._write_count == before + 1
-        assert writer._cursor == 1
+            assert writer.write_count == before + 1
+        assert writer.cursor == 1
 
     def test_counts_have_64_bits(self, case: Case) -> None:
         writer, _ = self.filled(case)
-        writer._write_count = 2**31 - 1
+        writer.write_count = 2**31 - 1
         writer.extend(case.rows(100, 2))
-        assert writer._write_count == 2**31 + 1
+        assert writer.write_count == 2**31 + 1
 
     def test_a_batch_has_elements(self, case: Case) -> None:
         writer, storage = self.filled(case)
@@ -325,7 +325,7 @@ class RingTests(WriterTests):
             rows = index if case.ndim == 1 else index[:, 0][::LANES]
             assert torch.equal(rows, expected)
             start += count
-            assert (writer._cursor, writer._write_count) == (start % CAPACITY, start)
+            assert (writer.cursor, writer.write_count) == (start % CAPACITY, start)
         newest = case.rows(start - CAPACITY, CAPACITY)
         slots = torch.arange(start - CAPACITY, start) % CAPACITY
         assert same_leaves(storage.get(slots), newest)

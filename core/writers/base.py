@@ -2,180 +2,375 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..contract import delegate, own_attributes, refuse_overrides
+from ..errors import SchemaError
 from ..storages import Storage
-from ..storages.counter import Counter
-from ..storages.generations import Generations
+from .batches import as_batch, batch_length, capacity_rows, chosen_rows
+from .counting import Counting, counts_in, rows_in
+from .folder import read_state, write_state
 
-__all__ = ["Writer", "counts_in"]
+__all__ = ["Writer"]
+
+_FINAL = {
+    "empty": "reset()",
+    "sync_cursor": "keeps_order",
+    "resume_after": "on_register(storage)",
+    "rotate": "on_rotate(row)",
+    "unshare": "save_state() and load_state(state)",
+}
 
 
-class Writer(ABC):
+class Writer(Counting, ABC):
     """Puts new elements into a storage and counts them.
 
-    A write goes through four steps: everything is checked; the storage takes the data, whole or not at all; the
-    cursor and the count of written elements move on; whoever is attached to the storage hears which elements are
-    new. So a write that fails has changed nothing. The caller's data is never changed, not even by the writers that
-    store an `"index"` beside it. Writers hold no locks: buffers do.
+    A writer implements `place(data, count, capacity)`, which names the rows that a batch goes to. One that keeps a
+    state of its own also implements `save_state`, `load_state` and `reset`. All other methods have a default:
+
+    - `place_one(data, capacity)`: the row of a single element, where that is faster than a batch of one;
+    - `prepare(data, rows)`: what is stored of the data;
+    - `on_written(rows, capacity)`, `on_refused()`: the storage has taken the data, or has not;
+    - `check_storage(storage)`, `on_register(storage)`: a storage that is refused, or written to from now on;
+    - `on_rotate(row)`: `row` became row 0, and the rows before it come last;
+    - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
+
+    `keeps_order = False` says that rows do not follow one another round a ring: samplers of slices refuse such a
+    writer. `generator` is what random numbers come from; None stands for torch's own. `storage`, `cursor` and
+    `write_count` can be read anywhere; `on_written` and `reset` may set the counters.
+
+    The methods that buffers call (`add`, `extend`, `register_storage`, `state_dict`, `load_state_dict`, `dumps`,
+    `loads`, `empty`) do the book-keeping. A write goes through four steps: everything is checked; the storage takes the
+    data, whole or not at all; the cursor and the count of written elements move on; the buffers attached to the storage
+    are informed which elements are new. So a write that fails changes nothing. The caller's data is never changed, not
+    even by the writers that store an `"index"` beside it. Writers hold no locks: buffers do.
+
+    Writers that were written for TorchRL override those methods themselves, and keep working: buffers call the
+    override; `add` and `extend` check the storage and the batch before it, and inform attached buffers after it unless
+    it has done so. Methods that TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names what
+    to implement.
 
     Cursor and count have 64 bits and lie in shared memory, so that forked and spawned children go on in the same
     ring; with `compilable` they are numbers of this process. Ideas and names are those of TorchRL's writers.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> class Stack(Writer):
+    ...     def place(self, data, count, capacity):
+    ...         rows = self.cursor + torch.arange(count)
+    ...         return rows.where(rows < capacity, -1)
+    ...     def on_written(self, rows, capacity):
+    ...         self.cursor = int(rows.max()) + 1
+    >>> writer, storage = Stack(), TensorStorage(torch.zeros(4))
+    >>> writer.register_storage(storage)
+    >>> writer.extend(torch.arange(1.0, 4)), writer.extend(torch.arange(4.0, 6))
+    (tensor([0, 1, 2]), tensor([ 3, -1]))
+    >>> storage[:]
+    tensor([1., 2., 3., 4.])
     """
 
-    tracks_generations = False
-    """Whether this writer counts how often each row was written over."""
+    keeps_order: ClassVar[bool] = True
+    """Whether rows lie in the order in which they came, round a ring, and `cursor` is the row that comes next."""
 
-    in_time: ClassVar[bool] = True
-    """Whether rows lie in the order in which they came, round a ring."""
+    writes: ClassVar[bool] = True
+    """Whether anything can be written; otherwise there is no state."""
 
-    _rng: torch.Generator | None = None
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = own_attributes(cls, Writer)
+        refuse_overrides(cls, own, _FINAL)
+        for name in ("add", "extend"):
+            if name in own:
+                setattr(cls, name, _with_book_keeping(own[name], batch=name == "extend"))
+        if "place" not in own and cls.add is not Writer.add and cls.extend is not Writer.extend:
+            delegate(cls, "place")
 
-    def __init__(self, compilable: bool = False) -> None:
-        self._storage: Storage | None = None
-        self._compilable = compilable
-        self._cursor_counter = Counter(0, shared=not compilable)
-        self._write_counter = Counter(0, shared=not compilable)
+    # What a writer implements -----------------------------------------------------------------------
 
     @abstractmethod
+    def place(self, data: Any, count: int, capacity: int) -> torch.Tensor | range:
+        """Name the rows that a batch of `count` elements goes to; what this changes, `on_refused` undoes.
+
+        Returns int64 `[count]`, rows below `capacity`, and -1 for each element that is not kept; of a row that is named
+        twice the last element stays. A `range` stands for rows that follow one another, with row 0 behind the last.
+        Rows that are new are the next ones behind those that the storage has.
+        """
+
+    def place_one(self, data: Any, capacity: int) -> int | None:
+        """Name the row that an element goes to; None for one that is not kept."""
+        rows = self.place(as_batch(data), 1, capacity)
+        row = rows.start % capacity if isinstance(rows, range) else int(rows[0])
+        return None if row < 0 else row
+
+    def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
+        """Return what is stored of data that goes to these rows; the caller's own containers stay as they are."""
+        return data
+
+    def on_written(self, rows: int | range | torch.Tensor, capacity: int) -> None:
+        """Follow a write to these rows; the default moves the cursor behind the last of them."""
+        last = rows if isinstance(rows, int) else int(rows[-1])
+        self.cursor = (last + 1) % capacity
+
+    def on_refused(self) -> None:
+        """Undo what `place` changed: the storage has not taken the data."""
+
+    def check_storage(self, storage: Storage) -> None:
+        """Raise UsageError for a storage that this cannot write to; nothing has changed then."""
+
+    def on_register(self, storage: Storage, previous: Storage | None) -> None:
+        """Prepare to write to a storage, after another one or as the first."""
+
+    def on_rotate(self, row: int) -> None:
+        """Follow a full ring that was loaded into a larger storage, where `row` became row 0."""
+
+    def reset(self) -> None:
+        """Forget what is known of the elements: the storage is empty, or holds others."""
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state beside cursor and count: tensors, numbers, bools and None by name."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save_state` returned; SchemaError, with nothing changed, for another writer's state.
+
+        `state` also holds `_cursor` and `_write_count`, which are set already, and are set back on failure.
+        """
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write a state into a folder, which is made where it is missing."""
+        write_state(folder, state)
+
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state` wrote.
+
+        DatasetNotFoundError where there is none, FormatError and CorruptDataError for one that cannot be read.
+        """
+        return read_state(folder)
+
+    # Writing ----------------------------------------------------------------------------------------
+
+    @final
     def add(self, data: Any) -> Any:
         """Write one element; return its index, an int, or where the storage has several dimensions int64 `[k, ndim]`.
 
-        SchemaError (a RuntimeError) for what the storage cannot take, with nothing changed.
+        None for an element that is not kept. SchemaError (a RuntimeError), with nothing changed, for what the storage
+        cannot take.
         """
+        storage = self._writable()
+        capacity = storage.max_size
+        if storage.ndim > 1:
+            capacity = capacity_rows(capacity, storage.ndim, data)
+        row = self.place_one(data, capacity)
+        if row is None:
+            return None
+        try:
+            storage.set(row, self.prepare(data, row))
+        except BaseException:
+            self.on_refused()
+            raise
+        self.on_written(row, capacity)
+        return self._written(row, 1)
 
-    @abstractmethod
+    @final
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch; return the indices of its elements, int64 `[n]`, or `[n * k, ndim]` of several dimensions.
 
-        SchemaError (a RuntimeError) for what is no batch or what the storage cannot take, with nothing changed.
+        -1 stands for an element that is not kept. SchemaError as for `add`, and for what is no batch.
         """
+        storage = self._writable()
+        count = batch_length(data)
+        capacity = storage.max_size
+        if storage.ndim > 1:
+            capacity = capacity_rows(capacity, storage.ndim, data, batch=True)
+        rows = self.place(data, count, capacity)
+        if not isinstance(rows, range):
+            return self._extend_at(rows, data, count, capacity)
+        index = torch.from_numpy(np.arange(rows.start, rows.stop))  # half of the time of torch.arange
+        where: Any = rows  # storages copy a range at once, where they would scatter row numbers
+        if rows.stop > capacity:
+            where = index.remainder_(capacity).clone()  # the storage keeps it; of rows named twice the last data stay
+        if len(rows) != count:
+            _refuse_rows(self, index, count)
+        try:
+            storage.set(where, self.prepare(data, where))
+        except BaseException:
+            self.on_refused()
+            raise
+        self.on_written(where, capacity)
+        return self._written(index, count)  # type: ignore[no-any-return]
 
+    def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
+        """Write a batch at the rows that `place` named; without an order, those that are kept in ascending order."""
+        if index.dtype != torch.int64 or index.shape != (count,) or bool(((index < -1) | (index >= capacity)).any()):
+            _refuse_rows(self, index, count)
+        rows, stored = index.clone(), data
+        if not self.keeps_order or bool((index < 0).any()):
+            kept = (index >= 0).nonzero().squeeze(1)
+            if not len(kept):
+                return index
+            order = kept if self.keeps_order else kept[index[kept].argsort(stable=True)]
+            rows = index[order]
+            if not torch.equal(order, torch.arange(count)):  # otherwise there is nothing to gather
+                stored = chosen_rows(data, order)
+        try:
+            self.storage.set(rows.clone(), self.prepare(stored, rows))
+        except BaseException:
+            self.on_refused()
+            raise
+        self.on_written(rows, capacity)
+        self._written(rows, len(rows))
+        return self._replicate_index(index)
+
+    def _written(self, rows: Any, count: int) -> Any:
+        """Count what was written and inform attached buffers; return the index of the elements."""
+        self.write_count += count
+        storage = self.storage
+        if (generations := self._generations) is not None:
+            generations.count(torch.as_tensor(rows).reshape(-1))
+        index = rows
+        if storage.ndim > 1:
+            index = self._replicate_index(torch.as_tensor(rows).reshape(-1))
+        self._mark_update(index)
+        return index
+
+    def _writable(self) -> Storage:
+        if not self.writes:
+            raise SchemaError("This dataset doesn't allow writing.", hint="copy the rows into a buffer of your own")
+        return self.storage
+
+    # The storage ------------------------------------------------------------------------------------
+
+    @final
     def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on."""
-        self._storage = storage
+        """Write into this storage from now on, in a ring behind the rows that it holds.
 
-    def tell_cursor(self) -> None:
-        """Tell the storage where the ring goes on, where this is the writer of a ring."""
-
-    def go_on_behind(self) -> None:
-        """Begin anew behind the rows that the storage holds: a load brought rows and no state of a writer."""
-        storage = self._registered()
-        self._empty()
-        self._cursor = len(storage) % storage.max_size
-        self._write_count = len(storage)
-
-    def generations_of(self, index: Any) -> torch.Tensor:
-        """Return the generation of the row of each element at `index`, int64 of as many elements.
-
-        `index` is an int, row numbers of any shape, and where the storage has several dimensions the coordinates
-        `[..., ndim]` or a tuple of a tensor a dimension. -1 for rows that were never written or are not there, and for
-        all rows of a writer that does not track generations.
+        A writer that has loaded a state before its first storage goes on from there.
         """
-        rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
-        if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
-            rows = rows[..., 0]
-        generations = self._generations if self.tracks_generations else None
-        return torch.full(rows.shape, -1) if generations is None else generations.at(rows.long())
+        if storage is self._storage:
+            return
+        self.check_storage(storage)
+        previous = self._storage
+        if self.keeps_order and self.writes and not (previous is None and (self.cursor or self.write_count)):
+            rows = rows_in(storage)
+            self.cursor = storage.shape[0] % rows if len(storage) else 0
+        self._storage = storage
+        self.on_register(storage, previous)
+        self.sync_cursor()
 
-    @property
-    def _generations(self) -> Generations | None:
-        """The generations of the storage's rows, which belong to the storage and to all that write to it."""
-        return None if self._storage is None else self._storage._generations
+    @final
+    def sync_cursor(self) -> None:
+        """Set the row at which the storage expects the next write of a ring."""
+        if self.keeps_order and self.writes and self._storage is not None and (rows := rows_in(self._storage)):
+            self._storage.log.go_on_at(self.cursor % rows)
 
-    def _count_generations(self, rows: torch.Tensor) -> None:
-        """Count a write to each of these rows, where anybody tracks generations; negative numbers stand for none."""
-        if (generations := self._generations) is not None:
-            generations.count(rows[rows >= 0])
+    @final
+    def resume_after(self) -> None:
+        """Write next behind the rows of the storage, or at the first one if it is full; count from there.
 
-    @property
-    def _cursor(self) -> int:
-        """The row that is written next."""
-        return self._cursor_counter.value
+        For a load that brought rows and no state of a writer.
+        """
+        if not self.writes:
+            return
+        storage = self.storage
+        self.empty()
+        self.on_register(storage, storage)
+        self.cursor = storage.shape[0] % rows_in(storage) if len(storage) else 0
+        self.write_count = storage.shape[0] if len(storage) else 0
 
-    @_cursor.setter
-    def _cursor(self, value: int) -> None:
-        self._cursor_counter.value = value
+    @final
+    def rotate(self, row: int) -> None:
+        """Follow a full ring that was loaded into a larger storage, where `row` became row 0: go on behind it."""
+        self.cursor = self.storage.shape[0]
+        self.on_rotate(row)
 
-    @property
-    def _write_count(self) -> int:
-        """How many elements were ever written, along dimension 0."""
-        return self._write_counter.value
-
-    @_write_count.setter
-    def _write_count(self, value: int) -> None:
-        self._write_counter.value = value
-
-    def _registered(self) -> Storage:
-        if self._storage is None:
-            raise UsageError(f"this {type(self).__name__} has no storage to write to", hint="call register_storage()")
-        return self._storage
-
-    def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
-        """Name the elements of whole rows: `[n]` becomes `[n * k, ndim]` where the storage has several dimensions."""
-        others = self._registered().shape[1:]
-        if not others:
-            return index
-        parts = torch.meshgrid(index, *(torch.arange(size) for size in others), indexing="ij")
-        return torch.stack(parts, -1).flatten(0, -2)
-
-    def _mark_update(self, index: Any) -> None:
-        """Tell the buffers attached to the storage which elements are new."""
-        for buffer in self._registered()._attached:
-            buffer.mark_update(index)
-
-    def _empty(self, empty_write_count: bool = True) -> None:
+    @final
+    def empty(self, empty_write_count: bool = True) -> None:
         """Start again at the first row; with `empty_write_count`, count from 0."""
-        self._cursor = 0
-        if empty_write_count:
-            self._write_count = 0
-        if (generations := self._generations) is not None:
-            generations.count_all()
+        self._empty(empty_write_count)
 
-    @abstractmethod
+    # State ------------------------------------------------------------------------------------------
+
+    @final
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: at least `_cursor` and `_write_count` where anything can be written."""
+        """Return `_cursor`, `_write_count`, and what `save_state` adds; nothing where nothing can be written."""
+        if not self.writes:
+            return {}
+        return {"_cursor": self.cursor, "_write_count": self.write_count} | self.save_state()
 
-    @abstractmethod
+    @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; SchemaError for one that is not this writer's, with nothing changed."""
+        if not self.writes:
+            if state_dict:
+                raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state_dict))}")
+            return
+        counts, before = counts_in(state_dict), (self.cursor, self.write_count)
+        self.cursor, self.write_count = counts
+        try:
+            self.load_state(state_dict)
+        except BaseException:
+            self.cursor, self.write_count = before
+            raise
+        self.sync_cursor()
 
-    @abstractmethod
+    @final
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write the state into the folder `path`, which is made where it is missing."""
+        if state := self.state_dict():
+            self.write_state(Path(path), state)
 
-    @abstractmethod
+    @final
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Take over the state in the folder `path`, with nothing changed where that cannot be.
 
         DatasetNotFoundError where there is none, FormatError and CorruptDataError for one that cannot be read.
         """
+        if self.writes:
+            self.load_state_dict(self.read_state(Path(path)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator behind: torch cannot pickle it."""
-        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+    # Names of TorchRL's writers ---------------------------------------------------------------------
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if not self.writes:
+            self._writable()  # which refuses
+        self.cursor = 0
+        if empty_write_count:
+            self.write_count = 0
+        if (generations := self._generations) is not None:
+            generations.count_all()
+        self.reset()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(cursor={self._cursor}, write_count={self._write_count})"
+        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
 
 
-def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Read `_cursor` and `_write_count`, which is 0 where an older TorchRL wrote none, out of a state.
+def _refuse_rows(writer: Writer, index: torch.Tensor, count: int) -> None:
+    raise SchemaError(
+        f"place() of a {type(writer).__name__} named the rows {index.tolist()[:8]} of type {index.dtype} for {count} "
+        "elements, expected is a row of the storage or -1 for each, int64"
+    )
 
-    SchemaError for one that is missing, not a whole number, or negative.
-    """
-    counts = []
-    for name, absent in (("_cursor", None), ("_write_count", 0)):
-        value = state.get(name, absent)
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-            raise SchemaError(f"{name} is {value!r} in the state, expected is a count")
-        counts.append(value)
-    return counts[0], counts[1]
+
+def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[..., Any]:
+    """Put checks before an override of `Writer.add` or `Writer.extend`, and the word to attached buffers behind it."""
+
+    @functools.wraps(method)
+    def write(self: Writer, data: Any, *more: Any, **options: Any) -> Any:
+        self._writable()
+        if batch:
+            batch_length(data)
+        self._informed = False
+        index = method(self, data, *more, **options)
+        if not self._informed and index is not None:
+            self._mark_update(index)
+        return index
+
+    return write

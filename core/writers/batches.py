@@ -15,7 +15,7 @@ from tensordict import is_tensor_collection
 
 from ..errors import SchemaError
 
-__all__ = ["EmptyBatchError", "NotABatchError", "batch_length", "capacity_rows"]
+__all__ = ["EmptyBatchError", "NotABatchError", "as_batch", "batch_length", "capacity_rows", "chosen_rows"]
 
 
 class EmptyBatchError(SchemaError, IndexError):
@@ -95,3 +95,19 @@ def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -
         raise SchemaError(f"data with at least {ndim - 1 + batch} dimensions is expected here, found {list(shape)}")
     lanes: int = max(1, math.prod(others))
     return -(-max_size // lanes)
+
+
+def as_batch(data: Any) -> Any:
+    """Return a batch of one element."""
+    return data[None] if isinstance(data, torch.Tensor) or is_tensor_collection(data) else [data]
+
+
+def chosen_rows(data: Any, rows: torch.Tensor) -> Any:
+    """Return the elements of a batch at `rows`, int64 `[n]`, as a batch of the same kind."""
+    if isinstance(data, torch.Tensor) or is_tensor_collection(data):
+        return data[rows.to(data.device) if data.device is not None else rows]
+    if isinstance(data, Mapping):
+        return {key: chosen_rows(child, rows) for key, child in data.items()}
+    if isinstance(data, tuple):
+        return tuple(chosen_rows(child, rows) for child in data)
+    return [data[row] for row in rows.tolist()]

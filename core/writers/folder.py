@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 
 from ..dataset import dump_json, fs, load_json, read_regular
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from ..state_folder import read_values, write_values
 
-__all__ = ["counts_of", "read_array", "read_metadata", "write_folder"]
+__all__ = ["counts_of", "read_array", "read_metadata", "read_state", "write_folder", "write_state"]
 
 METADATA = "metadata.json"
+_STATE = "state"
 
 
 def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
@@ -30,6 +33,23 @@ def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array:
     fs.replace_file(folder / METADATA, json.dumps(json.loads(dump_json(metadata))).encode())
     if array is None or not array.numel():
         fs.remove(folder / array_name)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a state: the counts as metadata, and what else there is into the folder `state` as a tensordict."""
+    values = {name: value for name, value in state.items() if name not in ("_cursor", "_write_count")}
+    if values:
+        write_values(folder / _STATE, values)
+    metadata = {"cursor": state["_cursor"], "write_count": state["_write_count"]}
+    fs.make_folder(folder)
+    fs.replace_file(folder / METADATA, json.dumps(metadata).encode())
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote."""
+    cursor, write_count = counts_of(read_metadata(folder), folder)
+    values = read_values(folder / _STATE) if (folder / _STATE).is_dir() else {}
+    return {"_cursor": cursor, "_write_count": write_count} | values
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

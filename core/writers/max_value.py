@@ -13,11 +13,10 @@ from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
 from ..storages import Storage
-from .base import Writer, counts_in
-from .batches import batch_length
+from .base import Writer
 from .folder import counts_of, read_array, read_metadata, write_folder
 from .labels import Labels
-from .ranking import Ranking
+from .ranking import Offer, Ranking
 
 __all__ = ["TensorDictMaxValueWriter"]
 
@@ -50,7 +49,7 @@ class TensorDictMaxValueWriter(Writer):
     tensor([3., 5.])
     """
 
-    in_time: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
 
     def __init__(
         self, rank_key: Key | Sequence[str] | None = None, reduction: str = "sum", *, compilable: bool = False
@@ -61,80 +60,76 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key: Key = ("next", "reward") if rank_key is None else _key(rank_key)
         self.reduction = reduction
         self._ranking = Ranking()
+        self._offer: Offer | None = None
         self._unranked = False
         self._labels = Labels()
         self._process = 0
 
-    def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on; UsageError for one of several dimensions.
-
-        What is in it is ranked at the first write, unless a state that is loaded before says how it ranks.
-        """
-        if storage is self._storage:
-            return
+    def check_storage(self, storage: Storage) -> None:
+        """Refuse a storage of several dimensions."""
         if storage.ndim > 1:
             raise UsageError(
                 f"{type(self).__name__} ranks elements of one dimension, the storage has {storage.ndim}",
                 hint="write whole trajectories, as elements of a storage with ndim=1",
             )
-        if self._storage is not None:
-            self._ranking = Ranking()
-            self._cursor = 0
-        self._unranked = not len(self._ranking)
-        self._storage, self._labels, self._process = storage, Labels(), os.getpid()
 
-    def go_on_behind(self) -> None:
-        """Rank what is in the storage at the first write."""
-        super().go_on_behind()
-        self._ranking, self._unranked = Ranking(), True
+    def on_register(self, storage: Storage, previous: Storage | None) -> None:
+        """Rank what is in the storage at the first write, unless a state that was loaded before says how it ranks."""
+        if previous is not None:
+            self._ranking = Ranking()
+            self.cursor = 0
+        self._unranked = not len(self._ranking)
+        self._labels, self._process = Labels(), os.getpid()
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def add(self, data: Any) -> int | None:
-        """Write one element if it ranks high enough; return its index, or None if it stays out."""
-        storage, entry = self._own_storage(), self._entry(data)
-        if entry.numel() == 1 and self._ranking.turns_down(entry.item(), storage.max_size):
-            return None
-        with self._ranking.offered(self._ranks(entry, 1), storage.max_size) as offer:
-            if not offer.places:
-                return None
-            (slot,) = offer.places
-            storage.set(slot, self._labelled(data, slot))
-        self._written(slot, 1)
-        return slot
-
-    def extend(self, data: Any) -> torch.Tensor:
-        """Write those elements of a batch that rank high enough; return int64 `[n]`, -1 for what stays out.
+    def place(self, data: Any, count: int, capacity: int) -> torch.Tensor:
+        """Name the places of the elements that rank high enough, -1 for the others.
 
         An element stays out, too, if a later one of the same batch takes its place.
         """
-        storage, count = self._own_storage(), batch_length(data)
+        self._prepare_ranking()
+        offer = self._offer = self._ranking.offer(self._ranks(self._entry(data, batch=True), count), capacity)
         index = torch.full((count,), -1)
-        with self._ranking.offered(self._ranks(self._entry(data, batch=True), count), storage.max_size) as offer:
-            if not offer.places:
-                return index
-            slots = torch.tensor(sorted(offer.places))
-            chosen = torch.tensor([offer.places[slot] for slot in slots.tolist()])
-            whole = torch.equal(chosen, torch.arange(count))  # in which case there is nothing to gather
-            storage.set(slots, self._labelled(data if whole else data[chosen], slots))
-        index[chosen] = slots
-        self._written(slots, offer.accepted)
+        if offer.places:
+            index[torch.tensor(list(offer.places.values()))] = torch.tensor(list(offer.places))
         return index
 
-    def _own_storage(self) -> Storage:
-        storage = self._registered()
+    def place_one(self, data: Any, capacity: int) -> int | None:
+        """Name the place of an element that ranks high enough."""
+        self._prepare_ranking()
+        entry = self._entry(data)
+        if entry.numel() == 1 and self._ranking.turns_down(entry.item(), capacity):
+            return None
+        offer = self._offer = self._ranking.offer(self._ranks(entry, 1), capacity)
+        return next(iter(offer.places), None)
+
+    def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
+        """Add the places as `"index"`."""
+        return data if is_tensorclass(data) else self._labels.put(data, rows, self.storage)
+
+    def on_written(self, rows: Any, capacity: int) -> None:
+        """Count the elements, also those that lost their place to a later one of the same batch."""
+        offer, self._offer = self._offer, None
+        assert offer is not None  # place() made it
+        self.cursor = len(self._ranking) % capacity
+        self.write_count += offer.accepted - len(offer.places)
+
+    def on_refused(self) -> None:
+        """Have the ranking as it was."""
+        if self._offer is not None:
+            self._ranking.take_back(self._offer)
+            self._offer = None
+
+    def _prepare_ranking(self) -> None:
+        storage = self.storage
         if storage.shared and os.getpid() != self._process:
             raise self._not_shared()
         if self._unranked:
-            self._rank_what_is_there(storage)
-        return storage
-
-    def _rank_what_is_there(self, storage: Storage) -> None:
-        if len(storage):
-            there = self._ranks(self._entry(storage.get(slice(None)), batch=True), len(storage))
-            with self._ranking.offered(there, storage.max_size):
-                pass  # each takes the place it has
-        self._unranked = False
+            if len(storage):
+                there = self._ranks(self._entry(storage.get(slice(None)), batch=True), len(storage))
+                self._ranking.offer(there, storage.max_size)  # each takes the place it has
+            self._unranked = False
 
     def _not_shared(self) -> SchemaError:
         return SchemaError(
@@ -167,70 +162,55 @@ class TensorDictMaxValueWriter(Writer):
             raise SchemaError(f"the rank {where}is nan, expected is a number")
         return ranks
 
-    def _labelled(self, data: Any, rows: int | torch.Tensor) -> Any:
-        return data if is_tensorclass(data) else self._labels.put(data, rows, self._registered())
-
-    def _written(self, index: int | torch.Tensor, count: int) -> None:
-        self._cursor = len(self._ranking) % self._registered().max_size
-        self._write_count += count
-        self._count_generations(torch.as_tensor(index).reshape(-1))
-        self._mark_update(index)
-
-    def _empty(self, empty_write_count: bool = True) -> None:
-        super()._empty(empty_write_count)
+    def reset(self) -> None:
+        """Forget the ranking."""
         self._ranking = Ranking()
         self._unranked = False
 
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return `_cursor`, `_write_count`, `_rank_key` and `_top_values`: a rank and its place, `[n, 2]`."""
-        state = {"_cursor": self._cursor, "_write_count": self._write_count, "_rank_key": self.rank_key}
-        return {**state, "_top_values": self._ranking.state()}
+    def save_state(self) -> dict[str, Any]:
+        """Return `_rank_key` and `_top_values`: a rank and its place, `[n, 2]`."""
+        return {"_rank_key": self.rank_key, "_top_values": self._ranking.state()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state, its rank key too; SchemaError for one that is not such a writer's."""
-        _, write_count = counts_in(state_dict)
-        key, values = state_dict.get("_rank_key"), state_dict.get("_top_values")
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over a ranking, and its rank key; SchemaError for one that is not such a writer's."""
+        key, values = state.get("_rank_key"), state.get("_top_values")
         if key is None or not isinstance(values, torch.Tensor):
-            raise SchemaError(f"a ranking is expected in the state, found {', '.join(map(str, state_dict))}")
-        self._take_over(write_count, _key(key), Ranking.of_state(values))
+            raise SchemaError(f"a ranking is expected in the state, found {', '.join(map(str, state))}")
+        key, ranking = _key(key), Ranking.of_state(values)
+        capacity = None if self._storage is None else self._storage.max_size
+        if capacity is not None and len(ranking) > capacity:
+            raise SchemaError(f"{len(ranking)} elements are ranked in the state; this storage has room for {capacity}")
+        self.cursor = len(ranking) % capacity if capacity else len(ranking)
+        self.rank_key, self._ranking, self._unranked = key, ranking, False
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write `metadata.json` and, where something is ranked, `current_top_values.memmap` into the folder `path`."""
-        values = self._ranking.state()
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write `metadata.json` and, where something is ranked, `current_top_values.memmap`."""
+        values = state["_top_values"]
         metadata = {
-            "cursor": self._cursor,
-            "write_count": self._write_count,
-            "rank_key": self.rank_key,
+            "cursor": state["_cursor"],
+            "write_count": state["_write_count"],
+            "rank_key": state["_rank_key"],
             "dtype": str(values.dtype),
             "shape": list(values.shape) if len(values) else [0],
         }
-        write_folder(Path(path), metadata, _TOP_VALUES, values)
+        write_folder(folder, metadata, _TOP_VALUES, values)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote, its rank key too."""
-        folder = Path(path)
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state`, or TorchRL, wrote."""
         metadata = read_metadata(folder)
         if "rank_key" not in metadata:
             raise FormatError(f"{folder} holds no state of a {type(self).__name__}: it has no rank_key")
-        _, write_count = counts_of(metadata, folder)
+        cursor, write_count = counts_of(metadata, folder)
         values = torch.zeros(0, 2)
         if metadata.get("shape") != [0]:
             values = read_array(folder / _TOP_VALUES, metadata.get("dtype"), metadata.get("shape"))
         try:
-            key, ranking = _key(metadata["rank_key"]), Ranking.of_state(values)
+            key, _ = _key(metadata["rank_key"]), Ranking.of_state(values)
         except (SchemaError, UsageError) as error:
             raise CorruptDataError(f"{folder} cannot be read: {error}") from error
-        self._take_over(write_count, key, ranking)
-
-    def _take_over(self, write_count: int, key: Key, ranking: Ranking) -> None:
-        capacity = None if self._storage is None else self._storage.max_size
-        if capacity is not None and len(ranking) > capacity:
-            raise SchemaError(f"{len(ranking)} elements are ranked in the state; this storage has room for {capacity}")
-        self._cursor = len(ranking) % capacity if capacity else len(ranking)
-        self._write_count, self.rank_key, self._ranking = write_count, key, ranking
-        self._unranked = False
+        return {"_cursor": cursor, "_write_count": write_count, "_rank_key": key, "_top_values": values}
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

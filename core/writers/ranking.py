@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,10 +18,14 @@ Number: TypeAlias = int | float
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What came of offering elements: who sits in which place now, and how often a place was given."""
+    """What came of offering elements: which one has which place now, and how often a place was given.
+
+    `displaced` holds the ranks that these places had before, None for a free one.
+    """
 
     places: dict[int, int]
     accepted: int
+    displaced: dict[int, Number | None]
 
 
 class Ranking:
@@ -41,12 +44,11 @@ class Ranking:
         """Tell whether an element of this rank would stay out."""
         return len(self._heap) >= capacity and rank <= self._heap[0][0]
 
-    @contextmanager
-    def offered(self, ranks: torch.Tensor, capacity: int) -> Iterator[Offer]:
+    def offer(self, ranks: torch.Tensor, capacity: int) -> Offer:
         """Give places to those of the elements, in their order, that rank high enough.
 
         An element takes a free place, or else that of the lowest, if its own rank is strictly higher; of equal ones
-        the lowest place is taken first. If the block under `with` raises, all is as it was.
+        the lowest place is taken first.
         """
         heap, offered = self._heap, ranks
         positions: Sequence[int] = range(len(ranks))
@@ -69,13 +71,11 @@ class Ranking:
                 continue
             accepted += 1
             places[slot] = position
-        try:
-            yield Offer(places, accepted)
-        except BaseException:
-            self._put_back(displaced)
-            raise
+        return Offer(places, accepted, displaced)
 
-    def _put_back(self, displaced: dict[int, Number | None]) -> None:
+    def take_back(self, offer: Offer) -> None:
+        """Have all as it was before the offer that was made last."""
+        displaced = offer.displaced
         kept = [(rank, slot) for rank, slot in self._heap if slot not in displaced]
         kept += [(rank, slot) for slot, rank in displaced.items() if rank is not None]
         heapq.heapify(kept)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import FormatError
 from ..storages import Storage
 from ..storages.generations import Generations
-from .base import Writer, counts_in
+from .base import Writer
 from .batches import batch_length, capacity_rows
+from .counting import rows_in
 from .folder import counts_of, read_array, read_metadata, write_folder
 
 __all__ = ["RoundRobinWriter"]
@@ -48,67 +47,34 @@ class RoundRobinWriter(Writer):
         super().__init__(compilable)
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
+        self._prepared: Generations | None = None  # to be the storage's with the write that `place` was asked for
 
-    def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on, behind the rows that it holds."""
-        if storage is self._storage:
-            return
-        first = self._storage is None
-        saved, rows = self._saved_generations if first else None, _rows_of(storage)
-        generations = storage._generations
-        if rows and self.tracks_generations and (generations is None or saved is not None):
-            generations = self._made_generations(rows, saved)
-        if not (first and (self._cursor or self._write_count)):  # a state was loaded, be it an older TorchRL's
-            self._cursor = storage.shape[0] % rows if len(storage) else 0
-        self._storage, storage._generations = storage, generations
-        self._saved_generations = saved if generations is None else None
-        self.tell_cursor()
-
-    def tell_cursor(self) -> None:
-        """Tell the storage where the next write begins, and give it generations that were loaded before its rows."""
-        storage = self._storage
-        if storage is None or not (rows := _rows_of(storage)):
-            return
-        storage.log.go_on_at(self._cursor % rows)
-        if self._saved_generations is not None:
-            storage._generations = self._made_generations(rows, self._saved_generations)
-            self._saved_generations = None
-
-    def go_on_behind(self) -> None:
-        """Write next behind the rows of the storage, or at the first one if it is full; count from there."""
-        storage = self._registered()
-        self._empty()
-        self._cursor = storage.shape[0] % _rows_of(storage) if len(storage) else 0
-        self._write_count = storage.shape[0] if len(storage) else 0
+    def on_register(self, storage: Storage, previous: Storage | None) -> None:
+        """Give the storage generations, where they are tracked; those of a state that was loaded before it."""
+        saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
+        if rows and self.tracks_generations and (storage._generations is None or saved is not None):
+            storage._generations, self._saved_generations = self._made_generations(rows, saved), None
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def add(self, data: Any) -> Any:
-        """Write one row; return its index, an int, or where the storage has several dimensions int64 `[k, ndim]`."""
-        storage = self._registered()
-        rows = storage.max_size if storage.ndim == 1 else capacity_rows(storage.max_size, storage.ndim, data)
-        row = self._cursor % rows
-        generations = self._generations_for(rows)
-        storage.set(row, self._labelled(data, row))
-        self._cursor = (row + 1) % rows
-        return self._written(row, 1, generations)
+    def place(self, data: Any, count: int, capacity: int) -> range:
+        """Name the rows from the cursor on."""
+        start = self.cursor % capacity
+        if self.tracks_generations:
+            self._prepared = self._generations_for(capacity)
+        return range(start, start + count)
 
-    def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch of rows; return their indices, int64 `[n]`, or `[n * k, ndim]` of several dimensions."""
-        storage, count = self._registered(), batch_length(data)
-        rows = storage.max_size
-        if storage.ndim > 1:
-            rows = capacity_rows(rows, storage.ndim, data, batch=True)
-        start = self._cursor % rows
-        stop = start + count
-        index = torch.from_numpy(np.arange(start, stop))  # half of the time of torch.arange
-        place: Any = range(start, stop)  # storages copy a range at once, where they would scatter row numbers
-        if stop > rows:
-            place = index.remainder_(rows).clone()  # the storage keeps it; of rows named twice the last data stay
-        generations = self._generations_for(rows)
-        storage.set(place, self._labelled(data, place))
-        self._cursor = stop % rows
-        return self._written(index, count, generations)  # type: ignore[no-any-return]
+    def place_one(self, data: Any, capacity: int) -> int:
+        """Name the row at the cursor."""
+        if self.tracks_generations:
+            self._prepared = self._generations_for(capacity)
+        return self.cursor % capacity
+
+    def on_written(self, rows: Any, capacity: int) -> None:
+        """Move the cursor behind the rows."""
+        self.cursor = ((rows if isinstance(rows, int) else int(rows[-1])) + 1) % capacity
+        if self._prepared is not None:
+            self._install(self._prepared)
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> Any:
         """Write rows of your own choice, one for an int and a batch for int64 `[n]`; the cursor stays where it is.
@@ -116,39 +82,33 @@ class RoundRobinWriter(Writer):
         Returns the index as `add` and `extend` do. A row that is named twice keeps the later data. SchemaError for
         rows beyond the capacity, and for ones that would leave a gap behind the valid rows.
         """
-        storage, single = self._registered(), isinstance(index, int)
+        storage, single = self.storage, isinstance(index, int)
         count = 1 if single else batch_length(data)
         place = index if isinstance(index, int) else torch.as_tensor(index, dtype=torch.int64).flatten().clone()
         generations = self._generations_for(capacity_rows(storage.max_size, storage.ndim, data, batch=not single))
-        storage.set(place, self._labelled(data, place), set_cursor=False)
-        return self._written(place if isinstance(place, int) else place.clone(), count, generations)
-
-    def _labelled(self, data: Any, rows: int | range | torch.Tensor) -> Any:
-        """Return what is stored of data that goes to these rows."""
-        return data
-
-    def _written(self, rows: Any, count: int, generations: Generations | None) -> Any:
-        """Count what was written and tell whom it concerns; return the index of the elements."""
-        self._write_count += count
-        storage = self._registered()
+        storage.set(place, self.prepare(data, place), set_cursor=False)
         if generations is not None:
-            storage._generations, self._saved_generations = generations, None
-            self._count_generations(torch.as_tensor(rows).reshape(-1))
-        index = rows
-        if storage.ndim > 1:
-            index = self._replicate_index(torch.as_tensor(rows).reshape(-1))
-        self._mark_update(index)
-        return index
+            self._install(generations)
+        return self._written(place if isinstance(place, int) else place.clone(), count)
 
-    def turn(self, row: int) -> None:
-        """Follow a full ring that was loaded into a larger storage, where `row` became row 0: go on behind it."""
-        rows = self._registered().shape[0]
-        self._cursor = rows
+    def on_rotate(self, row: int) -> None:
+        """Move the generations along with the rows."""
+        rows = self.storage.shape[0]
         generations = self._saved_generations if self._generations is None else self._generations.rows
         if generations is not None:
             generations[:rows] = generations[:rows].roll(-row)
 
     # Generations -----------------------------------------------------------------------------------
+
+    @property
+    def _generations(self) -> Generations | None:
+        """The generations of the storage's rows; those that were loaded before its rows arrive with these."""
+        storage, saved = self._storage, self._saved_generations
+        if storage is None:
+            return None
+        if saved is not None and storage._generations is None and (rows := rows_in(storage)):
+            self._install(self._made_generations(rows, saved))
+        return storage._generations
 
     def _generations_for(self, rows: int) -> Generations | None:
         """Return the generations, made now for this many rows if it could not be done before; None if not kept."""
@@ -156,61 +116,49 @@ class RoundRobinWriter(Writer):
             return self._generations
         return self._made_generations(rows, self._saved_generations)
 
+    def _install(self, generations: Generations) -> None:
+        self.storage._generations = generations
+        self._prepared = self._saved_generations = None
+
     def _made_generations(self, rows: int, saved: torch.Tensor | None) -> Generations:
         generations = Generations(rows, shared=not self._compilable)
         if saved is not None:
             generations.rows.copy_(generations.fitting(saved))
         return generations
 
-    def _take_over(self, cursor: int, write_count: int, generations: torch.Tensor | None) -> None:
-        """Go on from a saved state, with nothing changed if its generations do not fit."""
-        if self.tracks_generations and generations is not None:
-            if self._generations is None:
-                self._saved_generations = generations.clone()
-            else:
-                self._generations.rows.copy_(self._generations.fitting(generations))
-        self._cursor, self._write_count = cursor, write_count
-        self.tell_cursor()
-
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return `_cursor`, `_write_count` and, where they are kept, `_generation`, int64 `[rows]`."""
-        state: dict[str, Any] = {"_cursor": self._cursor, "_write_count": self._write_count}
-        if self.tracks_generations and self._generations is not None:
-            state["_generation"] = self._generations.rows.clone()
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; a writer that keeps no generations leaves them aside. SchemaError for another one's."""
-        cursor, write_count = counts_in(state_dict)
-        self._take_over(cursor, write_count, state_dict.get("_generation"))
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write `metadata.json` and, where generations are kept, `generation.memmap` into the folder `path`."""
-        metadata: dict[str, Any] = {"cursor": self._cursor, "write_count": self._write_count}
+    def save_state(self) -> dict[str, Any]:
+        """Return `_generation`, int64 `[rows]`, where generations are kept."""
         generations = self._generations if self.tracks_generations else None
-        rows = None if generations is None else generations.rows
+        return {} if generations is None else {"_generation": generations.rows.clone()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over generations; a writer that keeps none leaves them aside. SchemaError where they do not fit."""
+        saved = state.get("_generation")
+        if not self.tracks_generations or saved is None:
+            return
+        if self._generations is None:
+            self._saved_generations = saved.clone()
+        else:
+            self._generations.rows.copy_(self._generations.fitting(saved))
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write `metadata.json` and, where generations are kept, `generation.memmap`."""
+        metadata: dict[str, Any] = {"cursor": state["_cursor"], "write_count": state["_write_count"]}
+        rows = state.get("_generation")
         if rows is not None:
             metadata |= {"generation_shape": list(rows.shape), "generation_dtype": str(rows.dtype)}
-        write_folder(Path(path), metadata, _GENERATIONS, rows)
+        write_folder(folder, metadata, _GENERATIONS, rows)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote; into any capacity that holds it."""
-        folder = Path(path)
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state`, or TorchRL, wrote; of any capacity."""
         metadata = read_metadata(folder)
         if "rank_key" in metadata:
             raise FormatError(f"{folder} holds the state of a TensorDictMaxValueWriter, not of a round robin")
         cursor, write_count = counts_of(metadata, folder)
-        generations = None
+        state: dict[str, Any] = {"_cursor": cursor, "_write_count": write_count}
         if "generation_shape" in metadata:
             dtype, shape = metadata.get("generation_dtype"), metadata["generation_shape"]
-            generations = read_array(folder / _GENERATIONS, dtype, shape)
-        self._take_over(cursor, write_count, generations)
-
-
-def _rows_of(storage: Storage) -> int:
-    """Count the rows a storage has room for; 0 where that is only known when its first row has come."""
-    if storage.ndim == 1:
-        return storage.max_size
-    return storage.max_size // max(1, storage.shape[1:].numel()) if len(storage) else 0
+            state["_generation"] = read_array(folder / _GENERATIONS, dtype, shape)
+        return state

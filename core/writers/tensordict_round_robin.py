@@ -38,12 +38,13 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         super().__init__(compilable, track_generations=track_generations)
         self._labels = Labels()
 
-    def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on, behind the rows that it holds."""
-        super().register_storage(storage)
+    def on_register(self, storage: Storage, previous: Storage | None) -> None:
+        """Look anew whether the rows have a place for their numbers."""
+        super().on_register(storage, previous)
         self._labels = Labels()
 
-    def _labelled(self, data: Any, rows: int | range | torch.Tensor) -> Any:
+    def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
+        """Add the numbers of the rows."""
         if is_tensorclass(data):
             return data
         if not is_tensor_collection(data):
@@ -51,4 +52,4 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
                 f"{type(self).__name__} writes tensordicts, found a {type(data).__name__}",
                 hint="take a RoundRobinWriter",
             )
-        return self._labels.put(data, rows, self._registered())
+        return self._labels.put(data, rows, self.storage)

@@ -135,7 +135,7 @@ def test_states_of_another_fixed_capacity_are_refused(tmp_path: Path, way: str) 
 @pytest.mark.parametrize("capacity", ["0", "2.5", "NaN", "1e30"])
 def test_folders_of_an_odd_capacity_are_refused(tmp_path: Path, capacity: str) -> None:
     grows = sampler(4)
-    grows._meet(TensorStorage(torch.zeros(2, 2), ndim=2))
+    grows.on_attach(TensorStorage(torch.zeros(2, 2), ndim=2))
     grows.dumps(tmp_path)
     metadata = tmp_path / "sampler_metadata.json"
     metadata.write_text(metadata.read_text().replace('"_max_capacity": 4.0', f'"_max_capacity": {capacity}'))
@@ -242,7 +242,7 @@ def test_nor_those_of_several_dimensions() -> None:
 # Told once -----------------------------------------------------------------------------------------
 
 
-class Counts(PrioritizedSampler):
+class CountsBoth(PrioritizedSampler):
     heard = 0
 
     def extend(self, index: Any) -> None:
@@ -258,13 +258,13 @@ class Counts(PrioritizedSampler):
         super().mark_update(index, **more)
 
 
-class CountsBoth(Counts):
-    by_marks = False
+class Counts(CountsBoth):
+    writes_are_updates = True
 
 
 @pytest.mark.parametrize(("kind", "times"), [(Counts, 1), (CountsBoth, 2)])
 @pytest.mark.parametrize("ndim", [1, 2])
-def test_it_is_told_once_of_a_write(kind: type[Counts], times: int, ndim: int) -> None:
+def test_it_is_told_once_of_a_write(kind: type[CountsBoth], times: int, ndim: int) -> None:
     own = kind(12, **EXPONENTS)
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=ndim), sampler=own, dim_extend=0)
     rows = torch.arange(8).reshape(4, 2) if ndim > 1 else torch.arange(4)

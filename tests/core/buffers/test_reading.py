@@ -180,8 +180,6 @@ def test_collation_is_left_out_for_one_element() -> None:
 class LooksAtRows(RandomSampler):
     """Draws only rows that are even when it looks."""
 
-    by_number = False
-
     def sample(self, storage, batch_size):  # type: ignore[no-untyped-def]
         even = (storage[:] % 2 == 0).nonzero()[:, 0]
         index, info = super().sample(storage, batch_size)

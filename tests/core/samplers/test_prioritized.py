@@ -384,4 +384,4 @@ def test_what_it_is_shows() -> None:
     sampler = filled([1, 2], dtype=torch.float64, reduction="mean")
     assert repr(sampler) == "PrioritizedSampler(max_capacity=2, alpha=0.7, beta=0.9, eps=1e-06)"
     assert (sampler.dtype, sampler.reduction, sampler.eps) == (torch.float64, "mean", EPS)
-    assert (sampler.max_capacity, sampler.device, sampler.by_number) == (2, torch.device("cpu"), True)
+    assert (sampler.max_capacity, sampler.device, sampler.reads_rows) == (2, torch.device("cpu"), False)

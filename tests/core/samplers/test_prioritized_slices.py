@@ -238,6 +238,6 @@ def test_it_is_both_kinds() -> None:
     sampler = sampler_of()
     assert isinstance(sampler, SliceSampler)
     assert isinstance(sampler, PrioritizedSampler)
-    assert sampler.by_number is False
+    assert sampler.reads_rows is True
     assert "max_capacity=12" in repr(sampler)
     assert "slice_len=2" in repr(sampler)

@@ -1,4 +1,4 @@
-"""The folder of a sampler's state: a memory-mapped tensordict, as TorchRL writes it."""
+"""A state in a folder: a memory-mapped tensordict, as TorchRL writes it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import OpenFiles, fs, leaf_path, load_json, read_tree
-from ..errors import DatasetNotFoundError
-from ..ted import numpy_dtype
+from .dataset import OpenFiles, fs, leaf_path, load_json, read_tree
+from .errors import DatasetNotFoundError, UsageError
+from .ted import numpy_dtype
 
-__all__ = ["read_state", "write_state"]
+__all__ = ["read_values", "write_values"]
 
 _NODE = "<class 'tensordict._td.TensorDict'>"
 _NOTHING = {
@@ -26,14 +26,16 @@ _NOTHING = {
 }
 
 
-def write_state(folder: Path, state: Mapping[str, torch.Tensor | None]) -> None:
-    """Write tensors, and None where there is none, into a folder; the state that lay there before is replaced.
+def write_values(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors, numbers, bools and None into a folder; the state that lay there before is replaced.
 
     Each file is replaced at once, the description last; a buffer that saves itself replaces the folder as a whole.
+    UsageError, before anything is written, for a value of another type.
     """
+    tensors = {name: _tensor(name, value) for name, value in state.items()}
     fs.make_folder(folder)
     meta: dict[str, Any] = {}
-    for name, tensor in state.items():
+    for name, tensor in tensors.items():
         if tensor is None:
             fs.remove(folder / f"{name}.memmap")
             fs.make_folder(folder / name)
@@ -48,21 +50,29 @@ def write_state(folder: Path, state: Mapping[str, torch.Tensor | None]) -> None:
     fs.replace_file(folder / "meta.json", json.dumps(meta).encode())
 
 
-def read_state(folder: Path) -> dict[str, torch.Tensor | None]:
-    """Read what `write_state`, or tensordict, wrote.
+def _tensor(name: str, value: Any) -> torch.Tensor | None:
+    if value is None or isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise UsageError(f"{name} is a {type(value).__name__} in the state, tensors, numbers, bools and None can be saved")
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """Read what `write_values`, or tensordict, wrote; a tensor without dimensions comes back as a number or a bool.
 
     DatasetNotFoundError where there is nothing, FormatError for what is no such folder, CorruptDataError for a file
     that is missing or has another size than is written beside it.
     """
     if not (folder / "meta.json").is_file():
-        raise DatasetNotFoundError(f"{folder} holds no sampler's state: it has no meta.json")
-    state: dict[str, torch.Tensor | None] = {}
+        raise DatasetNotFoundError(f"{folder} holds no state: it has no meta.json")
+    state: dict[str, Any] = {}
     with OpenFiles(folder) as files:
         for key, leaf in read_tree(files).items():
             values = np.zeros(leaf.shape, numpy_dtype(leaf.dtype))
             if math.prod(leaf.shape):
                 values = np.frombuffer(bytearray(files.read(leaf_path(key))), values.dtype).reshape(leaf.shape)
-            state[".".join(key)] = torch.from_numpy(values)
+            state[".".join(key)] = torch.from_numpy(values) if values.ndim else values.item()
     for name, entry in load_json(folder / "meta.json").items():
         if isinstance(entry, dict) and entry.get("type") == "NonTensorData":
             state[name] = None
