@@ -9,109 +9,37 @@ from __future__ import annotations
 import pickle
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import torch
-from tensordict import TensorDict
 
+from ..buffers import ReplayBuffer
 from ..errors import SchemaError, UsageError
-from ..storages import Storage, TensorStorage
-from ..writers import Writer
+from ..samplers.signals import StaticSignal
+from ..samplers.trajectories import trajectory_table
+from ..storages import LazyTensorStorage, TensorStorage
+from ..writers import RoundRobinWriter, Writer
 from .raising import error_of
+from .writer_rows import (
+    CAPACITY,
+    FILLED,
+    KINDS,
+    LANES,
+    Case,
+    copied_leaves,
+    layout_of,
+    leaves_of,
+    same_leaves,
+    same_tensors,
+    widened,
+)
 
-__all__ = [
-    "CAPACITY",
-    "LANES",
-    "Case",
-    "Listener",
-    "RingTests",
-    "WriterTests",
-    "leaves_of",
-    "numbered_rows",
-    "same_leaves",
-]
-
-CAPACITY = 5
-"""Rows in the storages of the suites."""
-
-LANES = 3
-"""Elements in a row where a storage has two dimensions."""
-
-Leaves: TypeAlias = dict[tuple[str, ...], torch.Tensor]
-
-FILLED = {"empty": 0, "partly filled": 3, "exactly full": CAPACITY, "wrapped": CAPACITY + 3}
-KINDS = ("tensor", "tensordict", "nested", "tree")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A kind of data, the dimensions of the storage, and how many rows were written before the test begins."""
-
-    kind: str
-    ndim: int
-    filled: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}, ndim={self.ndim}, {self.filled}"
-
-    def rows(self, first: int, count: int) -> Any:
-        """Make the rows numbered from `first` on."""
-        return numbered_rows(self.kind, self.ndim, range(first, first + count))
-
-    def row(self, number: int) -> Any:
-        """Make one row, without its leading dimension."""
-        return _first(self.rows(number, 1))
-
-
-def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:
-    """Make rows whose leaves all differ, of a tensor, a tensordict, a nested one or a nest of dicts and tuples."""
-    count, lanes = len(numbers), (LANES,) * (ndim - 1)
-    base = torch.tensor(list(numbers), dtype=torch.int64).reshape(count, *[1] * (ndim - 1))
-    base = (base * 10 + torch.arange(lanes[0]) if lanes else base * 10).expand(count, *lanes)
-    wide = base.unsqueeze(-1) * 2.0 + torch.tensor([0.25, 0.5])
-    if kind == "tensor":
-        return wide
-    if kind == "tree":
-        return {"a": wide, "b": [base + 7, (base.to(torch.int16),)]}
-    rows = TensorDict({"observation": wide, "score": base + 0.5}, [count, *lanes])
-    if kind == "nested":
-        rows["next"] = TensorDict({"reward": base.unsqueeze(-1).double(), "deep": {"x": base + 3}}, [count, *lanes])
-    return rows
-
-
-def leaves_of(data: Any) -> Leaves:
-    """List the tensors of a nest by their paths, leaving out the `"index"` that some writers store."""
-    return {path: leaf for path, leaf in _walk(data, ()) if path != ("index",)}
-
-
-def _walk(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    if isinstance(data, torch.Tensor):
-        yield path, data
-        return
-    for key, child in data.items() if hasattr(data, "items") else enumerate(data):
-        yield from _walk(child, (*path, str(key)))
-
-
-def same_leaves(one: Any, other: Any) -> bool:
-    """Tell whether two nests have the same tensors in the same places, leaving out `"index"`."""
-    return _equal(leaves_of(one), leaves_of(other))
-
-
-def _equal(one: Leaves, other: Leaves) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[path], other[path]) for path in one)
-
-
-def _first(data: Any) -> Any:
-    if isinstance(data, torch.Tensor | TensorDict):
-        return data[0]
-    if isinstance(data, dict):
-        return {key: _first(child) for key, child in data.items()}
-    return type(data)(_first(child) for child in data)
+__all__ = ["Listener", "RingTests", "WriterTests"]
 
 
 class Listener:
@@ -136,6 +64,8 @@ class WriterTests(ABC):
     ndims: tuple[int, ...] = (1, 2)
     labels = False
     """Whether `"index"` is stored beside the data."""
+    shares = True
+    """Whether other processes may write as well."""
 
     @abstractmethod
     def make(self) -> Writer:
@@ -148,7 +78,7 @@ class WriterTests(ABC):
             rows["index"] = torch.full(rows.batch_size, -1)
         return rows
 
-    def storage(self, case: Case) -> Storage:
+    def storage(self, case: Case) -> TensorStorage:
         """Make an empty storage of `CAPACITY` rows for such data."""
         storage = TensorStorage(self.rows(case, 0, CAPACITY), ndim=case.ndim)
         storage._empty()
@@ -159,7 +89,7 @@ class WriterTests(ABC):
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", [Case(*parts) for parts in product(self.kinds, self.ndims, FILLED)], ids=str)
 
-    def filled(self, case: Case) -> tuple[Writer, Storage]:
+    def filled(self, case: Case) -> tuple[Writer, TensorStorage]:
         """Make a writer and a storage into which it wrote what the case says."""
         writer, storage = self.make(), self.storage(case)
         writer.register_storage(storage)
@@ -167,16 +97,16 @@ class WriterTests(ABC):
             writer.extend(case.rows(0, count))
         return writer, storage
 
-    def snapshot(self, writer: Writer, storage: Storage) -> tuple[Any, ...]:
+    def snapshot(self, writer: Writer, storage: TensorStorage) -> tuple[Any, ...]:
         """Copy whatever a failed write must leave alone."""
-        rows = _copied(storage[:]) if len(storage) else {}
+        rows = copied_leaves(storage[:]) if len(storage) else {}
         return rows, str(writer.state_dict()), len(storage), storage.revision, str(storage._last_cursor)
 
-    def assert_untouched(self, writer: Writer, storage: Storage, before: tuple[Any, ...]) -> None:
+    def assert_untouched(self, writer: Writer, storage: TensorStorage, before: tuple[Any, ...]) -> None:
         """Assert that a snapshot made now is like the one made before."""
         now = self.snapshot(writer, storage)
         assert now[1:] == before[1:]
-        assert _equal(now[0], before[0])
+        assert same_tensors(now[0], before[0])
 
     def test_what_was_written_is_found_at_its_index(self, case: Case) -> None:
         writer, storage = self.filled(case)
@@ -187,7 +117,7 @@ class WriterTests(ABC):
             assert index.shape == ((count,) if case.ndim == 1 else (count * LANES, 2))
             found = storage.get(index if case.ndim == 1 else tuple(index.unbind(-1)))
             flat = {path: leaf.flatten(0, case.ndim - 1) for path, leaf in leaves_of(rows).items()}
-            assert _equal(leaves_of(found), flat)
+            assert same_tensors(leaves_of(found), flat)
 
     def test_one_element_is_found_at_its_index(self, case: Case) -> None:
         writer, storage = self.filled(case)
@@ -214,28 +144,28 @@ class WriterTests(ABC):
         rows, row = case.rows(100, 2), case.row(200)
         writer.extend(rows)
         writer.add(row)
-        assert _layout(rows) == _layout(case.rows(100, 2))
+        assert layout_of(rows) == layout_of(case.rows(100, 2))
         assert same_leaves(rows, case.rows(100, 2))
-        assert _layout(row) == _layout(case.row(200))
+        assert layout_of(row) == layout_of(case.row(200))
 
     def test_later_changes_to_the_callers_data_do_not_reach_the_storage(self, case: Case) -> None:
         writer, storage = self.filled(case)
         rows = case.rows(100, CAPACITY)
         writer.extend(rows)
-        before = _copied(storage[:])
+        before = copied_leaves(storage[:])
         for leaf in leaves_of(rows).values():
             leaf.zero_()
-        assert _equal(leaves_of(storage[:]), before)
+        assert same_tensors(leaves_of(storage[:]), before)
 
     def test_a_failed_write_changes_nothing(self, case: Case) -> None:
         writer, storage = self.filled(case)
         listener = Listener(writer)
         storage.attach(listener)
         before = self.snapshot(writer, storage)
-        for wrong, write in ((_widened(case.rows(100, 2)), writer.extend), (_widened(case.row(100)), writer.add)):
-            names = _layout(wrong)
+        for wrong, write in ((widened(case.rows(100, 2)), writer.extend), (widened(case.row(100)), writer.add)):
+            names = layout_of(wrong)
             assert isinstance(error_of(partial(write, wrong)), RuntimeError)
-            assert _layout(wrong) == names
+            assert layout_of(wrong) == names
         self.assert_untouched(writer, storage, before)
         assert listener.heard == []
 
@@ -274,12 +204,69 @@ class WriterTests(ABC):
         assert torch.equal(copy.extend(case.rows(100, 2)), writer.extend(case.rows(100, 2)))
         assert same_leaves(copy.storage[:], storage[:])
 
+    def test_the_index_that_was_returned_is_the_callers(self, case: Case) -> None:
+        writer, storage = self.filled(case)
+        index = writer.extend(case.rows(100, 2))
+        before = index.clone()
+        writer.extend(case.rows(102, 2))
+        assert torch.equal(index, before)
+        state, rows = str(writer.state_dict()), copied_leaves(storage[:])
+        index.fill_(-7)
+        assert str(writer.state_dict()) == state
+        assert same_tensors(leaves_of(storage[:]), rows)
+
+    def test_rows_that_are_written_over_are_counted(self, case: Case) -> None:
+        storage, counter = self.storage(case), RoundRobinWriter(track_generations=True)
+        counter.register_storage(storage)
+        counter.extend(case.rows(0, CAPACITY) if not self.labels else self.rows(case, 0, CAPACITY))
+        before = counter.generations_of(torch.arange(CAPACITY)).clone()
+        writer = self.make()
+        writer.register_storage(storage)
+        written = torch.zeros(CAPACITY, dtype=torch.int64)
+        for index in (writer.extend(case.rows(100, 2)), writer.add(case.row(102))):
+            rows = torch.as_tensor(index).reshape(-1) if case.ndim == 1 else index[:, 0][::LANES]
+            written.index_add_(0, rows, torch.ones_like(rows))
+        assert torch.equal(counter.generations_of(torch.arange(CAPACITY)) - before, written)
+
+    def test_a_buffer_goes_on_from_its_checkpoint(self, case: Case) -> None:
+        for way in ("state", "folder"):
+            buffers = [ReplayBuffer(storage=self.storage(case), writer=self.make(), dim_extend=0) for _ in range(2)]
+            saved, other = buffers
+            saved.extend(case.rows(0, 3))
+            saved.extend(case.rows(3, 4))
+            with tempfile.TemporaryDirectory() as folder:
+                if way == "state":
+                    other.load_state_dict(saved.state_dict())
+                else:
+                    saved.dumps(folder)
+                    other.loads(folder)
+            for buffer in buffers:
+                buffer.extend(case.rows(100, 2))
+            assert same_leaves(other[:], saved[:])
+            assert other.write_count == saved.write_count == 9
+            assert str(other.writer.state_dict()) == str(saved.writer.state_dict())
+
+    def test_another_process_counts_on(self) -> None:
+        case = Case(self.kinds[0], 1, "empty")
+        writer, storage = self.filled(case)
+        if not self.shares:
+            return
+        storage.share()
+        process = get_context("fork").Process(target=writer.extend, args=(case.rows(0, 3),))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert (writer.cursor, writer.write_count, len(storage)) == (3, 3, 3)
+        writer.extend(case.rows(3, 1))
+        assert same_leaves(storage[:], case.rows(0, 4))
+
     def test_emptied_it_starts_again(self, case: Case) -> None:
         writer, storage = self.filled(case)
-        for counted in (False, True):
+        for counted in (True, False):
             storage._empty()
+            before = writer.write_count if counted else 0
             writer.empty(empty_write_count=not counted)
-            before = writer.write_count
+            assert writer.write_count == before
             index = writer.extend(case.rows(100, 1))
             assert int(index.flatten()[0]) == 0
             assert writer.write_count == before + 1
@@ -346,6 +333,57 @@ class RingTests(WriterTests):
         expected = rows if case.ndim == 1 else [[row, lane] for row in rows for lane in range(LANES)]
         assert index.tolist() == expected
 
+    def test_it_says_that_rows_follow_one_another(self) -> None:
+        assert self.make().keeps_order
+
+    def test_a_storage_expects_the_next_write_where_a_state_says(self, case: Case) -> None:
+        writer, storage = self.filled(case)
+        writer.extend(case.rows(0, CAPACITY))
+        for row in (3, 1):
+            writer.load_state_dict(writer.state_dict() | {"_cursor": row})
+            assert storage.log.now.next_row == writer.cursor == row
+
+    def test_slices_follow_the_order_of_writes(self, case: Case) -> None:
+        writer, storage = self.filled(case)
+        start = FILLED[case.filled]
+        for count in (1, 2, 1, CAPACITY, 3):
+            if count > 1:
+                writer.extend(case.rows(start, count))
+            else:
+                writer.add(case.row(start))
+            start += count
+            assert storage.log.now.next_row == writer.cursor == start % CAPACITY
+            table = trajectory_table(storage, StaticSignal(np.zeros(storage.shape, bool)))
+            table.refresh()
+            rows = min(start, CAPACITY)
+            assert (table.newest - table.oldest + 1, table.newest % CAPACITY) == (rows, (start - 1) % CAPACITY)
+            assert table.runs()[2].tolist() == [rows] * (1 if case.ndim == 1 else LANES)
+
+    def test_a_full_ring_goes_on_in_a_larger_storage(self, case: Case) -> None:
+        if case.ndim > 1:
+            return
+        for way in ("state", "folder"):
+            saved = ReplayBuffer(storage=self.storage(case), writer=self.make())
+            other = ReplayBuffer(storage=LazyTensorStorage(3 * CAPACITY), writer=self.make())
+            saved.extend(case.rows(0, CAPACITY + 3))
+            with tempfile.TemporaryDirectory() as folder:
+                if way == "state":
+                    other.load_state_dict(saved.state_dict())
+                else:
+                    saved.dumps(folder)
+                    other.loads(folder)
+            assert same_leaves(other[:], case.rows(3, CAPACITY))
+            index = other.extend(case.rows(CAPACITY + 3, 2))
+            assert index.tolist() == [CAPACITY, CAPACITY + 1]
+            assert same_leaves(other[:], case.rows(3, CAPACITY + 2))
+
+    def test_a_load_without_a_state_goes_on_behind_the_rows(self, case: Case) -> None:
+        writer, storage = self.filled(case)
+        writer.cursor, writer.write_count = 4, 77
+        writer.resume_after()
+        rows = storage.shape[0]
+        assert (writer.cursor, writer.write_count) == (rows % CAPACITY, rows)
+
     def test_registered_to_another_storage_it_goes_on_behind_its_rows(self, case: Case) -> None:
         writer, _ = self.filled(case)
         other = self.storage(case)
@@ -354,24 +392,3 @@ class RingTests(WriterTests):
         writer.extend(case.rows(100, 2))
         assert same_leaves(other[2:4], case.rows(100, 2))
         assert same_leaves(other[0:2], case.rows(50, 2))
-
-
-def _copied(data: Any) -> Leaves:
-    return {path: leaf.clone() for path, leaf in leaves_of(data).items()}
-
-
-def _layout(data: Any) -> Any:
-    if isinstance(data, torch.Tensor):
-        return data.dtype, tuple(data.shape)
-    return {str(k): _layout(v) for k, v in (data.items() if hasattr(data, "items") else enumerate(data))}
-
-
-def _widened(data: Any) -> Any:
-    """Make the last dimension of one leaf longer, which does not fit any more."""
-    if isinstance(data, torch.Tensor):
-        return torch.cat([data, data[..., :1]], -1)
-    copied = data.copy()
-    key = "a" if "a" in copied.keys() else "observation"  # noqa: SIM118 - a tensordict is no container of keys
-    wide = copied[key]
-    copied[key] = torch.cat([wide, wide[..., :1]], -1)
-    return copied

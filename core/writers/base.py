@@ -233,8 +233,7 @@ class Writer(Counting, ABC):
         """Count what was written and inform attached buffers; return the index of the elements."""
         self.write_count += count
         storage = self.storage
-        if (generations := self._generations) is not None:
-            generations.count(torch.as_tensor(rows).reshape(-1))
+        self._count_generations(rows)
         index = rows
         if storage.ndim > 1:
             index = self._replicate_index(torch.as_tensor(rows).reshape(-1))
@@ -370,6 +369,7 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
         self._informed = False
         index = method(self, data, *more, **options)
         if not self._informed and index is not None:
+            self._count_generations(index)
             self._mark_update(index)
         return index
 

@@ -74,6 +74,14 @@ class Counting:
         """The generations of the storage's rows, which belong to the storage and to all that write to it."""
         return None if self._storage is None else self._storage._generations
 
+    def _count_generations(self, index: Any) -> None:
+        """Count a write to each row of an index, where anybody tracks generations; negative numbers stand for none."""
+        if (generations := self._generations) is not None:
+            rows = torch.as_tensor(index)
+            if rows.dim() > 1:  # coordinates of all elements of the rows
+                rows = rows[:: self.storage.shape[1:].numel(), 0]
+            generations.count(rows[rows >= 0].reshape(-1))
+
     @final
     def unshare(self) -> None:
         """Count for this process alone from now on: its rows are a copy."""

@@ -25,6 +25,7 @@ class TestTensorDictMaxValueWriter(WriterTests):
     kinds = ("tensordict", "nested")
     ndims = (1,)
     labels = True
+    shares = False
 
     def make(self) -> TensorDictMaxValueWriter:
         return TensorDictMaxValueWriter(rank_key="score")
@@ -34,6 +35,7 @@ class TestByANestedKey(WriterTests):
     kinds = ("nested",)
     ndims = (1,)
     labels = True
+    shares = False
 
     def make(self) -> TensorDictMaxValueWriter:
         return TensorDictMaxValueWriter()

@@ -11,6 +11,7 @@ class TestRoundRobinWriter(RingTests):
 
 class TestOfThisProcessAlone(RingTests):
     kinds = ("tensor",)
+    shares = False
 
     def make(self) -> RoundRobinWriter:
         return RoundRobinWriter(compilable=True)

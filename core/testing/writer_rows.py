@@ -1,0 +1,126 @@
+"""Rows that all differ, of every kind of data that writers take, and how to compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict
+
+__all__ = [
+    "CAPACITY",
+    "FILLED",
+    "KINDS",
+    "LANES",
+    "Case",
+    "copied_leaves",
+    "layout_of",
+    "leaves_of",
+    "numbered_rows",
+    "same_leaves",
+    "same_tensors",
+    "widened",
+]
+
+CAPACITY = 5
+"""Rows in the storages of the suites."""
+
+LANES = 3
+"""Elements in a row where a storage has two dimensions."""
+
+Leaves: TypeAlias = dict[tuple[str, ...], torch.Tensor]
+
+FILLED = {"empty": 0, "partly filled": 3, "exactly full": CAPACITY, "wrapped": CAPACITY + 3}
+KINDS = ("tensor", "tensordict", "nested", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of data, the dimensions of the storage, and how many rows were written before the test begins."""
+
+    kind: str
+    ndim: int
+    filled: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}, ndim={self.ndim}, {self.filled}"
+
+    def rows(self, first: int, count: int) -> Any:
+        """Make the rows numbered from `first` on."""
+        return numbered_rows(self.kind, self.ndim, range(first, first + count))
+
+    def row(self, number: int) -> Any:
+        """Make one row, without its leading dimension."""
+        return _first(self.rows(number, 1))
+
+
+def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:
+    """Make rows whose leaves all differ, of a tensor, a tensordict, a nested one or a nest of dicts and tuples."""
+    count, lanes = len(numbers), (LANES,) * (ndim - 1)
+    base = torch.tensor(list(numbers), dtype=torch.int64).reshape(count, *[1] * (ndim - 1))
+    base = (base * 10 + torch.arange(lanes[0]) if lanes else base * 10).expand(count, *lanes)
+    wide = base.unsqueeze(-1) * 2.0 + torch.tensor([0.25, 0.5])
+    if kind == "tensor":
+        return wide
+    if kind == "tree":
+        return {"a": wide, "b": [base + 7, (base.to(torch.int16),)]}
+    rows = TensorDict({"observation": wide, "score": base + 0.5}, [count, *lanes])
+    if kind == "nested":
+        rows["next"] = TensorDict({"reward": base.unsqueeze(-1).double(), "deep": {"x": base + 3}}, [count, *lanes])
+    return rows
+
+
+def leaves_of(data: Any) -> Leaves:
+    """List the tensors of a nest by their paths, leaving out the `"index"` that some writers store."""
+    return {path: leaf for path, leaf in _walk(data, ()) if path != ("index",)}
+
+
+def _walk(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    if isinstance(data, torch.Tensor):
+        yield path, data
+        return
+    for key, child in data.items() if hasattr(data, "items") else enumerate(data):
+        yield from _walk(child, (*path, str(key)))
+
+
+def same_leaves(one: Any, other: Any) -> bool:
+    """Tell whether two nests have the same tensors in the same places, leaving out `"index"`."""
+    return same_tensors(leaves_of(one), leaves_of(other))
+
+
+def same_tensors(one: Leaves, other: Leaves) -> bool:
+    """Tell whether two sets of leaves are the same."""
+    return one.keys() == other.keys() and all(torch.equal(one[path], other[path]) for path in one)
+
+
+def _first(data: Any) -> Any:
+    if isinstance(data, torch.Tensor | TensorDict):
+        return data[0]
+    if isinstance(data, dict):
+        return {key: _first(child) for key, child in data.items()}
+    return type(data)(_first(child) for child in data)
+
+
+def copied_leaves(data: Any) -> Leaves:
+    """Copy the leaves of a nest, leaving out `"index"`."""
+    return {path: leaf.clone() for path, leaf in leaves_of(data).items()}
+
+
+def layout_of(data: Any) -> Any:
+    """Return the names, types and shapes of the leaves of a nest."""
+    if isinstance(data, torch.Tensor):
+        return data.dtype, tuple(data.shape)
+    return {str(k): layout_of(v) for k, v in (data.items() if hasattr(data, "items") else enumerate(data))}
+
+
+def widened(data: Any) -> Any:
+    """Make the last dimension of one leaf longer, which does not fit any more."""
+    if isinstance(data, torch.Tensor):
+        return torch.cat([data, data[..., :1]], -1)
+    copied = data.copy()
+    key = "a" if "a" in copied.keys() else "observation"  # noqa: SIM118 - a tensordict is no container of keys
+    wide = copied[key]
+    copied[key] = torch.cat([wide, wide[..., :1]], -1)
+    return copied
