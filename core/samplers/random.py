@@ -33,12 +33,8 @@ class RandomSampler(Sampler):
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw `batch_size` elements."""
+        generator, count = self.generator, (batch_size,)
+        device = None if generator is None else generator.device
         if storage.ndim == 1:
-            return self._numbers(len(storage), batch_size), {}
-        return tuple(self._numbers(size, batch_size) for size in storage.shape), {}
-
-    def _numbers(self, size: int, count: int) -> torch.Tensor:
-        generator = self.generator
-        if generator is None:
-            return torch.randint(size, (count,))
-        return torch.randint(size, (count,), generator=generator, device=generator.device)
+            return torch.randint(len(storage), count, generator=generator, device=device), {}
+        return tuple(torch.randint(size, count, generator=generator, device=device) for size in storage.shape), {}

@@ -63,7 +63,8 @@ class StartTree(PriorityTree):
 
     def grown(self, capacity: int) -> StartTree:
         larger = StartTree(capacity, self.dtype, self.device)
-        larger._legal[: self.capacity] = self._legal
+        more = torch.zeros(larger.capacity - len(self._legal), dtype=torch.bool)
+        larger.allow_only(torch.cat([self._legal, more]))
         larger.load(self.weights())
         return larger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -225,15 +226,16 @@ class TrajectoryEpoch:
         """Return the epoch in numbers that hold for the rows that are there now; None before the first one."""
         if self._loaded is not None or not self.begun or table is None or written is None:
             return self._loaded
-        other = TrajectoryEpoch(self.shuffle)  # what is asked for must not change what is drawn next
-        other.begun, other._seen = True, self._seen
-        other._runs, other._left, other._waiting = self._runs, self._left, self._waiting
-        other._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
-        if not other.begun:
+        return copy.copy(self).followed(table, written)  # what is asked for must not change what is drawn next
+
+    def followed(self, table: TrajectoryTable, written: Written) -> SavedEpoch | None:
+        """Follow a table that is up to date with what was written, and return the epoch in the table's numbers."""
+        self._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
+        if not self.begun:
             return None
-        place = np.empty(len(other._runs), np.int64)
-        place[other._runs.by_place(table.capacity)] = np.arange(len(place))
-        return SavedEpoch(place[other._left], np.sort(place[other._waiting]), len(place))
+        place = np.empty(len(self._runs), np.int64)
+        place[self._runs.by_place(table.capacity)] = np.arange(len(place))
+        return SavedEpoch(place[self._left], np.sort(place[self._waiting]), len(place))
 
     def turn(self, row: int, rows: int) -> None:
         """Take up the epoch that was loaded in a ring of so many rows, of which `row` became row 0 since."""

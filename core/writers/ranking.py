@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,8 +34,9 @@ class Ranking:
     Ranks are Python's own numbers: integers of 64 bits keep all of them.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Number, int]] = []
+    def __init__(self, ranked: Iterable[tuple[Number, int]] = ()) -> None:
+        self._heap = list(ranked)
+        heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -98,7 +99,4 @@ class Ranking:
             raise SchemaError("the ranking holds nan where a rank should be")
         if sorted(slots.tolist()) != list(range(len(slots))):
             raise SchemaError(f"the ranking gives the places {slots.tolist()[:8]}, expected is each from 0 on, once")
-        ranking = cls()
-        ranking._heap = list(zip(ranks.tolist(), slots.long().tolist(), strict=True))
-        heapq.heapify(ranking._heap)
-        return ranking
+        return cls(zip(ranks.tolist(), slots.long().tolist(), strict=True))
