@@ -19,7 +19,7 @@ from rbtool.core.buffers.unsynced import WorkerSampler
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers import RandomSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from rbtool.core.testing.priorities import drawn_weights
 from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
