@@ -143,7 +143,7 @@ def test_numbers_that_make_no_sense(walks: Path, tmp_path: Path, options: dict, 
 
 @pytest.mark.parametrize("dest", ["walks", "walks/made", "."])
 def test_source_and_destination_lie_apart(walks: Path, tmp_path: Path, dest: str) -> None:
-    with pytest.raises(rbtool.UsageError, match="are inside one another"):
+    with pytest.raises(rbtool.UsageError, match="overlap"):
         run(walks, same, tmp_path / dest, force=True)
 
 
