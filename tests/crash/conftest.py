@@ -29,16 +29,26 @@ def _prepare(work: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def strike() -> Strike:
+def strike(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strike]:
     """Run `runner.py` on a folder with these words; what it counted."""
+    place = tmp_path_factory.mktemp("struck") / "printed"
+    with subprocess.Popen(
+        [sys.executable, RUNNER, "--serve"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asking, answers = server.stdin, server.stdout
+        assert next(answers, "") == "ready\n"
 
-    def run(work: Path, *words: str) -> dict[str, int]:
-        done = subprocess.run([sys.executable, RUNNER, work, *words], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        counts: dict[str, int] = json.loads(done.stdout)
-        return counts
+        def run(work: Path, *words: str) -> dict[str, int]:
+            print(json.dumps([str(place), str(work), *words]), file=asking, flush=True)
+            code = int(next(answers))
+            assert code == 0, Path(f"{place}.err").read_text()[-3000:]
+            counts: dict[str, int] = json.loads(Path(f"{place}.out").read_text())
+            return counts
 
-    return run
+        yield run
+        asking.close()
 
 
 @pytest.fixture(scope="session")

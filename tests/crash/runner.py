@@ -1,6 +1,7 @@
 """Strikes a job at its n-th change of the file system, looks at what is left, and runs it again at once, twice.
 
     python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
+    python runner.py --serve
 
 WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` (converted), `older/` and, where
 the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
@@ -9,6 +10,9 @@ one start of Python and torch. Afterwards the destination must be absent, the ol
 byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume does so
 after every other strike. What a download has fetched may stay until its second run. `--strikes` spreads so many
 faults over the job, the last at its last operation; without it every operation is struck. Prints one JSON document.
+
+`--serve` reads lines of such arguments, each a JSON list that begins with a path for what is printed, runs each in a
+forked child, and answers with its exit code: 40 tests then start Python and torch once, which takes 6 s.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import rbtool
 from rbtool.core.checkpoint import TorchrlSteps, open_steps
@@ -276,7 +280,7 @@ def _nothing_left(out: Path, dest: Path, when: str) -> None:
     assert not left, f"{when}: {left} were left behind"
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Strike one job at all its operations and print the counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
@@ -284,11 +288,32 @@ def main() -> None:
     parser.add_argument("--fault", choices=["kill", "fill"], default="kill")
     parser.add_argument("--strikes", type=int, help="how many operations to strike; all by default")
     parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     with _hub(options.work) if options.job == "download" else contextlib.nullcontext():
         for module in MODULES.get(options.job.partition("-")[0], ()):
             importlib.import_module(module)  # once here, not in every child
-        print(json.dumps(_strike_everywhere(options)))
+        print(json.dumps(_strike_everywhere(options)), flush=True)
+
+
+def _serve() -> NoReturn:
+    """Run what each line of the standard input asks for, until it ends."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            place, *words = json.loads(line)
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{place}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            code = 1
+            try:
+                main(words)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.exit()
 
 
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
@@ -358,4 +383,6 @@ def _put_older(options: argparse.Namespace, dest: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--serve"]:
+        _serve()
+    main(sys.argv[1:])
