@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked_commands import commands
+from forked_commands import folder_of_commands
 from hub import Hub
 from minari_hub import lay_out_hub
 
@@ -99,10 +98,9 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def forked(variables: dict[str, str]) -> Iterator[dict[str, str]]:
+def forked(variables: dict[str, str]) -> dict[str, str]:
     """The same variables, but `rbtool` is forked from a process that has imported everything already."""
-    with tempfile.TemporaryDirectory() as place, commands(Path(place), variables) as folder:
-        yield variables | {"PATH": os.pathsep.join([str(folder), variables["PATH"]])}
+    return variables | {"PATH": os.pathsep.join([str(folder_of_commands()), variables["PATH"]])}
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Asks a hub, a bucket or the Minari source in a process of its own, whose environment is set before any import.
+"""Asks a hub, a bucket or the Minari source in a process of its own, whose environment is set before any of them.
 
-Run as a script it reads what to do from stdin and prints the outcomes; `ask` is the other end of that.
+`main` reads what to do from stdin and prints the outcomes; `ask` is the other end of that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from forked_commands import folder_of_commands
 
 __all__ = ["Failed", "ask", "ask_one", "failed"]
 
@@ -35,10 +37,10 @@ def ask(environment: Mapping[str, str], made: str, *calls: list[Any], arguments:
     Nothing may reach stderr, and the token must be in nothing that is said.
     """
     order = json.dumps({"made": made, "arguments": arguments, "calls": calls})
-    command = [sys.executable, "-W", "error", __file__]
     ran = subprocess.run(
-        command, env={**IMPATIENT, **environment}, input=order, capture_output=True, text=True, timeout=180, check=False
-    )
+        [folder_of_commands() / "ask"], env={**IMPATIENT, **environment}, input=order, capture_output=True, text=True,
+        timeout=180, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr, ran.stderr
     assert environment.get("HF_TOKEN", "no token") not in ran.stdout
@@ -165,6 +167,3 @@ _OWN = {
     "catalogue_twice": _catalogue_twice,
     "timed": _timed,
 }
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A user's machine that downloads from a stand-in hub: real commands in processes of their own."""
+"""A user's machine that downloads from a stand-in hub, by commands in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forked_commands import folder_of_commands
 from hub import Hub
 
 __all__ = ["ARROW", "DATA", "DOOR", "INFO", "MAIN", "SMALL", "Machine"]
@@ -37,16 +38,17 @@ class Machine:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command."""
+    def start(self, *words: str, forked: bool = False, **variables: str) -> subprocess.Popen[str]:
+        """Start a command: a fresh process, which can be sent signals, unless it may be forked."""
+        command = [folder_of_commands() / "rbtool"] if forked else [sys.executable, "-m", "rbtool"]
         return subprocess.Popen(
-            [sys.executable, "-m", "rbtool", *words], text=True, cwd=self.folder, env={**self.variables, **variables},
+            [*command, *words], text=True, cwd=self.folder, env={**self.variables, **variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, *words: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        process = self.start(*words, **variables)
+        process = self.start(*words, forked=True, **variables)
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
