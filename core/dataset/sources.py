@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..errors import DatasetNotFoundError
+from ..errors import DatasetNotFoundError, FormatError
 from .contracts import Closing
 from .local_cache import LocalCache
 from .selection import EpisodeRanges
@@ -29,14 +29,31 @@ class RemoteFile:
     """One file of a remote dataset.
 
     `path` lies below the dataset's folder, with `/` between its parts. `checksum` is what the remote says of the
-    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex. `addresses` are
-    where it can be had, in the order in which to try them.
+    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex; None where it says
+    nothing, as with plain URLs: then the size decides, and the manifest says that the file is not verified by the
+    remote. `size` in bytes is None where the remote does not give it, which needs a file without checksum.
+    `addresses` are where it can be had, in the order in which to try them. `version` is any text that changes when
+    the bytes do, such as an ETag; None where there is none, or where the checksum says it.
     """
 
     path: str
-    size: int
-    checksum: str
+    size: int | None
+    checksum: str | None
     addresses: tuple[str, ...]
+    version: str | None = None
+
+    @property
+    def known_size(self) -> int:
+        """The size; FormatError for a file with a checksum and without a size, 0 for one that has neither."""
+        if self.size is None and self.checksum is not None:
+            raise FormatError(f"the remote lists {self.path!r} with a checksum and without a size")
+        return self.size or 0
+
+    def is_same_as(self, other: RemoteFile) -> bool:
+        """Whether both are certainly the same bytes: by checksum, else by size and version, which must be known."""
+        if self.checksum is not None or other.checksum is not None:
+            return self.checksum == other.checksum
+        return self.version is not None and (self.size, self.version) == (other.size, other.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +74,23 @@ class RemoteDataset:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
+        """Bytes of all files whose size is known."""
+        return sum(file.known_size for file in self.files)
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The remote's checksum of every file, by its path: equal exactly when the dataset is the same."""
-        return {file.path: file.checksum for file in self.files}
+        """The remote's checksum of every file that has one, by its path."""
+        return {file.path: file.checksum for file in self.files if file.checksum is not None}
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """Paths of the files for which the remote gives no checksum."""
+        return tuple(file.path for file in self.files if file.checksum is None)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all files."""
+        return tuple(file.path for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from .bucket import Bucket, BucketObject
 from .checksums import Hasher, hasher, matches
-from .fetch import Transport, fetch_files
+from .fetch import fetch_files
 from .http import HttpTransport, failure
 from .hub import Hub, HubFile, HubRepository, hub_endpoint
 from .memory import CatalogueFile, KnownNames, catalogue_age
@@ -11,8 +11,10 @@ from .offline import require_network
 from .originals import FetchedFile, Originals, OriginalsRecord, stored_originals
 from .retries import Patience, Transient, retry_after, retrying
 from .small import ask_all, read_small
+from .transport import Answer, Transport
 
 __all__ = [
+    "Answer",
     "Bucket",
     "BucketObject",
     "CatalogueFile",

@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote, urlsplit
 from ..dataset import StaleListing, is_inside
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from .bounds import ERROR_BYTES, PAGES, head_in_time, paced, read_seconds
-from .fetch import Transport
 from .offline import require_network
 from .retries import Transient, retry_after, retrying
+from .transport import Transport
 
 __all__ = ["Bucket", "BucketObject"]
 

@@ -1,7 +1,8 @@
 """Bringing files to a folder: resumed after a cut, verified before they get their name, from mirrors in order.
 
-A file that bears its own name is whole and matched its checksum once. What is not yet whole lies beside it as
-`<name>.part` and holds the first bytes of the file; whatever kills the process, the next fetch goes on from there.
+A file that bears its own name is whole and matched its checksum once, or its size where the remote gives no checksum.
+What is not yet whole lies beside it as `<name>.part` and holds the first bytes of the file; whatever kills the process,
+the next fetch goes on from there.
 """
 
 from __future__ import annotations
@@ -9,39 +10,24 @@ from __future__ import annotations
 import functools
 import os
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..dataset import Closing, RemoteFile, fs, is_inside
+from ..dataset import RemoteFile, fs, is_inside
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
 from .checksums import hasher, matches
 from .partial import Partial
 from .retries import Transient, retrying
 from .threads import Watch, ignore, run_together
+from .transport import Transport
+from .unverified import RECORD, fetch_unverified
 
-__all__ = ["Transport", "fetch_files"]
+__all__ = ["fetch_files"]
 
 _PART = ".part"
 _FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server
 _FAIR_PARTS = 64
-
-
-class Transport(Closing, ABC):
-    """Reads the bytes behind addresses; safe to use from several threads at once."""
-
-    @abstractmethod
-    def open(self, address: str, offset: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
-        """Begin to read at byte `offset` and give where the bytes start, and the bytes in blocks.
-
-        They start at 0, or anywhere before `offset`, where the remote cannot begin at any byte. Opening and reading
-        raise Transient for what may pass, and NetworkError, AuthorisationError or DatasetNotFoundError.
-        """
-
-    def interrupt(self) -> None:
-        """Make reads that wait in other threads fail now; what is asked for later is not affected."""
 
 
 class _Different(Exception):
@@ -62,6 +48,10 @@ def fetch_files(
     A file that is there with the right bytes is not fetched; one with other bytes is removed and fetched. A cut is
     resumed, and counts as a failed attempt only if it brought nothing. Bytes that do not match are thrown away and
     fetched once more from each address in turn.
+
+    A file without a checksum must have the size that is listed, or else that of the answer, and is read again from the
+    disk. It is resumed only in the same version, by the remote's own word. One that is there is taken as it is if it
+    has the size that is listed, and fetched again if none is.
 
     `progress` hears how many more bytes are there and may be right, also those that were there before; negative
     when some turn out to be wrong. At the end the sum is the size of all files. `told` hears what went wrong and is
@@ -88,13 +78,14 @@ def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
     for file in files:
         if not is_inside(file.path):
             raise FormatError(f"the remote lists {file.path!r}, a path that leads out of the folder")
-        if not file.addresses or file.size < 0:
+        if not file.addresses or (file.size is not None and file.size < 0):
             raise FormatError(f"the remote lists {file.path!r} with {file.size} bytes at {len(file.addresses)} places")
         if not names.isdisjoint(_folders_of(file.path)):
             raise FormatError(f"the remote lists a file in the way of {file.path!r}")
-        hasher(file.checksum, file.size)
+        if file.checksum is not None:
+            hasher(file.checksum, file.known_size)
         part = file.path + _PART
-        while part in names:  # the dataset has a file of that very name
+        while part in names or part + RECORD in names:  # the dataset has a file of that very name
             part += _PART
         parts.append(folder / part)
     return parts
@@ -111,7 +102,11 @@ def _fetch_file(file: RemoteFile, folder: Path, part_path: Path, transport: Tran
     target = folder / file.path
     with fs.folder_below(folder, target.parent, make=True) as within:
         if _is_there(file, target, within, watch):
-            watch.progress(file.size)
+            watch.progress(file.known_size)
+        elif file.checksum is None:
+            failures = fetch_unverified(file, target, part_path, within, transport, watch)
+            if failures:
+                raise _first_of(failures)
         else:
             _fetch_missing(file, target, part_path, within, transport, watch)
 
@@ -147,12 +142,21 @@ def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool
         return False
     if stat.S_ISDIR(kind):
         raise FormatError(f"{target} is a folder, the file {file.path} belongs there")
-    if matches(target, file.size, file.checksum, within=within):
+    if _is_as_listed(file, target, within):
         return True
     watch.check()
     watch.told(f"{file.path} was there, but not as its source has it; it is fetched again")
     fs.remove(target, within=within)
     return False
+
+
+def _is_as_listed(file: RemoteFile, target: Path, within: int) -> bool:
+    if file.size is None:
+        return False
+    if file.checksum is None:
+        found = os.stat(target.name, dir_fd=within, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == file.size
+    return matches(target, file.size, file.checksum, within=within)
 
 
 def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
@@ -200,7 +204,7 @@ class _FileFetch:
 
     @property
     def _too_short(self) -> str:
-        size = f"{self._part.received:,} of {self._file.size:,} bytes"
+        size = f"{self._part.received:,} of {self._file.known_size:,} bytes"
         return f"{self._file.path} could not be fetched from {self._host}: it ended after {size}"
 
     def _complete(self) -> None:
@@ -213,7 +217,7 @@ class _FileFetch:
     def _attempt(self) -> None:
         """Make one request; a failure after a fair part of the file is told and forgiven."""
         self._watch.check()
-        before, fair = self._part.received, min(_FAIR_BYTES, self._file.size // _FAIR_PARTS)
+        before, fair = self._part.received, min(_FAIR_BYTES, self._file.known_size // _FAIR_PARTS)
         try:
             self._read()
             if not self._part.whole:
@@ -237,8 +241,8 @@ class _FileFetch:
                 for block in blocks:
                     self._watch.check()
                     fresh, skip = block[skip:], max(0, skip - len(block))
-                    if self._part.received + len(fresh) > self._file.size:
-                        raise _Different(f"more than its {self._file.size:,} bytes came")
+                    if self._part.received + len(fresh) > self._file.known_size:
+                        raise _Different(f"more than its {self._file.known_size:,} bytes came")
                     self._part.append(fresh)
         finally:
             if not self._watch.abandoned():

@@ -10,6 +10,7 @@ import threading
 import urllib.request
 import weakref
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError
 from ..version import __version__
 from .bounds import answer_to, paced, read_seconds
-from .fetch import Transport
 from .retries import Transient, retry_after
+from .transport import Answer, Transport
 
 if TYPE_CHECKING:
     import httpx2
@@ -62,6 +63,19 @@ class HttpTransport(Transport):
                 raise NetworkError(f"{_host(response)} sends another part of {what} than was asked for")
             yield 0, self._blocks(response, what)
 
+    @contextlib.contextmanager
+    def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
+        what = _name_of(address)
+        with self._get(address, offset if version else 0, what, version) as response:
+            start = _start_of(response, offset)
+            if start is not None:
+                yield _answer(response, start, self._blocks(response, what), what)
+                return
+        with self._get(address, 0, what) as response:
+            if _start_of(response, 0) is None:
+                raise NetworkError(f"{_host(response)} sends another part of {what} than was asked for")
+            yield _answer(response, 0, self._blocks(response, what), what)
+
     def interrupt(self) -> None:
         with self._lock:
             sockets = list(self._sockets)
@@ -78,11 +92,16 @@ class HttpTransport(Transport):
             client.close()
 
     @contextlib.contextmanager
-    def _get(self, address: str, offset: int, what: str) -> Iterator[httpx2.Response]:
-        """Ask for an address from `offset` on; 200, 206 and, for a range, 416 come back as they are."""
+    def _get(self, address: str, offset: int, what: str, version: str | None = None) -> Iterator[httpx2.Response]:
+        """Ask for an address from `offset` on; 200, 206 and, for a range, 416 come back as they are.
+
+        With a `version` the range is asked for only of that one.
+        """
         headers = {"Accept-Encoding": "identity", **self.headers(address)}
         if offset:
             headers["Range"] = f"bytes={offset}-"
+            if version is not None:
+                headers["If-Range"] = version
         client = self._connected()
         with contextlib.ExitStack() as stack:
             with _understood(what, self.hint):
@@ -235,6 +254,38 @@ def _start_of(response: httpx2.Response, offset: int) -> int | None:
     found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/(?:[0-9]+|\*)", response.headers.get("Content-Range", "").strip())
     start = int(found[1]) if found else None
     return start if response.status_code == 206 and start is not None and start <= offset else None
+
+
+def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what: str) -> Answer:
+    """What a response says of the file; NetworkError for one in an encoding that nobody asked for."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise NetworkError(f"{_host(response)} sends {what} in the encoding {encoding}, which was not asked for")
+    chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+    size = None if chunked and response.status_code == 200 else _size_of(response)
+    return Answer(start, blocks, size, _version_of(response), ends=chunked or "Content-Length" in response.headers)
+
+
+def _size_of(response: httpx2.Response) -> int | None:
+    """The size of the whole file, None where the response does not give it."""
+    if response.status_code == 206:
+        found = re.fullmatch(r"bytes [0-9]+-[0-9]+/([0-9]{1,18})", response.headers.get("Content-Range", "").strip())
+    else:
+        found = re.fullmatch(r"([0-9]{1,18})", response.headers.get("Content-Length", "").strip())
+    return int(found[1]) if found else None
+
+
+def _version_of(response: httpx2.Response) -> str | None:
+    """A strong validator: an ETag that is not weak; else the date of modification, if it is a second old or more."""
+    tag = response.headers.get("ETag", "").strip()
+    if tag:
+        return tag if re.fullmatch(r'"[\x21\x23-\x7e]*"', tag) else None
+    modified = response.headers.get("Last-Modified", "").strip()
+    try:
+        age = parsedate_to_datetime(response.headers.get("Date", "")) - parsedate_to_datetime(modified)
+        return modified if age.total_seconds() >= 1 else None
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _name_of(address: str) -> str:

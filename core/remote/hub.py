@@ -26,6 +26,7 @@ from .http import HttpTransport, failure
 from .hub_token import TOKEN_HINT, hub_token
 from .offline import require_network
 from .retries import retrying
+from .transport import Answer
 
 if TYPE_CHECKING:
     import httpx2
@@ -119,17 +120,13 @@ class Hub(HttpTransport):
 
     @contextlib.contextmanager
     def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        require_network(f"fetching from {urlsplit(address).hostname}", "HF_HUB_OFFLINE")
-        with contextlib.ExitStack() as stack:
-            try:
-                opened = stack.enter_context(super().open(address, offset))
-            except AuthorisationError as error:
-                raise AuthorisationError(error.message, hint=_conditions(address)) from error
-            except DatasetNotFoundError as error:
-                if _PINNED.search(address):
-                    raise StaleListing(error.message) from error
-                raise
+        with _asked(address), super().open(address, offset) as opened:
             yield opened
+
+    @contextlib.contextmanager
+    def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
+        with _asked(address), super().open_version(address, offset, version) as answer:
+            yield answer
 
     @cached_property
     def _endpoint(self) -> str:
@@ -240,6 +237,20 @@ def _raise_for_status(response: httpx2.Response, what: str) -> None:
         raise
     except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
         raise failure(response, what, hint=TOKEN_HINT) from error
+
+
+@contextlib.contextmanager
+def _asked(address: str) -> Iterator[None]:
+    """Refuse to ask where the network is forbidden, and raise what the hub's refusals mean."""
+    require_network(f"fetching from {urlsplit(address).hostname}", "HF_HUB_OFFLINE")
+    try:
+        yield
+    except AuthorisationError as error:
+        raise AuthorisationError(error.message, hint=_conditions(address)) from error
+    except DatasetNotFoundError as error:
+        if isinstance(error, StaleListing) or not _PINNED.search(address):
+            raise
+        raise StaleListing(error.message) from error
 
 
 def _conditions(address: str) -> str:

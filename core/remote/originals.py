@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,12 +21,14 @@ from ..dataset import (
     is_inside,
     load_json,
     lock_folder,
+    open_regular,
     remove_aside,
     sweep,
     written_time,
 )
 from ..errors import FormatError, UsageError
-from .checksums import matches
+from .checksums import blocks_of, hasher, matches
+from .unverified import RECORD
 
 __all__ = ["FetchedFile", "Originals", "OriginalsRecord", "stored_originals"]
 
@@ -37,11 +39,31 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A file that was to be fetched: its path, its size in bytes and the remote's checksum."""
+    """A file that was to be fetched: its path, its size in bytes and the remote's checksum, None where unknown.
+
+    `version` is that of `RemoteFile`; `received` is the digest of the bytes that came, for a file without a checksum.
+    """
 
     path: str
-    size: Count
-    checksum: str
+    size: Count | None
+    checksum: str | None
+    version: str | None = None
+    received: str | None = None
+
+    @classmethod
+    def of(cls, file: RemoteFile, received: str | None = None) -> FetchedFile:
+        """The file as a remote lists it."""
+        return cls(file.path, file.size, file.checksum, file.version, received)
+
+    def remote(self) -> RemoteFile:
+        """The file as the remote listed it then, without the places to have it from."""
+        return RemoteFile(self.path, self.size, self.checksum, (), self.version)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in the record; `version` and `received` where they are known."""
+        later = {"version": self.version, "received": self.received}
+        known = {name: text for name, text in later.items() if text is not None}
+        return {"path": self.path, "size": self.size, "checksum": self.checksum} | known
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +92,13 @@ class OriginalsRecord:
 
     def dataset(self) -> RemoteDataset:
         """The dataset as it was listed then; where its files are to be had is not known any more."""
-        files = tuple(RemoteFile(file.path, file.size, file.checksum, ()) for file in self.files)
+        files = tuple(file.remote() for file in self.files)
         return RemoteDataset(self.id, self.address, self.revision, files)
 
     def to_bytes(self) -> bytes:
         """The record as it is written to disk."""
         document: dict[str, Any] = {"format_version": _VERSION, **asdict(self)}
+        document["files"] = [file.to_dict() for file in self.files]
         return (dump_json(document, indent=1) + "\n").encode()
 
 
@@ -133,20 +156,43 @@ class Originals:
     def begin(self, dataset: RemoteDataset, asked: Iterable[str], *, kept: bool) -> None:
         """Record what is to be fetched: the files `asked` of a dataset. What was kept once stays kept.
 
-        Files of an older state of the dataset, which are not what the remote has now, are removed.
+        Files of an older state of the dataset, which are not what the remote has now, are removed; of files without
+        a checksum all those that are not certainly the same.
         """
         wanted, before = set(asked), None
+        same: dict[str, FetchedFile] = {}
         with contextlib.suppress(FormatError):
             before = self.record()
         if before is not None:
-            now = dataset.checksums
-            same = {file.path for file in before.files if now.get(file.path) == file.checksum}
-            kept, wanted = kept or before.kept, wanted | (same & set(before.asked))
+            now = {file.path: file for file in dataset.files}
+            same = {one.path: one for one in before.files if one.path in now and one.remote().is_same_as(now[one.path])}
+            kept, wanted = kept or before.kept, wanted | (same.keys() & set(before.asked))
         self._remove_others(wanted)
-        files = tuple(FetchedFile(file.path, file.size, file.checksum) for file in dataset.files)
+        for path in set(dataset.unverified) - same.keys():
+            self._remove_finished(path)
+        files = tuple(
+            FetchedFile.of(file, same[file.path].received if file.path in same else None) for file in dataset.files
+        )
         there = tuple(file.path for file in files if file.path in wanted)
         record = OriginalsRecord(dataset.id, dataset.address, dataset.revision, kept, written_time(), files, there)
         fs.replace_file_below(self._root, self.folder / _RECORD, record.to_bytes())
+
+    def _remove_finished(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, UsageError):
+            parent = (self.files / path).parent
+            with fs.folder_below(self.files, parent) as within:
+                kind = os.stat(Path(path).name, dir_fd=within, follow_symlinks=False).st_mode
+                if not stat.S_ISDIR(kind):
+                    fs.remove(self.files / path, within=within)
+
+    def take_digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """Record the sha256 of finished files for which the remote gives no checksum; return them by path."""
+        record = self.record()
+        digests = {path: _sha256_of(self.files / path) for path in paths}
+        if record is not None and digests:
+            files = (replace(file, received=digests.get(file.path, file.received)) for file in record.files)
+            fs.replace_file(self.folder / _RECORD, replace(record, files=tuple(files)).to_bytes())
+        return digests
 
     def _remove_others(self, wanted: Iterable[str]) -> None:
         """Remove all files but those wanted and their parts, all links, and the folders that are empty then."""
@@ -158,7 +204,8 @@ class Originals:
 
     def _remove_others_in(self, inside: int, wanted: Iterable[str]) -> None:
         names = {self.files / path for path in wanted}
-        names |= {path.with_name(f"{path.name}.part") for path in names}
+        parts = {path.with_name(f"{path.name}.part") for path in names}
+        names |= parts | {path.with_name(path.name + RECORD) for path in parts}
         # By descriptors: what a link leads to, now or in a moment, is not ours to remove.
         for folder, folders, files, within in os.fwalk(self.files.name, topdown=False, dir_fd=inside):
             for name in (*files, *folders):
@@ -192,7 +239,7 @@ class Originals:
     def has(self, file: RemoteFile) -> bool:
         """Tell whether a file stands here whole, by its size."""
         path = self.files / file.path
-        return path.is_file() and path.stat().st_size == file.size
+        return path.is_file() and file.size in (None, path.stat().st_size)
 
     def has_any(self) -> bool:
         """Tell whether anything has come, were it the beginning of a file."""
@@ -205,7 +252,8 @@ class Originals:
             done = self.files / file.path
             for path in (done, done.with_name(f"{done.name}.part")):
                 with contextlib.suppress(OSError):
-                    found += min(path.stat().st_size, file.size)
+                    size = path.stat().st_size
+                    found += size if file.size is None else min(size, file.size)
                     break
         return found
 
@@ -228,12 +276,31 @@ class Originals:
             if not path.is_file():
                 if record.kept and file.path in record.asked:
                     yield f"{path} is missing"
-            elif not matches(path, file.size, file.checksum):
+            elif file.checksum is None:
+                yield from _unverified_problems(path, file)
+            elif not matches(path, file.remote().known_size, file.checksum):
                 yield f"{path} does not match the checksum {file.checksum} of {record.address}"
 
     def remove(self) -> None:
         """Remove all that lies here, at one instant; the caller has the lock."""
         remove_aside(self.folder, self._aside, below=self._root)
+
+
+def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:
+    """Compare a file without a checksum with its size, and with the bytes that came."""
+    size = path.stat().st_size
+    if file.size not in (None, size):
+        yield f"{path} has {size:,} bytes, {file.size:,} are expected"
+    elif file.received is not None and not matches(path, size, file.received):
+        yield f"{path} is not as it was received: its digest is not {file.received}"
+
+
+def _sha256_of(path: Path) -> str:
+    checking = hasher("sha256:" + "0" * 64, 0)
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        for block in blocks_of(file):
+            checking.update(block)
+    return checking.found
 
 
 def stored_originals(root: Path) -> Iterator[Originals]:

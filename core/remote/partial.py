@@ -25,13 +25,13 @@ class Partial(Closing):
     def __init__(
         self, file: RemoteFile, path: Path, within: int, progress: Callable[[int], None], check: Callable[[], None]
     ) -> None:
-        self._file = file
         self._path = path
         self._within = within
         self._progress = progress
         self._buffer = bytearray()
         self._written = 0
-        self._hasher = hasher(file.checksum, file.size)
+        self._size, self._checksum = file.known_size, file.checksum or ""
+        self._hasher = hasher(self._checksum, self._size)
         self._descriptor = fs.open_to_append(path, within=within)
         try:
             self._take_over(check)
@@ -41,7 +41,7 @@ class Partial(Closing):
 
     def _take_over(self, check: Callable[[], None]) -> None:
         size = os.fstat(self._descriptor).st_size
-        if size > self._file.size:
+        if size > self._size:
             fs.truncate(self._descriptor, 0, self._path)
             return
         with os.fdopen(self._descriptor, "rb", buffering=0, closefd=False) as written:
@@ -60,7 +60,7 @@ class Partial(Closing):
     @property
     def whole(self) -> bool:
         """Whether there are as many bytes as the file has."""
-        return self.received == self._file.size
+        return self.received == self._size
 
     @property
     def found(self) -> str:
@@ -89,7 +89,7 @@ class Partial(Closing):
         """Throw all bytes away."""
         self._buffer.clear()
         fs.truncate(self._descriptor, 0, self._path)
-        self._hasher = hasher(self._file.checksum, self._file.size)
+        self._hasher = hasher(self._checksum, self._size)
         self._count(-self._written)
 
     def sync(self) -> None:

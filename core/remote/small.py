@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from ..errors import CorruptDataError, FormatError, RbtoolError
 from .checksums import hasher
-from .fetch import Transport
 from .retries import Transient, retrying
 from .threads import Watch, run_together
+from .transport import Transport
 
 __all__ = ["ask_all", "read_small"]
 

@@ -32,7 +32,7 @@ from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .layouts import layout_arguments
 from .results import published_entries, seconds_since
-from .source_conversion import SourceConversion, facts_of, fetched_checksums
+from .source_conversion import SourceConversion, facts_of, fetched_checksums, unverified_versions
 from .standing import standing
 
 __all__ = ["Fetch", "RemoteDownload"]
@@ -198,10 +198,20 @@ class RemoteDownload:
                 hint="add --force to fetch it again",
             )
         remote = self._needed(self._describe(found, revision))
-        if made_from != remote.checksums:
+        versions = unverified_versions(manifest)
+        compared = {path: checksum for path, checksum in made_from.items() if path not in versions}
+        here, there = ({**compared, **versions}, {**remote.checksums, **_versions(remote)})
+        unknown = sorted(path for path, version in there.items() if version is None and here.get(path) is None)
+        if here != there:
             raise CheckFailed(
                 f"{remote.address} is not what {self._destination(found)} was made from any more",
                 hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
+            )
+        if unknown:
+            raise CheckFailed(
+                f"{remote.address} gives neither a checksum nor a version of {unknown[0]}: whether it is unchanged "
+                "cannot be determined",
+                hint="add --force, and no --frozen, to fetch it anew",
             )
 
     # Fetching --------------------------------------------------------------------------------------
@@ -301,17 +311,18 @@ class RemoteDownload:
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
         remote = self._needed(whole)
         fetch = self._fetch_ahead(remote, originals)
-        originals.begin(whole, remote.checksums, kept=self.keep_source)
+        originals.begin(whole, remote.paths, kept=self.keep_source)
         self.progress.note(_announcement(fetch, remote.address))
-        self.progress.start("fetching", remote.bytes, "bytes")
+        sized = all(file.size is not None for file in remote.files)
+        self.progress.start("fetching", remote.bytes if sized else None, "bytes")
         self.source.fetch(remote.files, originals.files, progress=self.progress.advance, told=self.progress.note)
-        self.progress.done(f"verified {' and '.join(sorted({_kind(file.checksum) for file in remote.files}))}")
+        self.progress.done(_verified(remote))
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         present = originals.present(remote)
         # What comes of it is hardly smaller than half of it, and lies beside it for a while.
-        fs.require_space(self.root, remote.bytes - present + remote.bytes // 2)
+        fs.require_space(self.root, max(0, remote.bytes - present) + remote.bytes // 2)
         return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
 
     def _say_waiting(self, found: Resolution) -> None:
@@ -325,12 +336,16 @@ class RemoteDownload:
             "from": remote.address, "episodes": self._normal, "revision": self.revision,
             **layout_arguments(self.layout, self.compress),
         }  # fmt: skip
+        received = originals.take_digests(remote.unverified)
+        if received:
+            arguments["unverified"] = _versions(remote)
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
-        with originals.only(remote.checksums) as folder, reader_class(self.source.name)(folder) as reader:
+        with originals.only(remote.paths) as folder, reader_class(self.source.name)(folder) as reader:
             facts = facts_of(reader, self.episodes, self.progress)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []
+            notes += [_unverified_note(remote)] if received else []
             facts = replace(facts, notes=(*facts.notes, *notes))
             return SourceConversion(
                 reader=reader,
@@ -343,7 +358,7 @@ class RemoteDownload:
                 force=self.force,
                 dry_run=False,
                 progress=self.progress,
-                inputs=remote.checksums,
+                inputs=dict(sorted((remote.checksums | received).items())) if received else remote.checksums,
                 revision=remote.revision,
                 compress=self.compress,
                 root=self.root,
@@ -383,5 +398,20 @@ def _announcement(fetch: Fetch, address: str) -> str:
     return f"{files}, {readable_size(fetch.bytes)}, from {short}{there}; {readable_size(fetch.bytes_free)} free"
 
 
-def _kind(checksum: str) -> str:
-    return checksum.partition(":")[0]
+def _verified(remote: RemoteDataset) -> str:
+    """What the bytes were compared with."""
+    kinds = sorted({checksum.partition(":")[0] for checksum in remote.checksums.values()})
+    unverified = "read again, unverified by the remote" if len(remote.checksums) < len(remote.files) else ""
+    verified = f"verified {' and '.join(kinds)}" if kinds or not unverified else ""
+    return "; ".join(filter(None, (verified, unverified)))
+
+
+def _versions(remote: RemoteDataset) -> dict[str, str | None]:
+    """The version of every file without a checksum, by its path."""
+    return {file.path: file.version for file in remote.files if file.checksum is None}
+
+
+def _unverified_note(remote: RemoteDataset) -> str:
+    paths = remote.unverified
+    names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
+    return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"

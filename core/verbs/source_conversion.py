@@ -43,7 +43,7 @@ from .layouts import refuse_other_compression, require_layout, rows_bytes
 from .results import published_entries, seconds_since
 from .standing import standing, taken
 
-__all__ = ["SourceConversion", "facts_of", "fetched_checksums"]
+__all__ = ["SourceConversion", "facts_of", "fetched_checksums", "unverified_versions"]
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _CHECKSUMS = "checksums.json"  # where those of a remote lie that are too many for the provenance
@@ -241,6 +241,14 @@ def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
     if not listed.is_file():
         return dict(manifest.provenance[0].inputs)
     return decode(dict[str, str], load_json(listed), str(listed))
+
+
+def unverified_versions(manifest: Manifest) -> dict[str, str | None]:
+    """Return the versions of the files that a dataset was made from and for which the remote gave no checksum."""
+    if manifest.request.origin != "remote" or not manifest.provenance:
+        return {}
+    recorded = manifest.provenance[0].arguments.get("unverified", {})
+    return decode(dict[str, str | None], recorded, "the provenance of the dataset")
 
 
 def digest_of_inputs(inputs: Mapping[str, str]) -> str:
