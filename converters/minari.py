@@ -9,19 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from ..core.dataset import (
-    EpisodeRanges,
-    EpisodeRow,
-    EpisodeTable,
     Piece,
     Reader,
     SourceFacts,
-    digest_file,
-    running_return,
-    select_episodes,
 )
-from ..core.errors import DatasetNotFoundError
-from ..core.ted import end_reason, row_bytes, ted_fields
+from ..core.ted import REWARD, row_bytes, ted_fields
 from .minari_columns import Columns
 from .minari_env_metadata import env_metadata
 from .minari_episode_text import seed_of
@@ -48,16 +43,19 @@ class MinariReader(Reader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Tell whether Minari's files are there, sound or not."""
+        """Return whether Minari's files are there, sound or not."""
         return looks_like_minari(path)
 
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise DatasetNotFoundError(f"there is nothing at {path}")
-        self.path = path
-        self.metadata = MinariMetadata.load(path)
+    def on_open(self) -> None:
+        """Read the metadata, and open the store of episodes that they name."""
+        self.metadata = MinariMetadata.load(self.path)
         self._store = _open_store(self.metadata)
         self._found: Survey | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds `metadata.json`."""
+        return self.metadata.folder
 
     @property
     def _survey(self) -> Survey:
@@ -76,90 +74,69 @@ class MinariReader(Reader):
     def _steps(self) -> dict[int, int]:
         return dict(zip(self._survey.numbers, self._survey.steps, strict=True))
 
-    def facts(
-        self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
-    ) -> SourceFacts:
-        """Look the source over; without a selection its totals must be those of the metadata.
-
-        Fields are those of the whole source whatever is selected, so that its parts are alike.
-        """
-        self._surveyed(progress)
-        numbers = self._numbers(selection)
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Look at every episode; fields are those of the whole source, so that its parts are alike."""
+        found = self._surveyed(progress)
         return SourceFacts(
             source="minari",
             id=self.metadata.id,
             fields=self._columns.fields(),
-            episode_numbers=numbers,
-            steps=sum(self._steps[number] for number in numbers),
+            episode_numbers=list(found.numbers),
+            steps=sum(found.steps),
             spaces={name: strict_space(space) for name, space in self.metadata.spaces().items()},
             renamed_keys=self._columns.renamed_keys(),
             dropped_keys=self._columns.dropped_keys(),
-            notes=(*self._strangers(), *self._columns.notes(numbers)),
+            notes=tuple(f"{name!r} is no episode and was left out" for name in self._store.strangers()),
             documents=self.metadata.documents(),
             env_metadata=env_metadata(self.metadata),
+            lengths=list(found.steps),
         )
 
-    def _numbers(self, selection: EpisodeRanges | None) -> list[int]:
-        if selection is None:
-            numbers = list(self._survey.numbers)
-            self._survey.require_sound(numbers)
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Refuse damaged episodes; all of them together must have the totals of the metadata."""
+        self._survey.require_sound(numbers)
+        if everything:
             self._survey.require_totals(self.metadata)
-        else:
-            numbers = select_episodes(selection, self._survey.numbers)
-            self._survey.require_sound(numbers)
-        return numbers
 
-    def _strangers(self) -> list[str]:
-        return [f"{name!r} is no episode and was left out" for name in self._store.strangers()]
+    def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
+        """What was widened, is missing, or contradicts the spaces in these episodes."""
+        return self._columns.notes(numbers)
 
-    def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
-        """Yield the steps of these episodes (all by default), about `piece_bytes` at a time."""
-        numbers = self._survey.numbers if episodes is None else episodes
-        self._survey.require_sound(numbers)
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
         size = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(self._columns.fields()))))
-        for number in numbers:
-            episode, steps = self._store.episode(number), self._steps[number]
-            attributes = episode.attributes()
-            text = self._columns.read_texts(episode, number, attributes)
-            for start in range(0, steps, size):
-                stop = min(start + size, steps)
-                terminated, truncated = self._columns.read_flags(episode, number, start, stop)
-                columns = self._columns.read(episode, number, start, stop)
-                yield Piece(
-                    number, columns, terminated, truncated, first=not start, last=stop == steps,
-                    seed=seed_of(attributes), text=text,
-                )  # fmt: skip
+        episode, steps = self._store.episode(number), self._steps[number]
+        attributes = episode.attributes()
+        text = self._columns.read_texts(episode, number, attributes)
+        for start in range(0, steps, size):
+            stop = min(start + size, steps)
+            terminated, truncated = self._columns.read_flags(episode, number, start, stop)
+            columns = self._columns.read(episode, number, start, stop)
+            yield Piece(
+                number, columns, terminated, truncated, first=not start, last=stop == steps,
+                seed=seed_of(attributes), text=text,
+            )  # fmt: skip
 
-    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
-        """Summarise these episodes (all by default) as a conversion would; reads rewards and flags only."""
-        numbers = self._survey.numbers if episodes is None else episodes
-        self._survey.require_sound(numbers)
-        return EpisodeTable.from_rows([self._episode_row(number) for number in numbers])
-
-    def _episode_row(self, number: int) -> EpisodeRow:
-        episode, steps, total = self._store.episode(number), self._steps[number], 0.0
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards, and the flags of the last step, of one episode."""
+        episode, steps = self._store.episode(number), self._steps[number]
+        seed = seed_of(episode.attributes())
         for start in range(0, steps, _TABLE_ROWS):
             stop = min(start + _TABLE_ROWS, steps)
-            total = running_return(total, self._columns.read_rewards(episode, number, start, stop))
-        flags = self._columns.read_flags(episode, number, steps - 1, steps)
-        terminated, truncated = (bool(flag[0]) for flag in flags)
-        return EpisodeRow(
-            number, steps, total, terminated, truncated or not terminated, end_reason(terminated, truncated),
-            seed_of(episode.attributes()),
-        )  # fmt: skip
+            rewards = self._columns.read_rewards(episode, number, start, stop)
+            terminated, truncated = np.zeros((2, stop - start), bool)
+            if stop == steps:
+                ends = self._columns.read_flags(episode, number, steps - 1, steps)
+                terminated[-1:], truncated[-1:] = ends
+            yield Piece(
+                number, {REWARD: rewards}, terminated, truncated, first=not start, last=stop == steps, seed=seed
+            )
 
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
+        """The metadata and the files of the store."""
         return [self.metadata.folder / METADATA_FILE, *self._store.files()]
 
-    def digests(self) -> dict[str, str]:
-        """Digest of every file of the dataset by its path inside the folder that holds `metadata.json`."""
-        return {path.relative_to(self.metadata.folder).as_posix(): digest_file(path) for path in self._files()}
-
-    def size(self) -> int:
-        """Bytes of the dataset's files."""
-        return sum(path.stat().st_size for path in self._files())
-
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Close the files."""
         self._store.close()
 

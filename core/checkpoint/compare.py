@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..dataset import StepReader
+from ..dataset import FINAL, StepReader
 from ..progress import Progress, Silent
 from ..ted import Field, Key, key_name
 from .rows import CHUNK_BYTES, differing_rows
@@ -60,8 +60,8 @@ def _episodes(one: StepReader, other: StepReader) -> Iterator[Difference]:
     if len(here) != len(there):
         yield Difference("episodes", f"{len(here):,} against {len(there):,}")
         return
-    columns = there.columns()
-    for name, column in here.columns().items():
+    columns = there.columns() | {FINAL: there.final}
+    for name, column in (here.columns() | {FINAL: here.final}).items():
         rows = differing_rows(column, columns[name])
         if len(rows):
             row = int(rows[0])

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..dataset import (
     COLUMNS,
+    FINAL,
     Array,
     EpisodeTable,
     FileRecord,
@@ -71,7 +72,10 @@ class H5Reader(StepReader):
         """The episode table, read at first use."""
         count = self.manifest.episodes
         columns = {}
-        for name, dtype in COLUMNS.items():
+        stored = self._names(EPISODES)
+        for name, dtype in (COLUMNS | {FINAL: "uint8"}).items():
+            if name == FINAL and name not in stored:
+                continue
             place = f"{EPISODES}/{name}"
             columns[name] = self._source.rows(place, DTYPES[dtype], (count,), 0, count)
             self._check_part(place, columns[name].tobytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..dataset import COLUMNS, FileRecord, Manifest, StepReader, digest_bytes, episode_text_bytes, fs
+from ..dataset import FileRecord, Manifest, StepReader, column_types, digest_bytes, episode_text_bytes, fs
 from ..dataset.mapped import digest_mapped
 from ..progress import Progress
 from ..ted import file_stem
@@ -39,7 +39,7 @@ def write_h5(
 
     Episodes, text and documents go there, too.
     """
-    rest = _rest(source, filled)
+    rest, types = _rest(source, filled), column_types(source.episodes)
     parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
     block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
     with LatchedFile(path) as file:
@@ -50,7 +50,8 @@ def write_h5(
                 sink.finish()
             for name, data in rest.items():
                 if name.startswith(f"{EPISODES}/"):
-                    sink.put_array(name, np.frombuffer(data, COLUMNS[name.removeprefix(f"{EPISODES}/")]))
+                    dtype = types[name.removeprefix(f"{EPISODES}/")]
+                    sink.put_array(name, np.frombuffer(data, dtype))
                 else:
                     sink.put_bytes(name, data)
         file.check()
@@ -63,8 +64,8 @@ def write_h5(
 
 def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
     """The bytes of everything but the rows, by name."""
-    columns = source.episodes.columns()
-    rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in COLUMNS.items()}
+    columns, types = source.episodes.columns(), column_types(source.episodes)
+    rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in types.items()}
     text = episode_text_bytes(source.episode_text or ())
     if text:
         rest[TEXT] = text

@@ -13,7 +13,7 @@ from .builder import (
 from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, readable_rows, rows_of, size_problems
 from .codecs import CODECS, Codec, named_codecs, parse_codecs
 from .commits import COMMITS
-from .contracts import Array, Closing, Piece, Reader, SourceFacts, StepReader
+from .contracts import Array, Closing, Piece, SourceFacts, StepReader
 from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
 from .digest import (
     FileRecord,
@@ -30,13 +30,16 @@ from .episodes import (
     COLUMNS,
     EPISODES,
     EPISODES_TEXT,
+    FINAL,
     EpisodeRow,
     EpisodeTable,
+    column_types,
     episode_text_bytes,
     parse_episode_text,
     write_episode_text,
 )
-from .ingest import Ingest, running_return
+from .final_steps import FINAL_STEPS, FinalStep
+from .ingest import Ingest
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .listed import ListedFiles, changed
 from .local_cache import LocalCache
@@ -76,6 +79,7 @@ from .packed_schema import PackedField, PackedSchema
 from .packed_writer import row_builder, write_dataset
 from .plain import PlainReader
 from .positioned import PositionedTree, RowFiles
+from .reader import Reader
 from .record_numbers import RecordNumbers
 from .recorded_fields import unfinished_recording
 from .recorder import PackedRecorder
@@ -111,6 +115,7 @@ from .staging import (
     sweep,
 )
 from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
+from .summary import EpisodeSummary, running_return
 from .ted_reader import (
     FolderReader,
     TedReader,
@@ -126,6 +131,8 @@ __all__ = [
     "EPISODES",
     "EPISODES_TEXT",
     "FILE_MAGIC",
+    "FINAL",
+    "FINAL_STEPS",
     "FOLDER_RULES",
     "FORMAT_VERSION",
     "HIDDEN",
@@ -145,11 +152,13 @@ __all__ = [
     "Dropped",
     "EpisodeRanges",
     "EpisodeRow",
+    "EpisodeSummary",
     "EpisodeTable",
     "EpisodeTableRule",
     "FieldEntry",
     "FieldRange",
     "FileRecord",
+    "FinalStep",
     "FolderReader",
     "FolderRule",
     "Hasher",
@@ -194,6 +203,7 @@ __all__ = [
     "batch_of",
     "bytes_of",
     "changed",
+    "column_types",
     "content_digest",
     "content_files",
     "created_by",

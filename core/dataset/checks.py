@@ -12,8 +12,8 @@ from ..ted import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
 from ..ted.checks import Finding, Rows, Rule, Tally
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
-from .ingest import running_return
 from .listed import ListedFiles
+from .summary import running_return
 from .ted_reader import FolderReader, TedReader
 
 __all__ = [

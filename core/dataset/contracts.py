@@ -1,14 +1,15 @@
 """The contracts between formats and the core: N inputs and M outputs never make N x M pieces of code.
 
-`Reader` turns a path in some format into episodes; `StepReader` gives the rows of a dataset or a checkpoint that
-rbtool wrote, whatever its layout. Everything that inspects, checks, converts or saves works on one of the two.
+`Reader` (in `reader`) turns a path in some format into episodes, as `Piece`s; `StepReader` gives the rows of a dataset
+or a checkpoint that rbtool wrote, whatever its layout. Everything that inspects, checks, converts or saves works on
+one of the two.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -16,13 +17,12 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from ..errors import SchemaError
-from ..ted import Field, Key, Timing, key_name
+from ..ted import Field, Final, Key, Timing, key_name
 from .digest import digest_of_stats
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
-from .selection import EpisodeRanges
 
-__all__ = ["Array", "Closing", "Piece", "Reader", "SourceFacts", "StepReader"]
+__all__ = ["Array", "Closing", "Piece", "SourceFacts", "StepReader"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -33,7 +33,9 @@ class SourceFacts:
 
     `fields` pairs each source field, under its root key, with when it is known. `spaces` holds the observation
     and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim.
-    `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length.
+    `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
+    `lengths` the length of each where it is known. `final_missing` says that the source may have no observation after
+    the last step of an episode: then each last piece says whether it has.
     """
 
     source: str
@@ -47,15 +49,25 @@ class SourceFacts:
     notes: tuple[str, ...] = ()
     documents: Mapping[str, bytes] = field(default_factory=dict)
     env_metadata: Mapping[str, Any] | None = None
+    lengths: Sequence[int] | None = None
+    final_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive steps of one episode.
+    """`n` consecutive steps of one episode, at least one.
 
-    `columns` holds, under the root keys of the source fields, n+1 rows of each `state` (those before every step
-    and the one after the last) and n rows of each `step` and `result`. `last` marks the end of the episode;
-    `seed` and `text` (strings that belong to the whole episode) count where `first` is set.
+    - `episode`: the source's number of the episode.
+    - `columns`: by the root keys of the source fields, arrays `[n + 1, *shape]` of each `state` (the rows before every
+      step and the one after the last) and `[n, *shape]` of each `step` and `result`. The last row of a `state` is the
+      first one of the episode's next piece.
+    - `terminated`, `truncated`: bool `[n]`, true where the flag is set after the step.
+    - `first`, `last`: whether the episode starts, or ends, with this piece.
+    - `seed`, `text`: the seed and the strings of the whole episode; they count where `first` is set.
+    - `next`: arrays `[n, *shape]` by the root key of a `state`, for a source that stores what came after each step
+      apart. `columns` then has `[n, *shape]` of that state, and no row has to be the one before the next step.
+    - `final`: counts where `last` is set. `MISSING`: the source has no observation after the last step, and `columns`
+      has `[n, *shape]` of every state that `next` does not give. A reader's `pieces` has decided what becomes of it.
     """
 
     episode: int
@@ -66,6 +78,26 @@ class Piece:
     last: bool
     seed: int | None = None
     text: Mapping[str, str] = field(default_factory=dict)
+    next: Mapping[Key, Array] = field(default_factory=dict)
+    final: Final = Final.OBSERVED
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there is no row after the last step yet."""
+        return self.last and self.final is Final.MISSING
+
+    def rows_of(self, key: Key, timing: Timing) -> int:
+        """How many rows `columns` has of a field."""
+        more = timing == "state" and key not in self.next and not self.is_unfinished
+        return len(self) + more
+
+    def rows_after(self, key: Key) -> Array:
+        """What came after every step, `[n, *shape]`, of a state."""
+        return self.next[key] if key in self.next else self.columns[key][1:]
+
+    def rows_before(self, key: Key) -> Array:
+        """What was there before every step, `[n, *shape]`, of a state."""
+        return self.columns[key][: len(self)]
 
     def __len__(self) -> int:
         return len(self.terminated)
@@ -82,49 +114,6 @@ class Closing:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-class Reader(Closing, ABC):
-    """Reads one dataset in a foreign format; memory is bounded by one piece.
-
-    A subclass says in `recognises` which paths it reads, by content and not by name.
-    """
-
-    @classmethod
-    @abstractmethod
-    def recognises(cls, path: Path) -> bool:
-        """Tell whether `path` looks like this format. Must be cheap and must not raise."""
-
-    @abstractmethod
-    def __init__(self, path: Path) -> None:
-        """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError."""
-
-    @abstractmethod
-    def facts(
-        self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
-    ) -> SourceFacts:
-        """Look the source over (a pass over structure and text, not over the arrays).
-
-        With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
-        to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
-        `progress` hears how many more episodes were looked at.
-        """
-
-    @abstractmethod
-    def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
-        """Yield the steps of these episodes (all by default) in storage order, in pieces of bounded size."""
-
-    @abstractmethod
-    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
-        """Summarise these episodes (all by default) from their rewards and flags alone, as a conversion would."""
-
-    @abstractmethod
-    def digests(self) -> dict[str, str]:
-        """Digest of every source file by its path inside the source."""
-
-    @abstractmethod
-    def size(self) -> int:
-        """Bytes of the source's files."""
 
 
 class StepReader(Closing, ABC):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted import BoundaryCounts, EndReason, Field
+from ..ted import BoundaryCounts, EndReason, Field, Final
 from . import fs
 from .decoding import decode
 from .digest import FileRecord
@@ -23,8 +23,10 @@ __all__ = [
     "COLUMNS",
     "EPISODES",
     "EPISODES_TEXT",
+    "FINAL",
     "EpisodeRow",
     "EpisodeTable",
+    "column_types",
     "episode_text_bytes",
     "parse_episode_text",
     "write_episode_text",
@@ -40,6 +42,15 @@ COLUMNS: dict[str, str] = {
 }  # fmt: skip
 """Columns of the table and their element types."""
 
+FINAL = "final"
+"""The column that is stored only where the source of some episode has no observation after the last step."""
+_LATER = {FINAL: "uint8"}
+
+
+def column_types(table: EpisodeTable) -> dict[str, str]:
+    """Columns that a table is stored with, and their element types."""
+    return COLUMNS | (_LATER if table.final.any() else {})
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
@@ -53,11 +64,15 @@ class EpisodeRow:
     end_reason: EndReason
     seed: int | None = None
     explicit_next: bool = False
+    final: Final = Final.OBSERVED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeTable:
-    """The columns as arrays `[episodes]`; `start` and `length` count rows of the storage."""
+    """The columns as arrays `[episodes]`; `start` and `length` count rows of the storage.
+
+    `final` holds numbers of `Final`, what is known of the observation after the last step.
+    """
 
     episode: np.ndarray[Any, Any]
     start: np.ndarray[Any, Any]
@@ -70,6 +85,7 @@ class EpisodeTable:
     explicit_start: np.ndarray[Any, Any]
     seed: np.ndarray[Any, Any]
     has_seed: np.ndarray[Any, Any]
+    final: np.ndarray[Any, Any]
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -91,20 +107,22 @@ class EpisodeTable:
                 "explicit_start": [-1] * len(rows),
                 "seed": [row.seed or 0 for row in rows],
                 "has_seed": [row.seed is not None for row in rows],
+                FINAL: [int(row.final) for row in rows],
             }
         )
 
     @classmethod
     def from_columns(cls, columns: dict[str, Any]) -> EpisodeTable:
-        """Build the table from its columns under their names on disk."""
+        """Build the table from its columns under their names on disk; without `final`, all ends are observed."""
         arrays = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMNS.items()}
+        arrays[FINAL] = np.asarray(columns.get(FINAL, np.zeros(len(arrays["episode"]))), _LATER[FINAL])
         arrays["total_reward"] = arrays.pop("return")
         return cls(**arrays)
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The columns under their names on disk."""
+        """The columns under their names on disk; `final` where not all ends are observed."""
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {name: arrays["total_reward" if name == "return" else name] for name in COLUMNS}
+        return {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
 
     @property
     def steps(self) -> int:
@@ -115,7 +133,13 @@ class EpisodeTable:
         """The boundary report."""
         by_reason = np.bincount(self.end_reason, minlength=len(EndReason))
         reasons = {reason.name.lower(): int(by_reason[reason]) for reason in EndReason}
-        return BoundaryCounts(**reasons, explicit_next=int(self.explicit_next.sum()))
+        finals = np.bincount(self.final, minlength=len(Final))
+        return BoundaryCounts(
+            **reasons,
+            explicit_next=int(self.explicit_next.sum()),
+            final_repeated=int(finals[Final.REPEATED]),
+            final_dropped=int(finals[Final.DROPPED]),
+        )
 
     def index_of_step(self, steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Row numbers in this table of the episodes that hold these steps."""
@@ -123,7 +147,7 @@ class EpisodeTable:
 
     def save(self, root: Path) -> list[FileRecord]:
         """Write the table into the dataset folder `root`."""
-        writer = TreeWriter(root / EPISODES, column_fields(), prefix=f"{EPISODES}/")
+        writer = TreeWriter(root / EPISODES, column_fields(self), prefix=f"{EPISODES}/")
         try:
             writer.append({(name,): array for name, array in self.columns().items()})
             return writer.finish((len(self),))
@@ -135,8 +159,10 @@ class EpisodeTable:
         """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there."""
         leaves = parse_node(read(f"{EPISODES}/meta.json"), f"{origin}/{EPISODES}/meta.json")
         columns = {}
-        for name, dtype in COLUMNS.items():
+        for name, dtype in (COLUMNS | _LATER).items():
             leaf = leaves.get(name)
+            if leaf is None and name in _LATER:
+                continue
             if leaf is None or leaf.dtype != dtype or len(leaf.shape) != 1:
                 raise FormatError(f"{origin}/{EPISODES} has no column {name!r} of {dtype}")
             path = f"{EPISODES}/{leaf_path((name,))}"
@@ -144,12 +170,14 @@ class EpisodeTable:
             if len(data) != leaf.shape[0] * np.dtype(dtype).itemsize:
                 raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, {leaf.shape[0]:,} rows are expected")
             columns[name] = np.frombuffer(data, dtype).copy()
+        if FINAL in columns and columns[FINAL].size and columns[FINAL].max() >= Final.MISSING:
+            raise CorruptDataError(f"{origin}/{EPISODES} has the number {columns[FINAL].max()} in {FINAL!r}")
         return cls.from_columns(columns)
 
 
-def column_fields() -> list[Field]:
-    """The columns as fields."""
-    return [Field((name,), dtype, (), "id") for name, dtype in COLUMNS.items()]
+def column_fields(table: EpisodeTable) -> list[Field]:
+    """The columns of a table as fields."""
+    return [Field((name,), dtype, (), "id") for name, dtype in column_types(table).items()]
 
 
 def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:

@@ -33,7 +33,7 @@ def ted_digest(reader: StepReader) -> str:
     for name, column in table.columns().items():
         if column.size:
             records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(bytes_of(column))))
-    columns = {field.key: Leaf(field.dtype, (len(table),)) for field in column_fields()}
+    columns = {field.key: Leaf(field.dtype, (len(table),)) for field in column_fields(table)}
     records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(columns, (len(table),)).items()]
     text = episode_text_bytes(reader.episode_text or ())
     records += [_document(EPISODES_TEXT, text)] if text else []

@@ -13,7 +13,6 @@ from ..ted import (
     NEXT_DONE,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
-    REWARD,
     SINGLETONS,
     EndReason,
     Field,
@@ -25,22 +24,17 @@ from ..ted import (
 from .builder import RowBuilder
 from .contracts import Array, Piece
 from .episodes import EpisodeRow
+from .summary import EpisodeSummary
 
-__all__ = ["Ingest", "running_return"]
-
-
-def running_return(total: float, rewards: Array) -> float:
-    """Add rewards to a return strictly one after the other, so that the sum never depends on how they are cut."""
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
-        numbers = np.concatenate(([total], rewards.reshape(-1).astype(np.float64)))
-        return float(np.add.accumulate(numbers)[-1])
+__all__ = ["Ingest"]
 
 
 class Ingest:
-    """Feeds pieces to a builder and keeps the books on episodes.
+    """Feeds pieces to a builder and gathers `rows` and `text` of the episode table.
 
     An episode whose last step bears neither flag is kept whole; that step becomes `truncated` and `done`, and
-    its end reason says that the recording stops there. Flags in mid-episode stay as they are.
+    its end reason says that the recording stops there. Flags in mid-episode stay as they are. Where a piece gives its
+    own next rows, those are what stands under `next`, and the table says of an episode in which they do not follow.
     """
 
     def __init__(self, builder: RowBuilder, source: Sequence[tuple[Field, Timing]]) -> None:
@@ -48,48 +42,35 @@ class Ingest:
         self.text: list[dict[str, str]] = []
         self._builder = builder
         self._source = [(field.key, timing) for field, timing in source]
-        self._length = 0
-        self._total = 0.0
-        self._seed: int | None = None
-        self._text: dict[str, str] = {}
+        self._open: EpisodeSummary | None = None
 
     def run(self, pieces: Iterable[Piece], progress: Callable[[int], None] = lambda steps: None) -> None:
-        """Take all pieces; `progress` hears how many steps each brought."""
+        """Take all pieces; `progress` takes how many steps each brought."""
         for piece in pieces:
             self.add(piece)
             progress(len(piece))
 
     def add(self, piece: Piece) -> None:
-        """Take one piece."""
-        if piece.first:
-            self._length, self._total, self._seed, self._text = 0, 0.0, piece.seed, dict(piece.text)
-        self._length += len(piece)
-        truncated = piece.truncated
-        if piece.last:
-            truncated = self._end(piece)
+        """Take one piece. FormatError for one that does not continue the one before, or has other rows than steps."""
+        summary = EpisodeSummary(piece) if piece.first else self._open
+        if summary is None:
+            raise FormatError(f"episode {piece.episode} came without its first piece")
+        truncated = self._end(piece) if piece.last else piece.truncated
+        columns = self._columns(piece, truncated)
+        summary.add(piece)
         last = np.zeros(len(piece), bool)
         last[-1:] = piece.last
-        self._builder.append(self._columns(piece, truncated), last)
-        if REWARD in piece.columns:
-            self._total = running_return(self._total, piece.columns[REWARD])
+        self._builder.append(columns, last)
+        self._open = None if piece.last else summary
         if piece.last:
-            reason = end_reason(bool(piece.terminated[-1]), bool(piece.truncated[-1]))
-            self.rows.append(
-                EpisodeRow(
-                    piece.episode,
-                    self._length,
-                    self._total,
-                    bool(piece.terminated[-1]),
-                    bool(truncated[-1]),
-                    reason,
-                    self._seed,
-                )
-            )
-            self.text.append(self._text)
+            self.rows.append(summary.row(piece))
+            self.text.append(summary.text)
 
     def _end(self, piece: Piece) -> Array:
         if not len(piece):
             raise FormatError(f"episode {piece.episode} has no steps; every episode needs one at least")
+        if piece.is_unfinished:
+            raise FormatError(f"episode {piece.episode} has no observation after its last step")
         if end_reason(bool(piece.terminated[-1]), bool(piece.truncated[-1])) is not EndReason.END_OF_FILE:
             return piece.truncated
         truncated = piece.truncated.copy()
@@ -106,14 +87,14 @@ class Ingest:
         }
         for key, timing in self._source:
             values = piece.columns[key]
-            expected = steps + (timing == "state")
+            expected = piece.rows_of(key, timing)
             if len(values) != expected:
                 raise FormatError(
                     f"episode {piece.episode}: {key_name(key)!r} has {len(values)} rows for {steps} steps, "
                     f"expected {expected}"
                 )
             if timing == "state":
-                columns[key], columns[NEXT, *key] = values[:-1], values[1:]
+                columns[key], columns[NEXT, *key] = piece.rows_before(key), piece.rows_after(key)
             elif timing == "step":
                 columns[key] = values
             else:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..errors import DatasetNotFoundError, UsageError
 from . import fs
-from .contracts import Reader
 from .locate import safe_id
+from .reader import Reader
 
 __all__ = ["LocalCache"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean
-from .contracts import Reader
+from .reader import Reader
 from .sinks import Sink
 from .sources import Source
 

@@ -12,8 +12,8 @@ import numpy as np
 from ..ted import NEXT, NEXT_REWARD, Field, Key, as_numbers
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
-from .ingest import running_return
 from .manifest import Manifest
+from .summary import running_return
 
 __all__ = [
     "episode_return",

@@ -178,6 +178,7 @@ class ResultEpisodes:
             "return": self._whole("total"), "terminated": terminated, "truncated": truncated, "end_reason": reasons,
             "explicit_next": self._whole("broken"), "explicit_start": np.full(len(source), -1),
             "seed": table.seed[source], "has_seed": table.has_seed[source] & first,
+            "final": np.where(changed | (length != table.length[source]), 0, table.final[source]),
         }  # fmt: skip
         return EpisodeTable.from_columns(columns)
 

@@ -1,6 +1,6 @@
 """What TED is: keys, rows, and the ends of episodes. Needs numpy only."""
 
-from .boundaries import BoundaryCounts, EndReason, end_reason
+from .boundaries import BoundaryCounts, EndReason, Final, end_reason
 from .dtypes import DTYPES, as_numbers, dtype_name, is_floating, numpy_dtype, torch_name
 from .keys import (
     ACTION,
@@ -44,6 +44,7 @@ __all__ = [
     "BoundaryCounts",
     "EndReason",
     "Field",
+    "Final",
     "Key",
     "Role",
     "Timing",

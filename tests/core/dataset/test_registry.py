@@ -1,12 +1,12 @@
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import rbtool
 from rbtool import DatasetNotFoundError, FormatError
-from rbtool.core.dataset import EpisodeTable, Piece, Reader, SourceFacts, open_source, reader_class, reader_names
+from rbtool.core.dataset import Piece, Reader, SourceFacts, open_source, reader_class, reader_names
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
 
 EPISODES = [(3, "terminated"), (2, "open")]
@@ -19,23 +19,17 @@ class WalksReader(Reader):
     def recognises(cls, path: Path) -> bool:
         return path.suffix == ".walks"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def facts(self, selection=None, progress=None) -> SourceFacts:  # type: ignore[no-untyped-def]
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         return SourceFacts("walks", "walks/x-v0", WALK_FIELDS, [0, 1], 5)
 
-    def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
-        return walk_pieces(EPISODES)  # type: ignore[arg-type]
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        return (piece for piece in walk_pieces(EPISODES) if piece.episode == number)  # type: ignore[arg-type]
 
-    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
         raise AssertionError("not needed to convert")
 
-    def digests(self) -> dict[str, str]:
-        return {self._path.name: "xxh3-128:0"}
-
-    def size(self) -> int:
-        return 0
+    def files(self) -> list[Path]:
+        return [self.path]
 
 
 @pytest.fixture

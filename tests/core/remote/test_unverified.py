@@ -108,9 +108,7 @@ def test_a_mirror_with_the_right_size_is_taken(fetch: Fetch) -> None:
 
 
 @pytest.mark.parametrize("validator", [DATED, {"ETag": '"v1"'}])
-def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(
-    fetch: Fetch, validator: dict[str, str]
-) -> None:
+def test_a_cut_is_resumed_in_the_same_run_if_the_version_is_confirmed(fetch: Fetch, validator: dict[str, str]) -> None:
     fetch.server.faults["data.bin"] = [Fault(cut=300_000, headers=validator), Fault(headers=validator)]
     fetch()
     assert fetch.ends_with(DATA)
@@ -146,9 +144,7 @@ def test_two_versions_are_never_joined(fetch: Fetch, late: Fault, run: str) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"v1"'}, {"ETag": 'W/"v1"', **DATED}, {"ETag": "v1"}])
-def test_a_part_without_a_strong_validator_is_fetched_again(
-    fetch: Fetch, headers: dict[str, str]
-) -> None:
+def test_a_part_without_a_strong_validator_is_fetched_again(fetch: Fetch, headers: dict[str, str]) -> None:
     fetch.server.faults["data.bin"] = [Fault(cut=300_000, headers=headers), Fault(headers=headers)]
     fetch()
     assert fetch.server.starts("data.bin") == [None, None]

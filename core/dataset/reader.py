@@ -1,0 +1,261 @@
+"""The contract of what reads a dataset in a foreign format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..ted import key_name
+from .contracts import Array, Closing, Piece, SourceFacts
+from .digest import digest_file
+from .episodes import EpisodeRow, EpisodeTable
+from .final_steps import FinalStep, completed, require_final_step
+from .selection import EpisodeRanges, select_episodes
+from .summary import EpisodeSummary
+from .template import Template
+
+__all__ = ["Reader"]
+
+
+class Reader(Template, Closing, ABC):
+    """Reads one dataset in a foreign format; memory is bounded by a piece.
+
+    The public methods are final: they open once, validate every piece, decide about last steps without an observation
+    after them (`final_step`), and close. A subclass implements these:
+
+    - `recognises(path)`: whether a path has this format, by content and not by name.
+    - `on_open()`: open the files at `self.path`; optional.
+    - `survey(progress)`: the facts of the whole source.
+    - `read_episode(number)`: the pieces of one episode, each of bounded size.
+    - `files()`: the files of the source below `self.folder`.
+    - `on_close()`: close what `on_open` opened; optional.
+
+    and may implement `read_outcomes`, where rewards and flags can be read without the rest, `notes_on` and
+    `require_sound`, where they depend on the episodes chosen. `core.testing.readers` holds the tests of the contract.
+    """
+
+    path: Path
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether `path` looks like this format. Must be cheap and must not raise."""
+
+    def on_open(self) -> None:
+        """Open the dataset at `self.path`, or raise FormatError."""
+
+    @abstractmethod
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Return the facts of all episodes from a pass over structure and text, not over the arrays.
+
+        Called once. `progress` takes how many more episodes were looked at.
+        """
+
+    @abstractmethod
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode in pieces of bounded size."""
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield pieces of one episode whose columns may lack all fields but the reward, for the episode table.
+
+        Not for sources with `Piece.next`: whether next rows follow needs all of them.
+        """
+        yield from self.read_episode(number)
+
+    @abstractmethod
+    def files(self) -> Iterable[Path]:
+        """Return the files of the source, all below `self.folder`."""
+
+    def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
+        """Return sentences on these episodes that a user should read, after those of the facts."""
+        return ()
+
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
+
+        `everything` says that all episodes were asked for: then the source has to agree with its own totals, too.
+        """
+
+    def on_close(self) -> None:
+        """Close what `on_open` opened."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the names of the files are relative to: the path itself, or that of a single file."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @final
+    def __init__(self, path: Path, *, final_step: str = "auto") -> None:
+        """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError.
+
+        `final_step` (`auto`, `drop`, `repeat`) is what becomes of last steps without an observation after them.
+        """
+        self.final_step: FinalStep = require_final_step(final_step)
+        self.path = path
+        self.__facts: SourceFacts | None = None
+        self.__closed = False
+        if not path.exists():
+            raise DatasetNotFoundError(f"there is nothing at {path}")
+        self.on_open()
+
+    @final
+    def facts(
+        self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> SourceFacts:
+        """Return what is known of the source before any step is read.
+
+        With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
+        to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
+        `progress` takes how many more episodes were looked at. Raises UsageError for episodes that are not there.
+        """
+        whole = self.__survey(progress)
+        numbers = whole.episode_numbers if selection is None else select_episodes(selection, whole.episode_numbers)
+        self.require_sound(numbers, everything=selection is None)
+        notes = [*whole.notes, *self.notes_on(numbers)]
+        steps, lengths = whole.steps, whole.lengths
+        if whole.final_missing and self.final_step != "repeat":
+            table = self.__table(whole, numbers)
+            left = set(numbers) - set(table.episode.tolist())
+            notes += [_vanished(sorted(left))] if left else []
+            numbers, steps, lengths = table.episode.tolist(), table.steps, table.length.tolist()
+        elif selection is not None:
+            lengths = self.__lengths(whole, numbers)
+            steps = sum(lengths)
+        return replace(whole, episode_numbers=numbers, steps=steps, lengths=lengths, notes=tuple(notes))
+
+    @final
+    def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
+        """Yield the steps of these episodes (all by default), in pieces of bounded size, each validated.
+
+        Raises UsageError for a number that is not there, FormatError for pieces that contradict the facts.
+        """
+        whole = self.__survey(None)
+        numbers = self.__known(whole, episodes)
+        self.require_sound(numbers, everything=False)
+        for number in numbers:
+            found = self.__validated(whole, number, self.read_episode(number), complete=True)
+            yield from self.__completed(whole, found)
+
+    @final
+    def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
+        """Summarise these episodes (all by default), as a conversion would."""
+        whole = self.__survey(None)
+        numbers = self.__known(whole, episodes)
+        self.require_sound(numbers, everything=False)
+        return self.__table(whole, numbers)
+
+    @final
+    def digests(self) -> dict[str, str]:
+        """Digest of every source file by its path inside `folder`."""
+        return {path.relative_to(self.folder).as_posix(): digest_file(path) for path in self.files()}
+
+    @final
+    def size(self) -> int:
+        """Bytes of the source's files."""
+        return sum(path.stat().st_size for path in self.files())
+
+    @final
+    def close(self) -> None:
+        """Close the files; harmless when done twice."""
+        if not self.__closed:
+            self.__closed = True
+            self.on_close()
+
+    def __survey(self, progress: Callable[[int], None] | None) -> SourceFacts:
+        if self.__facts is None:
+            found = self.survey(progress or (lambda episodes: None))
+            if found.lengths is not None and len(found.lengths) != len(found.episode_numbers):
+                raise FormatError(
+                    f"{self.path}: {len(found.episode_numbers)} episodes and {len(found.lengths)} lengths were found"
+                )
+            self.__facts = found
+        return self.__facts
+
+    def __known(self, whole: SourceFacts, episodes: Sequence[int] | None) -> Sequence[int]:
+        if episodes is None:
+            return whole.episode_numbers
+        known = set(whole.episode_numbers)
+        for number in episodes:
+            if number not in known:
+                raise UsageError(f"{self.path} has no episode {number}")
+        return episodes
+
+    def __lengths(self, whole: SourceFacts, numbers: Sequence[int]) -> list[int]:
+        if whole.lengths is None:
+            return self.__table(whole, numbers).length.tolist()
+        by_number = dict(zip(whole.episode_numbers, whole.lengths, strict=True))
+        return [by_number[number] for number in numbers]
+
+    def __table(self, whole: SourceFacts, numbers: Sequence[int]) -> EpisodeTable:
+        rows = (self.__row(whole, number) for number in numbers)
+        return EpisodeTable.from_rows([row for row in rows if row is not None])
+
+    def __row(self, whole: SourceFacts, number: int) -> EpisodeRow | None:
+        summary: EpisodeSummary | None = None
+        found = self.__validated(whole, number, self.read_outcomes(number), complete=False)
+        for piece in self.__completed(whole, found):
+            summary = EpisodeSummary(piece) if summary is None else summary
+            summary.add(piece)
+            if piece.last:
+                return summary.row(piece)
+        return None
+
+    def __completed(self, whole: SourceFacts, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        return completed(pieces, self.final_step, whole.fields) if whole.final_missing else pieces
+
+    def __validated(
+        self, whole: SourceFacts, number: int, pieces: Iterator[Piece], *, complete: bool
+    ) -> Iterator[Piece]:
+        """Refuse pieces that are not what the facts announce; `complete` says that they have all fields."""
+        last: Piece | None = None
+        for piece in pieces:
+            what = f"{self.path}: episode {number}"
+            if piece.episode != number:
+                raise FormatError(f"{what} came with a piece of episode {piece.episode}")
+            if piece.first != (last is None) or (last is not None and last.last):
+                raise FormatError(f"{what} came with pieces that do not mark where it starts and ends")
+            _require_columns(piece, whole, what, complete=complete)
+            last = piece
+            yield piece
+        if last is None or not last.last:
+            raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
+
+
+def _vanished(numbers: Sequence[int]) -> str:
+    names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+    which = f"episode {names} has" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) have"
+    return f"{which} one step, without an observation after it, and left out; --final-step repeat keeps it"
+
+
+def _require_columns(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:
+    steps = len(piece)
+    if not steps:
+        raise FormatError(f"{what} came with a piece without steps")
+    if piece.is_unfinished and not whole.final_missing:
+        raise FormatError(f"{what} has no observation after its last step, and the facts do not say that one may lack")
+    for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
+        if flags.dtype != bool or flags.shape != (steps,):
+            raise FormatError(f"{what}: {name} is {_looks(flags)}, bool [{steps}] is expected")
+    known = {field.key: (field, timing) for field, timing in whole.fields}
+    odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
+    odd = odd | {key for key in piece.next if key not in known or known[key][1] != "state"}
+    if odd:
+        raise FormatError(f"{what} came with other fields than the facts name: {', '.join(sorted(map(key_name, odd)))}")
+    expected = [(key, rows, piece.rows_of(key, known[key][1])) for key, rows in piece.columns.items()]
+    expected += [(key, rows, steps) for key, rows in piece.next.items()]
+    for key, rows, count in expected:
+        field = known[key][0]
+        if rows.dtype != field.numpy or rows.shape[1:] != field.shape:
+            raise FormatError(
+                f"{what}: {key_name(key)!r} is {_looks(rows)}, {field.dtype} {list(field.shape)} a row is expected"
+            )
+        if len(rows) != count:
+            raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, {count} are expected")
+
+
+def _looks(rows: Array) -> str:
+    return f"{rows.dtype} {list(rows.shape)}"
