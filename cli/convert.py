@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from .help import Example
-from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, SkipBad, verb
+from .options import (
+    Compress,
+    DryRun,
+    Episodes,
+    FinalStep,
+    FinalStepName,
+    Force,
+    Layout,
+    LayoutName,
+    Root,
+    SkipBad,
+    verb,
+)
 from .output import Output
 from .published import show_published
 
@@ -36,6 +48,7 @@ def convert(
     episodes: Episodes = None,
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
+    final_step: FinalStep = FinalStepName.AUTO,
     root: Root = None,
     skip_bad: SkipBad = False,
     force: Force = False,
@@ -51,6 +64,6 @@ def convert(
     with out.progress() as progress:
         result = run(
             path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
-            force=force, dry_run=dry_run, progress=progress,
+            force=force, dry_run=dry_run, final_step=final_step.value, progress=progress,
         )  # fmt: skip
     show_published(out, result, dest)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .help import Example
-from .options import Compress, DryRun, Episodes, Force, Layout, LayoutName, Root, verb
+from .options import Compress, DryRun, Episodes, FinalStep, FinalStepName, Force, Layout, LayoutName, Root, verb
 from .output import Output
 from .published import show_published
 from .text import counted, size
@@ -57,6 +57,7 @@ def download(
     ] = False,
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
+    final_step: FinalStep = FinalStepName.AUTO,
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -72,7 +73,7 @@ def download(
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
-            frozen=frozen, progress=progress,
+            frozen=frozen, final_step=final_step.value, progress=progress,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # nobody has heard of it yet
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .published import ends, not_following
+from .published import ends, not_following, without_final
 from .spaces import space_text
 from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline
 
@@ -33,6 +33,8 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     yield from folded(_titled("ends", ends(counts)), width, _TITLE)
     if apart := not_following(counts, n_step=any(field.key == _STEPS_TO_NEXT for field in result.fields)):
         yield from folded(_titled("next", apart), width, _TITLE)
+    if apart := without_final(counts):
+        yield from folded(_titled("final", f"{apart}: the source has no observation after it"), width, _TITLE)
     spreads = [("length", result.length), ("return", result.returns)]
     rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
     yield from Table(rows, indent=_TITLE).lines(width)

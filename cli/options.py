@@ -26,6 +26,8 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Episodes",
+    "FinalStep",
+    "FinalStepName",
     "Force",
     "Layout",
     "LayoutName",
@@ -37,6 +39,14 @@ __all__ = [
 ]
 
 _Function: TypeAlias = Callable[..., int | None]
+
+
+class FinalStepName(enum.StrEnum):
+    """What becomes of last steps without an observation after them."""
+
+    AUTO = "auto"
+    DROP = "drop"
+    REPEAT = "repeat"
 
 
 class LayoutName(enum.StrEnum):
@@ -71,6 +81,12 @@ Root: TypeAlias = Annotated[
 ]
 SkipBad: TypeAlias = Annotated[
     bool, typer.Option("--skip-bad", help="Take the sound episodes of a damaged dataset, and name the others.")
+]
+FinalStep: TypeAlias = Annotated[
+    FinalStepName,
+    typer.Option(
+        "--final-step", help="Last steps without an observation after them: auto keeps those that are terminated."
+    ),
 ]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
 

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from ..core.verbs.results import Published
 
-__all__ = ["ends", "not_following", "short_name", "show_published"]
+__all__ = ["ends", "not_following", "short_name", "show_published", "without_final"]
 
 _EXPLICIT = "explicit_next"
+_REPEATED, _DROPPED = "final_repeated", "final_dropped"
+_OTHERS = frozenset({_EXPLICIT, _REPEATED, _DROPPED})
 
 
 def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
@@ -44,6 +46,8 @@ def _summary(result: Published) -> list[Line]:
     lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
     if apart := not_following(result.boundary):
         lines.append([f"next: {apart}"])
+    if apart := without_final(result.boundary):
+        lines.append([f"final: {apart} (--final-step)"])
     lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
     lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]
     lines += [[f"note: {note}"] for note in result.notes]
@@ -53,7 +57,7 @@ def _summary(result: Published) -> list[Line]:
 def ends(boundary: Mapping[str, int]) -> str:
     """Write how episodes end, naming only what occurs."""
     names = {"end_of_file": "end of file (made truncated)"}
-    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count and key != _EXPLICIT]
+    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count and key not in _OTHERS]
     return " · ".join(found) or "none"
 
 
@@ -62,6 +66,14 @@ def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
     count = boundary.get(_EXPLICIT, 0)
     ahead = "n steps ahead (steps_to_next_obs), " if n_step else ""
     return f"{ahead}in {counted(count, 'episode')} not the row that follows" if count else ""
+
+
+def without_final(boundary: Mapping[str, int]) -> str:
+    """Write what became of last steps without an observation after them; "" where there is none."""
+    repeated, dropped = boundary.get(_REPEATED, 0), boundary.get(_DROPPED, 0)
+    kept = f"the last observation is repeated in {counted(repeated, 'episode')}" if repeated else ""
+    left = f"the last step is left out of {counted(dropped, 'episode')}" if dropped else ""
+    return " · ".join(filter(None, (kept, left)))
 
 
 def short_name(path: Path) -> str:

@@ -71,7 +71,7 @@ class MinariRemote(Closing, ABC):
     def totals(self, dataset: RemoteDataset) -> tuple[int | None, int | None]:
         """Ask what the dataset's metadata say of its steps and episodes; None for what they do not say."""
         file = next(file for file in dataset.files if file.path == DATA_METADATA)
-        if file.size > _METADATA_BYTES:
+        if file.known_size > _METADATA_BYTES:
             return None, None
         raw = read_small(
             self.transport, file.addresses[0], limit=_METADATA_BYTES, size=file.size, checksum=file.checksum

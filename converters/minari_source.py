@@ -62,13 +62,11 @@ class MinariSource(Source):
             )
         return _KINDS[named["kind"]](named["name"])
 
-    def ids(self) -> Ids:
+    def list_ids(self) -> Ids:
         """List the ids alone: on a hub, a request for the repositories and one for the index of each."""
         return self._remote.ids()
 
-    def catalogue(
-        self, known: Catalogue | None = None, *, progress: Callable[[int, int], None] | None = None
-    ) -> Catalogue:
+    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
         """List all datasets; the metadata of each that is not as `known` has it are asked for one by one."""
         found = self._remote.datasets()
         fetched = written_time()
@@ -84,8 +82,7 @@ class MinariSource(Source):
         def tell(more: int) -> None:
             nonlocal done
             done += more
-            if progress is not None:
-                progress(done, len(found.datasets))
+            progress(done, len(found.datasets))
 
         tell(0)
         calls = [functools.partial(self._remote.totals, dataset) for dataset in fresh]
@@ -103,7 +100,7 @@ class MinariSource(Source):
         unreachable = found.unreachable or any(isinstance(result, NetworkError) for result in results)
         return Catalogue(self.remote, fetched, ordered, tuple(problems), unreachable)
 
-    def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
         """Find the files of a dataset: on a hub, a request for the commit, the files, and the metadata for `totals`."""
         found = self._remote.describe(dataset_id, revision)
         if not totals:
@@ -115,30 +112,29 @@ class MinariSource(Source):
         """List them for Arrow and Parquet, by their folders; None for HDF5."""
         return sorted(set(_numbered(dataset).values())) or None
 
-    def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
+    def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
         """Choose the files: HDF5 has all episodes in one, Arrow and Parquet have a folder for each.
 
         Raises UsageError for episodes that have no folder.
         """
         numbers = self.episode_numbers(dataset)
-        if episodes is None or numbers is None:
+        if numbers is None:
             return dataset.files
         chosen = set(select_episodes(episodes, numbers))
         numbered = _numbered(dataset)
         return tuple(file for file in dataset.files if numbered.get(file.path, -1) in {-1, *chosen})
 
-    def fetch(
+    def download(
         self,
         files: Sequence[RemoteFile],
         folder: Path,
-        *,
-        progress: Callable[[int], None] | None = None,
-        told: Callable[[str], None] | None = None,
+        progress: Callable[[int], None],
+        told: Callable[[str], None],
     ) -> None:
         """Bring the files to `folder`, a few at a time."""
         fetch_files(files, folder, self._remote.transport, progress=progress, told=told)
 
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Close the connections, if there are any."""
         if "_remote" in self.__dict__:
             self._remote.close()

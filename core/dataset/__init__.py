@@ -38,7 +38,7 @@ from .episodes import (
     parse_episode_text,
     write_episode_text,
 )
-from .final_steps import FINAL_STEPS, FinalStep
+from .final_steps import FINAL_STEPS, FinalStep, require_final_step
 from .ingest import Ingest
 from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .listed import ListedFiles, changed
@@ -262,6 +262,7 @@ __all__ = [
     "remove_leftover",
     "repair_recording",
     "require_apart",
+    "require_final_step",
     "require_regular",
     "require_removable",
     "require_restorable",

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted import EPISODE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, as_numbers
+from ..ted import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Final, as_numbers, key_name, state_keys
 from ..ted.checks import Finding, Rows, Rule, Tally
+from ..ted.checks.following import rows_equal
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .listed import ListedFiles
@@ -30,15 +31,19 @@ __all__ = [
 class EpisodeTableRule(Rule):
     """The table says of every episode what its rows say: number, place, return, how it ends.
 
-    `reward` is the leaf that adds up to the return, None where there is none.
+    `reward` is the leaf that adds up to the return, None where there is none. With `repeated`, the last next row of an
+    episode has to be a repetition where the table says so.
     """
 
     rule_id = "TED010"
     name = "episode table"
 
-    def __init__(self, fields: Sequence[Field], steps: int, table: EpisodeTable, reward: Field | None) -> None:
+    def __init__(
+        self, fields: Sequence[Field], steps: int, table: EpisodeTable, reward: Field | None, *, repeated: bool = False
+    ) -> None:
         super().__init__(fields, steps)
         self.table = table
+        self._repeated = state_keys(fields) if repeated and (table.final == Final.REPEATED).any() else []
         self._reward = reward
         self._problems: list[str] = []
         self._bad = Tally()
@@ -62,8 +67,19 @@ class EpisodeTableRule(Rule):
                     row = int(ends[wrong.argmax()])
                     self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
                     self._bad.add(rows, wrong, ends)
+        self._see_repeated(rows, ends[self.table.final[which] == Final.REPEATED])
         if self._reward is not None:
             self._see_rewards(rows, as_numbers(rows.columns[self._reward.key], self._reward.dtype), ends)
+
+    def _see_repeated(self, rows: Rows, ends: Array) -> None:
+        for key in self._repeated:
+            if not len(ends) or (NEXT, *key) not in rows.columns:
+                continue
+            wrong = ~rows_equal(rows.columns[NEXT, *key][ends], rows.columns[key][ends])
+            if wrong.any():
+                row = int(ends[wrong.argmax()])
+                self._problems.append(f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table says")
+                self._bad.add(rows, wrong, ends)
 
     def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:
         begin = 0

@@ -99,7 +99,10 @@ class _Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for. Two requests are equal when all but `asked` and `origin` are."""
+    """What was asked for. Two requests are equal when all but `asked` and `origin` are.
+
+    `final_step` is what becomes of last steps without an observation after them, as `Reader` has it.
+    """
 
     source: str
     asked: str
@@ -108,16 +111,22 @@ class Request:
     episodes: str | None = None
     layout: str = "ted"
     origin: Literal["remote", "local", "file"] = "file"
+    final_step: str = "auto"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in a manifest; `final_step` where it is not `auto`."""
+        return {key: value for key, value in asdict(self).items() if key != "final_step" or value != "auto"}
 
     def identity(self) -> str:
         """Digest of what makes two requests the same one."""
-        parts = {key: value for key, value in asdict(self).items() if key not in {"asked", "origin"}}
+        parts = {key: value for key, value in self.to_dict().items() if key not in {"asked", "origin"}}
         return digest_bytes(dump_json(dict(sorted(parts.items()))).encode())
 
     @property
     def whole(self) -> bool:
         """Whether this asks for all of the latest revision in the default layout."""
-        return self.revision is None and self.episodes is None and self.layout == "ted"
+        plain = self.layout == "ted" and self.final_step == "auto"
+        return plain and self.revision is None and self.episodes is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +193,7 @@ class Manifest:
             elif part.name == "boundary":
                 document["boundary"] = value.to_dict()
             elif part.name == "request":
-                document["request"] = asdict(value)
+                document["request"] = value.to_dict()
             elif part.name in {"dropped_keys", "provenance"}:
                 document[part.name] = [{f.name: getattr(item, f.name) for f in fields(item)} for item in value]
             elif part.name not in {"ranges", "parts"}:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import final
 
-from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted import key_name
 from .contracts import Array, Closing, Piece, SourceFacts
 from .digest import digest_file
@@ -25,7 +29,8 @@ class Reader(Template, Closing, ABC):
     """Reads one dataset in a foreign format; memory is bounded by a piece.
 
     The public methods are final: they open once, validate every piece, decide about last steps without an observation
-    after them (`final_step`), and close. A subclass implements these:
+    after them (`final_step`), raise what libraries raise for damaged files as CorruptDataError, and close. A subclass
+    implements these:
 
     - `recognises(path)`: whether a path has this format, by content and not by name.
     - `on_open()`: open the files at `self.path`; optional.
@@ -100,7 +105,8 @@ class Reader(Template, Closing, ABC):
         self.__closed = False
         if not path.exists():
             raise DatasetNotFoundError(f"there is nothing at {path}")
-        self.on_open()
+        with _understood(path):
+            self.on_open()
 
     @final
     def facts(
@@ -167,13 +173,18 @@ class Reader(Template, Closing, ABC):
 
     def __survey(self, progress: Callable[[int], None] | None) -> SourceFacts:
         if self.__facts is None:
-            found = self.survey(progress or (lambda episodes: None))
+            with _understood(self.path):
+                found = self.survey(progress or (lambda episodes: None))
             if found.lengths is not None and len(found.lengths) != len(found.episode_numbers):
                 raise FormatError(
                     f"{self.path}: {len(found.episode_numbers)} episodes and {len(found.lengths)} lengths were found"
                 )
             self.__facts = found
         return self.__facts
+
+    def __understood(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        with _understood(self.path):
+            yield from pieces
 
     def __known(self, whole: SourceFacts, episodes: Sequence[int] | None) -> Sequence[int]:
         if episodes is None:
@@ -186,7 +197,7 @@ class Reader(Template, Closing, ABC):
 
     def __lengths(self, whole: SourceFacts, numbers: Sequence[int]) -> list[int]:
         if whole.lengths is None:
-            return self.__table(whole, numbers).length.tolist()
+            return [int(length) for length in self.__table(whole, numbers).length]
         by_number = dict(zip(whole.episode_numbers, whole.lengths, strict=True))
         return [by_number[number] for number in numbers]
 
@@ -212,7 +223,7 @@ class Reader(Template, Closing, ABC):
     ) -> Iterator[Piece]:
         """Refuse pieces that are not what the facts announce; `complete` says that they have all fields."""
         last: Piece | None = None
-        for piece in pieces:
+        for piece in self.__understood(pieces):
             what = f"{self.path}: episode {number}"
             if piece.episode != number:
                 raise FormatError(f"{what} came with a piece of episode {piece.episode}")
@@ -225,10 +236,30 @@ class Reader(Template, Closing, ABC):
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
 
 
+@contextlib.contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
+    try:
+        yield
+    except (RbtoolError, NotImplementedError):
+        raise
+    except OSError as error:
+        if error.errno is not None:  # the system's own; a library that cannot read a file gives none
+            raise
+        raise _unreadable(path, error) from error
+    except (ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CorruptDataError:
+    said = " ".join(str(error).split())[:200]
+    return CorruptDataError(f"{path} cannot be read ({type(error).__name__}{f': {said}' if said else ''})")
+
+
 def _vanished(numbers: Sequence[int]) -> str:
     names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
-    which = f"episode {names} has" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) have"
-    return f"{which} one step, without an observation after it, and left out; --final-step repeat keeps it"
+    which = f"episode {names} is" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) are"
+    return f"{which} left out: one step, without an observation after it (--final-step repeat keeps it)"
 
 
 def _require_columns(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:

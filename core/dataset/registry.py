@@ -14,9 +14,9 @@ from .sources import Source
 __all__ = ["open_source", "reader_class", "reader_names", "sink_class", "sink_names", "source_class", "source_names"]
 
 _Contract = TypeVar("_Contract")
-_READERS = {"minari": "rbtool.converters.minari:MinariReader"}
-_SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
-_SINKS = {
+READERS = {"minari": "rbtool.converters.minari:MinariReader"}
+SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
+SINKS = {
     "minari": "rbtool.converters.export_minari:MinariSink",
     "h5": "rbtool.converters.export_h5:H5Sink",
     "npz": "rbtool.converters.export_npz:NpzSink",
@@ -41,12 +41,12 @@ def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
 
 def reader_names() -> list[str]:
     """Names of all formats that can be read: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.readers", _READERS))
+    return list(_targets("rbtool.readers", READERS))
 
 
 def reader_class(name: str) -> type[Reader]:
     """Load the reader of one format."""
-    targets = _targets("rbtool.readers", _READERS)
+    targets = _targets("rbtool.readers", READERS)
     if name not in targets:
         raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
     return _load(targets[name], Reader)  # type: ignore[type-abstract]  # only asked for subclasses
@@ -54,12 +54,12 @@ def reader_class(name: str) -> type[Reader]:
 
 def source_names() -> list[str]:
     """Names of all sources that datasets can be fetched from: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.sources", _SOURCES))
+    return list(_targets("rbtool.sources", SOURCES))
 
 
 def source_class(name: str) -> type[Source]:
     """Load the source of that name; raise UsageError for one that is not known."""
-    targets = _targets("rbtool.sources", _SOURCES)
+    targets = _targets("rbtool.sources", SOURCES)
     if name not in targets:
         meant = did_you_mean(name, targets)
         raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known are {', '.join(sorted(targets))}")
@@ -68,23 +68,23 @@ def source_class(name: str) -> type[Source]:
 
 def sink_names() -> list[str]:
     """Names of all formats that can be written: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.sinks", _SINKS))
+    return list(_targets("rbtool.sinks", SINKS))
 
 
 def sink_class(name: str) -> type[Sink]:
     """Load what writes one format; raise UsageError for one that is not known."""
-    targets = _targets("rbtool.sinks", _SINKS)
+    targets = _targets("rbtool.sinks", SINKS)
     if name not in targets:
         raise UsageError(f"there is no format {name!r} to export to", hint=f"take one of {', '.join(targets)}")
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
-def open_source(path: Path) -> Reader:
-    """Open a dataset in whatever known format lies at `path`, recognised by its content."""
+def open_source(path: Path, *, final_step: str = "auto") -> Reader:
+    """Open a dataset in whatever known format is at `path`, recognised by its content; `final_step` as for `Reader`."""
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
     for name in reader_names():
         reader = reader_class(name)
         if reader.recognises(path):
-            return reader(path)
+            return reader(path, final_step=final_step)
     raise FormatError(f"{path} is in no format that is known here ({', '.join(reader_names())})")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 from ..errors import DatasetNotFoundError, FormatError
 from .contracts import Closing
 from .local_cache import LocalCache
 from .selection import EpisodeRanges
+from .template import Template
+from .times import written_time
 
 __all__ = ["Catalogue", "CatalogueEntry", "Ids", "RemoteDataset", "RemoteFile", "Source", "StaleListing"]
 
@@ -133,8 +135,18 @@ class Catalogue:
     unreachable: bool = False
 
 
-class Source(Closing, ABC):
+class Source(Template, Closing, ABC):
     """A remote catalogue of datasets in one format.
+
+    The public methods are final. A subclass implements these:
+
+    - `remote`: the remote that is used, as text for people; a class attribute or a property.
+    - `list_ids()`: the ids of all datasets.
+    - `look_up(dataset_id, revision, totals)`: the files of one dataset.
+    - `download(files, folder, progress, told)`: bring files to a folder; `core.remote.fetch_files` does that.
+
+    and may implement `key`, `list_catalogue`, `choose_files`, `episode_numbers`, `on_close`. `core.remote.HttpSource`
+    is a source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
@@ -149,43 +161,91 @@ class Source(Closing, ABC):
     @property
     @abstractmethod
     def remote(self) -> str:
-        """The remote that is used, as the environment says: `hf://farama-minari`."""
+        """The remote that is used, as the environment says: `hf://ORGANISATION`."""
 
     @property
-    @abstractmethod
     def key(self) -> str:
-        """Tells this remote from all others, whatever host serves it: names the cached catalogue."""
+        """Text that no other remote has, whatever host serves it: names the cached catalogue. Default: `remote`."""
+        return self.remote
 
     @abstractmethod
+    def list_ids(self) -> Ids:
+        """Return the ids of all datasets, with as few requests as possible."""
+
+    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
+        """Return all datasets with what the remote says of them; the default says their ids alone.
+
+        Entries of `known` whose state is unchanged need not be asked for again. `progress` takes how many of how many
+        datasets are done.
+        """
+        found = self.ids()
+        entries = tuple(CatalogueEntry(one) for one in found.ids)
+        progress(len(entries), len(entries))
+        return Catalogue(self.remote, written_time(), entries, found.problems, found.unreachable)
+
+    @abstractmethod
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Return the files of exactly this dataset, at a branch, tag or commit (the newest if None).
+
+        Its steps and episodes are needed with `totals` alone. DatasetNotFoundError for an id that is not there.
+        """
+
+    def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
+        """Return the files that hold these episodes and all metadata; all files by default."""
+        return dataset.files
+
+    @abstractmethod
+    def download(
+        self,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        progress: Callable[[int], None],
+        told: Callable[[str], None],
+    ) -> None:
+        """Bring the files to `folder`, as `fetch` promises."""
+
+    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
+        """Return the numbers of its episodes, ascending, where the names of its files give them; else None."""
+        return None
+
+    def on_close(self) -> None:
+        """Close connections."""
+
+    @final
     def ids(self) -> Ids:
-        """List the ids alone, with as few requests as can be."""
+        """List the ids, sorted. FormatError for a remote that lists one twice."""
+        found = self.list_ids()
+        if len(set(found.ids)) < len(found.ids):
+            twice = next(one for one in found.ids if found.ids.count(one) > 1)
+            raise FormatError(f"{self.remote} lists {twice!r} twice")
+        return found if list(found.ids) == sorted(found.ids) else replace(found, ids=tuple(sorted(found.ids)))
 
-    @abstractmethod
+    @final
     def catalogue(
         self, known: Catalogue | None = None, *, progress: Callable[[int, int], None] | None = None
     ) -> Catalogue:
-        """List all datasets with their sizes, steps and episodes.
+        """List all datasets with their sizes, steps and episodes, as far as the remote says them."""
+        return self.list_catalogue(known, progress or (lambda done, total: None))
 
-        Entries of `known` whose state is unchanged are taken over without asking again. `progress` hears how many
-        of how many datasets are done.
-        """
-
-    @abstractmethod
+    @final
     def describe(self, dataset_id: str, revision: str | None = None, *, totals: bool = False) -> RemoteDataset:
-        """Find the files of exactly this dataset, at a branch, tag or commit (the newest by default).
+        """Find the files of exactly this dataset; FormatError where the remote answers with another one."""
+        found = self.look_up(dataset_id, revision, totals)
+        if found.id != dataset_id:
+            raise FormatError(f"{self.remote} answered with {found.id!r}, {dataset_id!r} was asked for")
+        return found
 
-        Its steps and episodes are asked for with `totals` alone: that may take a request of its own.
-        """
-
-    def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
-        """List the numbers of its episodes, ascending, where the names of its files give them; else None."""
-        return None
-
-    @abstractmethod
+    @final
     def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
         """Choose the files that hold these episodes and all metadata; all files without a choice."""
+        if episodes is None:
+            return dataset.files
+        chosen = self.choose_files(dataset, episodes)
+        if not {file.path for file in chosen} <= set(dataset.paths):
+            raise FormatError(f"files were chosen that {dataset.address} does not have")
+        return chosen
 
-    @abstractmethod
+    @final
     def fetch(
         self,
         files: Sequence[RemoteFile],
@@ -194,10 +254,20 @@ class Source(Closing, ABC):
         progress: Callable[[int], None] | None = None,
         told: Callable[[str], None] | None = None,
     ) -> None:
-        """Bring the files to `folder`, each verified; what lies there already and is sound is not fetched again.
+        """Bring the files to `folder`, each verified; what is there already and is sound is not fetched again.
 
-        `progress` hears how many more bytes are sound, also of those that were there; `told` what went wrong and is
-        waited for. An interrupted fetch leaves what it has, and the next one goes on from there. Raises also
+        `progress` takes how many more bytes are sound, also of those that were there; `told` what went wrong and is
+        tried again. An interrupted fetch leaves what it has, and the next one resumes it. Raises also
         OutOfSpaceError, CorruptDataError if the bytes of a file never match its checksum, and StaleListing if the
-        remote has changed since it was described.
+        remote has changed since it was described; FormatError for a file that is not there in the end.
         """
+        self.download(files, folder, progress or (lambda amount: None), told or (lambda text: None))
+        for file in files:
+            path = folder / file.path
+            if not path.is_file() or file.size not in (None, path.stat().st_size):
+                raise FormatError(f"{self.name} did not bring {file.path} with {file.size} bytes to {folder}")
+
+    @final
+    def close(self) -> None:
+        """Close the connections, if there are any."""
+        self.on_close()

@@ -4,6 +4,7 @@ from .bucket import Bucket, BucketObject
 from .checksums import Hasher, hasher, matches
 from .fetch import fetch_files
 from .http import HttpTransport, failure
+from .http_source import HttpSource
 from .hub import Hub, HubFile, HubRepository, hub_endpoint
 from .memory import CatalogueFile, KnownNames, catalogue_age
 from .names import Resolution, is_complete, not_found, resolve, told_instead
@@ -20,6 +21,7 @@ __all__ = [
     "CatalogueFile",
     "FetchedFile",
     "Hasher",
+    "HttpSource",
     "HttpTransport",
     "Hub",
     "HubFile",

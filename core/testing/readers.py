@@ -9,9 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, DatasetBuilder, Ingest, Origin, Piece, Reader, Request, SourceFacts, TedReader, fs
-from ..errors import UsageError
-from ..ted import REWARD, Key, ted_fields
+from ..dataset import (
+    FINAL_STEPS,
+    Array,
+    DatasetBuilder,
+    Ingest,
+    Origin,
+    Piece,
+    Reader,
+    Request,
+    SourceFacts,
+    TedReader,
+    fs,
+)
+from ..errors import RbtoolError, UsageError
+from ..ted import NEXT, REWARD, Final, Key, ted_fields
 from .raising import error_of
 
 __all__ = ["ReaderTests", "joined"]
@@ -30,8 +42,12 @@ def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, A
         }
         for field, timing in facts.fields:
             arrays = [part.columns[field.key] for part in parts]
-            shared = timing == "state"  # the last row of a piece is the first of the next
-            columns[field.key] = np.concatenate([*(a[: len(a) - shared] for a in arrays[:-1]), arrays[-1]])
+            if any(field.key in part.next for part in parts):
+                arrays = [part.rows_before(field.key) for part in parts]
+                columns[NEXT, *field.key] = np.concatenate([part.rows_after(field.key) for part in parts])
+            elif timing == "state":  # the last row of a piece is the first of the next
+                arrays = [*(rows[:-1] for rows in arrays[:-1]), arrays[-1]]
+            columns[field.key] = np.concatenate(arrays)
         whole[number] = columns
     return whole
 
@@ -71,7 +87,7 @@ class ReaderTests(ABC):
         assert list(facts.episode_numbers) == list(dict.fromkeys(piece.episode for piece in pieces))
         for piece in pieces:
             found = {key: (array.dtype, array.shape) for key, array in piece.columns.items()}
-            rows = {field.key: len(piece) + (timing == "state") for field, timing in facts.fields}
+            rows = {field.key: piece.rows_of(field.key, timing) for field, timing in facts.fields}
             assert found == {field.key: (field.numpy, (rows[field.key], *field.shape)) for field, _ in facts.fields}
 
     def test_pieces_say_where_episodes_begin_and_end(self) -> None:
@@ -122,6 +138,48 @@ class ReaderTests(ABC):
         assert last.length.tolist() == table.length[-1:].tolist()
         assert (table.total_reward != 0).any()
         assert REWARD in {field.key for field, _ in facts.fields}
+
+    def test_every_read_gives_the_same(self) -> None:
+        with self.with_small_pieces() as reader, self.with_small_pieces() as other:
+            facts = reader.facts()
+            found = [joined(pieces, facts) for pieces in (reader.pieces(), reader.pieces(), other.pieces())]
+        for again in found[1:]:
+            assert again.keys() == found[0].keys()
+            for number, columns in found[0].items():
+                assert {key: array.tobytes() for key, array in columns.items()} == {
+                    key: array.tobytes() for key, array in again[number].items()
+                }
+
+    def test_facts_table_and_pieces_agree_on_final_steps(self) -> None:
+        for choice in FINAL_STEPS:
+            with self.reader()(self.source(), final_step=choice) as reader:
+                facts, table = reader.facts(), reader.episode_table()
+                last = [piece for piece in reader.pieces() if piece.last]
+                steps = sum(map(len, reader.pieces()))
+            assert facts.steps == table.steps == steps
+            assert list(facts.episode_numbers) == table.episode.tolist() == [piece.episode for piece in last]
+            assert table.final.tolist() == [piece.final for piece in last]
+            assert Final.MISSING not in table.final
+
+    def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
+        """A file of which only the first half is left must not pass for a whole one."""
+        with self.open() as reader:
+            names = [path.relative_to(reader.folder) for path in reader.files() if path.stat().st_size > 1]
+            whole = reader.folder
+        for count, name in enumerate(names):
+            copy = tmp_path / str(count) / whole.name
+            for path in (path for path in whole.rglob("*") if path.is_file()):
+                data, target = path.read_bytes(), copy / path.relative_to(whole)
+                fs.make_folder(target.parent)
+                fs.write_file(target, data[: len(data) // 2] if path.relative_to(whole) == name else data)
+            source = copy / self.source().name if self.source().is_file() else copy
+            assert isinstance(error_of(lambda source=source: self._read_all(source)), RbtoolError), name  # type: ignore[misc]
+
+    def _read_all(self, source: Path) -> None:
+        with self.reader()(source) as reader:
+            reader.facts()
+            for _ in reader.pieces():
+                pass
 
     def test_digests_tell_the_state_of_the_source(self) -> None:
         with self.open() as one, self.open() as other:

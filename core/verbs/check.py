@@ -105,6 +105,7 @@ def check(
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
+        notes += _without_final(reader)
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
@@ -141,6 +142,15 @@ def _unfinished(reader: StepReader) -> int:
         return 0
     table = reader.episodes
     return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
+
+
+def _without_final(reader: StepReader) -> list[str]:
+    """Say how many episodes have no observation after their last step in the source."""
+    counts = reader.manifest.boundary
+    repeated, dropped = counts.final_repeated, counts.final_dropped
+    notes = [f"the last next observation of {repeated:,} episodes is a repetition: their source has none"]
+    notes += [f"the last step of {dropped:,} episodes was left out: their source has no observation after it"]
+    return [note for note, count in zip(notes, (repeated, dropped), strict=True) if count]
 
 
 def _unopened(path: Path, error: FormatError, begun: float) -> CheckResult:
@@ -199,7 +209,9 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
     try:
         rules = [
             *_rules_of_rows(reader),
-            EpisodeTableRule(reader.fields, steps, reader.episodes, return_field_of(reader.manifest)),
+            EpisodeTableRule(
+                reader.fields, steps, reader.episodes, return_field_of(reader.manifest), repeated=_as_converted(reader)
+            ),
         ]
     except (CorruptDataError, FormatError) as error:
         return (
@@ -227,6 +239,11 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
         text = f"{int(lost.sum()):,} of {len(lost):,} episodes {what}"
         steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
         yield Finding(*rule, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
+
+
+def _as_converted(reader: StepReader) -> bool:
+    """Whether no step of the provenance may have changed observations."""
+    return {step.verb for step in reader.manifest.provenance} <= {"convert", "download"}
 
 
 def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..checkpoint import is_steps
-from ..dataset import Request, find_dataset, fs, normal_form, open_source
+from ..dataset import Request, find_dataset, fs, normal_form, open_source, require_final_step
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from .checkpoint_buffers import is_of_buffer
-from .layouts import Rewriting, layout_arguments, require_layout
+from .layouts import Rewriting, final_step_arguments, layout_arguments, require_layout
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
 
@@ -39,6 +39,7 @@ def convert(
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
+    final_step: str = "auto",
     progress: Progress | None = None,
 ) -> ConvertResult:
     """Convert the dataset at `path`, recognised by its content, into a TED dataset at `dest`.
@@ -49,6 +50,9 @@ def convert(
     `episodes` chooses some of a foreign dataset by its numbers, like `0:100,250`. What is at `dest` is replaced only
     with `force`; an equal conversion of an unchanged source that stands there is left as it is (`already_there`).
     `skip_bad` takes the sound episodes of a damaged dataset in TED, and notes name the others.
+    `final_step` is what becomes of a last step after which the source has no observation: `auto` keeps it if it is
+    terminated, with the last observation repeated, and leaves it out otherwise, so that the step before it is the
+    truncated end; `drop` leaves all of them out, `repeat` keeps all. The episode table says what was done.
     `dry_run` does everything up to writing and gives sizes. Values and element types are those of the source.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
@@ -57,7 +61,12 @@ def convert(
     source, destination = find_dataset(path, root), fs.expanded(dest)
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
+    ends = require_final_step(final_step)
     if is_steps(source) or is_of_buffer(source):
+        if ends != "auto":
+            raise UsageError(
+                "--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED"
+            )
         if episodes is not None:
             raise UsageError(
                 "--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED"
@@ -73,16 +82,22 @@ def convert(
             hint="choose the sound episodes: --episodes A:B,C",
         )
     chosen = normal_form(episodes) if episodes is not None else None
-    with open_source(source) as reader:
+    with open_source(source, final_step=ends) as reader:
         facts = facts_of(reader, episodes if chosen else None, heard)
+        ends = ends if facts.final_missing else "auto"
+        request = Request(
+            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends
+        )
         conversion = SourceConversion(
             reader=reader,
             facts=facts,
             source=source,
             destination=destination,
-            request=Request(facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file"),
+            request=request,
             verb="convert",
-            arguments={"path": os.fspath(path), "episodes": chosen} | layout_arguments(wanted, methods),
+            arguments={"path": os.fspath(path), "episodes": chosen}
+            | layout_arguments(wanted, methods)
+            | final_step_arguments(ends),
             force=force,
             dry_run=dry_run,
             progress=heard,

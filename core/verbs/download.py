@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..dataset import (
+    FinalStep,
     Layout,
     Manifest,
     Request,
@@ -18,6 +19,7 @@ from ..dataset import (
     named_codecs,
     normal_form,
     reader_class,
+    require_final_step,
     safe_id,
     source_class,
     source_names,
@@ -25,7 +27,7 @@ from ..dataset import (
 )
 from ..errors import UsageError, nearest
 from ..progress import Progress, Silent
-from .layouts import layout_arguments, require_layout
+from .layouts import final_step_arguments, layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
@@ -69,6 +71,7 @@ def download(
     keep_source: bool = False,
     exact_id: bool = False,
     frozen: bool = False,
+    final_step: str = "auto",
     progress: Progress | None = None,
 ) -> DownloadResult:
     """Fetch dataset `id` of `source` (`minari`), verify it, and convert it into `<root>/<source>/<id>`.
@@ -80,7 +83,8 @@ def download(
     commit of the remote. A choice of `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch
     goes on where it ended when it is asked for again. `keep_source` keeps the original files. `force` and `dry_run`
     are those of `convert`, as are `layout` and `compress`: another layout is another dataset, `<id>@<8 hex digits>`.
-    Another `compress` is not: what is there stays without `force`, and the notes of the result say how it is stored.
+    `final_step` is that of `convert`, too: another one is another dataset. Another `compress` is not: what is there
+    stays without `force`, and the notes of the result say how it is stored.
 
     With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
     `~/.minari/datasets`), by its exact id and without any use of the network.
@@ -96,10 +100,11 @@ def download(
     heard = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     named_codecs(methods)  # what can be wrong with them whatever the fields are
+    ends = require_final_step(final_step)
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
         return DownloadResult(
-            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), force, dry_run, heard)
+            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), ends, force, dry_run, heard)
         )
     with origin:
         fetching = RemoteDownload(
@@ -116,6 +121,7 @@ def download(
             exact_id=exact_id,
             frozen=frozen,
             progress=heard,
+            final_step=ends,
         )
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
@@ -149,6 +155,7 @@ def _from_cache(
     root: Path,
     chosen: str | None,
     layout: tuple[Layout, tuple[str, ...]],
+    final_step: FinalStep,
     force: bool,
     dry_run: bool,
     progress: Progress,
@@ -158,9 +165,10 @@ def _from_cache(
     original = source.local_cache.find(dataset_id, reader_class(source.name))
     normal = normal_form(chosen) if chosen else None
     request = Request(
-        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local"
-    )
-    with reader_class(source.name)(original) as reader:
+        source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
+        final_step=final_step,
+    )  # fmt: skip
+    with reader_class(source.name)(original, final_step=final_step) as reader:
         facts = facts_of(reader, chosen, progress)
         if facts.id != dataset_id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
@@ -172,7 +180,8 @@ def _from_cache(
             request=request,
             verb="download",
             arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": normal}
-            | layout_arguments(*layout),
+            | layout_arguments(*layout)
+            | final_step_arguments(final_step),
             force=force,
             dry_run=dry_run,
             progress=progress,

@@ -11,7 +11,7 @@ import numpy as np
 from ..dataset import Array, EpisodeTable, Reader, StepReader, returns_are_known, table_with_returns
 from ..errors import UsageError
 from ..stats import mean_of
-from ..ted import NEXT, EndReason, Field, Key, as_numbers, key_name, ted_fields
+from ..ted import NEXT, EndReason, Field, Final, Key, as_numbers, key_name, ted_fields
 
 __all__ = ["EpisodeView", "RowView", "source_view", "steps_view"]
 
@@ -33,7 +33,9 @@ class RowView:
 class EpisodeView:
     """An episode: its number, its length in steps, how it ends, and some of its rows (the last one always).
 
-    `total_reward` is None where rewards are sums over n steps and those of single steps are not kept.
+    `total_reward` is None where rewards are sums over n steps and those of single steps are not kept. `final` says of
+    the observation after the last step whether it is `observed`, is the last one `repeated`, or was absent, so that
+    the step before it was `dropped`.
     """
 
     episode: int
@@ -41,6 +43,7 @@ class EpisodeView:
     end: str
     total_reward: float | None
     rows: tuple[RowView, ...]
+    final: str = "observed"
 
 
 def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView:
@@ -60,12 +63,17 @@ def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView
 def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | None) -> EpisodeView:
     """Show an episode of a raw dataset."""
     row = _row_of(table, number)
-    fields, wanted, rows, before = ted_fields(reader.facts().fields), set(_wanted(int(table.length[row]), head)), [], 0
+    source = reader.facts().fields
+    fields, timings = ted_fields(source), {field.key: timing for field, timing in source}
+    wanted, rows, before = set(_wanted(int(table.length[row]), head)), list[RowView](), 0
     for piece in reader.pieces([number]):
         for step in sorted(wanted & set(range(before, before + len(piece)))):
             values = {key: array[step - before] for key, array in piece.columns.items()}
             values |= {
-                (NEXT, *key): array[step - before + (len(array) > len(piece))] for key, array in piece.columns.items()
+                (NEXT, *key): piece.rows_after(key)[step - before]
+                if timings[key] == "state"
+                else piece.columns[key][step - before]
+                for key in piece.columns
             }
             values |= _flags(piece.terminated[step - before], piece.truncated[step - before], number)
             if piece.last and step - before == len(piece) - 1:
@@ -104,6 +112,7 @@ def _view(table: EpisodeTable, row: int, rows: Iterable[RowView], *, known: bool
         end=EndReason(int(table.end_reason[row])).name.lower().replace("_", " "),
         total_reward=float(table.total_reward[row]) if known else None,
         rows=tuple(rows),
+        final=Final(int(table.final[row])).name.lower(),
     )
 
 

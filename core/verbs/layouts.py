@@ -36,7 +36,14 @@ from .checkpoint_buffers import open_saved
 from .results import published_entries, seconds_since
 from .standing import standing, taken
 
-__all__ = ["Rewriting", "layout_arguments", "refuse_other_compression", "require_layout", "rows_bytes"]
+__all__ = [
+    "Rewriting",
+    "final_step_arguments",
+    "layout_arguments",
+    "refuse_other_compression",
+    "require_layout",
+    "rows_bytes",
+]
 
 _SMALL_FILES = 64 << 10
 _REWRITING = ("convert", "checkpoint load")
@@ -51,6 +58,11 @@ def require_layout(layout: str, compress: Sequence[str]) -> Layout:
     if compress:
         raise UsageError("layout ted has no compressed fields, only packed has", hint="add --layout packed")
     return "ted"
+
+
+def final_step_arguments(final_step: str) -> dict[str, Any]:
+    """What the provenance says of last steps without an observation after them; nothing of the default."""
+    return {} if final_step == "auto" else {"final_step": final_step}
 
 
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..dataset import (
+    FinalStep,
     Layout,
     Manifest,
     RemoteDataset,
@@ -30,7 +31,7 @@ from ..dataset import (
 from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
-from .layouts import layout_arguments
+from .layouts import final_step_arguments, layout_arguments
 from .results import published_entries, seconds_since
 from .source_conversion import SourceConversion, facts_of, fetched_checksums, unverified_versions
 from .standing import standing
@@ -72,6 +73,7 @@ class RemoteDownload:
     exact_id: bool
     frozen: bool
     progress: Progress
+    final_step: FinalStep = "auto"
 
     @property
     def _normal(self) -> str | None:
@@ -148,7 +150,9 @@ class RemoteDownload:
 
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
-        return Request(self.source.name, asked, found.id, self.revision, self._normal, self.layout, "remote")
+        return Request(
+            self.source.name, asked, found.id, self.revision, self._normal, self.layout, "remote", self.final_step
+        )
 
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
@@ -334,14 +338,15 @@ class RemoteDownload:
         arguments = {
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
             "from": remote.address, "episodes": self._normal, "revision": self.revision,
-            **layout_arguments(self.layout, self.compress),
+            **layout_arguments(self.layout, self.compress), **final_step_arguments(self.final_step),
         }  # fmt: skip
         received = originals.take_digests(remote.unverified)
         if received:
             arguments["unverified"] = _versions(remote)
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
-        with originals.only(remote.paths) as folder, reader_class(self.source.name)(folder) as reader:
+        kind = reader_class(self.source.name)
+        with originals.only(remote.paths) as folder, kind(folder, final_step=self.final_step) as reader:
             facts = facts_of(reader, self.episodes, self.progress)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []
@@ -381,7 +386,7 @@ class RemoteDownload:
             "renamed_keys": {},
             "dropped_keys": (),
             "notes": (_NUMBERS_UNKNOWN,) if unknown else (),
-            "request": asdict(self._request(found)),
+            "request": self._request(found).to_dict(),
             "dry_run": True,
             "id": found.id,
             "resolved": found.how,

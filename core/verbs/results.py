@@ -61,7 +61,7 @@ def published_entries(manifest: Manifest, path: Path, begun: float) -> dict[str,
         "renamed_keys": manifest.renamed_keys,
         "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys),
         "notes": manifest.notes,
-        "request": dataclasses.asdict(manifest.request),
+        "request": manifest.request.to_dict(),
         "seconds": seconds_since(begun),
     }
 

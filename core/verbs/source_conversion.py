@@ -178,7 +178,7 @@ class SourceConversion:
             "renamed_keys": dict(self.facts.renamed_keys),
             "dropped_keys": tuple(asdict(dropped) for dropped in self.facts.dropped_keys),
             "notes": self.facts.notes,
-            "request": asdict(self.request),
+            "request": self.request.to_dict(),
             "dry_run": True,
         }
 

@@ -1,0 +1,340 @@
+"""Pieces that bring their own next observations, and episodes without one after the last step, through every layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rbtool
+from rbtool.core.checkpoint import open_steps
+from rbtool.core.dataset import EPISODES, Array, EpisodeTable, Piece, Reader, SourceFacts, registry
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.ted import EndReason, Field, Final, Key
+
+OBSERVATION, GOAL, ACTION, REWARD = ("observation",), ("goal",), ("action",), ("reward",)
+FIELDS = (
+    (Field(OBSERVATION, "float32", (2,), "observation"), "state"),
+    (Field(GOAL, "int16", (), "state"), "state"),
+    (Field(ACTION, "float32", (1,), "action"), "step"),
+    (Field(REWARD, "float64", (), "reward"), "result"),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """One episode of a source: `jumps` are the steps whose next observation does not follow; `end` its last flags."""
+
+    length: int
+    jumps: tuple[int, ...] = ()
+    end: str = "truncated"
+    missing: bool = False
+
+
+class PlanReader(Reader):
+    """Reads episodes that a JSON file plans; the numbers are drawn from the episode's number."""
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.suffix == ".plan"
+
+    def on_open(self) -> None:
+        document = json.loads(self.path.read_bytes())
+        self.episodes = [Told(**{**entry, "jumps": tuple(entry["jumps"])}) for entry in document["episodes"]]
+        self.cut = document["cut"]
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        numbers, steps = range(len(self.episodes)), sum(one.length for one in self.episodes)
+        missing = any(one.missing for one in self.episodes)
+        return SourceFacts("plan", "plan/x-v0", FIELDS, numbers, steps, final_missing=missing)
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        plan = self.episodes[number]
+        for start in range(0, plan.length, self.cut):
+            yield self.piece(number, plan, start, min(start + self.cut, plan.length))
+
+    def piece(self, number: int, plan: Told, start: int, stop: int) -> Piece:
+        before, after = observations(number, plan)
+        goal = goals(number, plan)
+        last = stop == plan.length
+        more = 0 if last and plan.missing else 1
+        columns: dict[Key, Array] = {
+            GOAL: goal[start : stop + more], ACTION: actions(number, plan)[start:stop],
+            REWARD: np.arange(start, stop) + 0.5 + number,
+        }  # fmt: skip
+        apart = {} if plan.missing else {OBSERVATION: after[start:stop]}
+        columns[OBSERVATION] = before[start : stop + (more if plan.missing else 0)]
+        flags = np.zeros((2, stop - start), bool)
+        if last:
+            flags[0, -1], flags[1, -1] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
+        final = Final.MISSING if plan.missing else Final.OBSERVED
+        return Piece(number, columns, flags[0], flags[1], start == 0, last, seed=number, next=apart, final=final)
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+
+def observations(number: int, plan: Told) -> tuple[Array, Array]:
+    draw = np.random.default_rng(number)
+    walk = draw.normal(size=(plan.length + 1, 2)).astype(np.float32)
+    walk[draw.random(plan.length + 1) < 0.2, 0] = np.nan
+    after = walk[1:].copy()
+    for step in plan.jumps:
+        after[step, 1] += 1
+    return walk[: plan.length + (0 if plan.missing else 1)], after
+
+
+def goals(number: int, plan: Told) -> Array:
+    return np.random.default_rng(1000 + number).integers(0, 99, plan.length + (not plan.missing)).astype(np.int16)
+
+
+def actions(number: int, plan: Told) -> Array:
+    return np.random.default_rng(2000 + number).normal(size=(plan.length, 1)).astype(np.float32)
+
+
+def expected(plans: list[Told], choice: str) -> tuple[dict[str, Array], list[dict[str, Any]]]:
+    """Rows and episodes by a plain loop over single steps."""
+    rows: dict[str, list[Any]] = {name: [] for name in ("o", "no", "g", "ng", "a", "r", "term", "trunc", "episode")}
+    table = []
+    for number, plan in enumerate(plans):
+        (before, after), goal = observations(number, plan), goals(number, plan)
+        terminated, truncated = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
+        steps, final = plan.length, Final.OBSERVED
+        if plan.missing and (choice == "repeat" or (choice == "auto" and terminated)):
+            final = Final.REPEATED
+            after[-1] = before[-1]
+            goal = np.append(goal, goal[-1])
+        elif plan.missing:
+            final, steps, terminated, truncated = Final.DROPPED, plan.length - 1, False, True
+        if not steps:
+            continue
+        for step in range(steps):
+            last = step == steps - 1
+            rows["o"].append(before[step])
+            rows["no"].append(after[step])
+            rows["g"].append(goal[step])
+            rows["ng"].append(goal[step + 1])
+            rows["a"].append(actions(number, plan)[step])
+            rows["r"].append(step + 0.5 + number)
+            rows["term"].append(last and terminated)
+            rows["trunc"].append(last and (truncated or not terminated))
+            rows["episode"].append(number)
+        inner = {step for step in plan.jumps if step < steps - 1}
+        table.append({"length": steps, "explicit": bool(inner), "final": final, "terminated": terminated})
+    return {name: np.array(values) for name, values in rows.items()}, table
+
+
+@pytest.fixture(autouse=True)
+def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**registry.READERS, "plan": f"{__name__}:PlanReader"}
+    monkeypatch.setattr(registry, "READERS", known)
+
+
+def write(folder: Path, plans: list[Told], cut: int = 1 << 20) -> Path:
+    document = {"cut": cut, "episodes": [{**vars(plan), "jumps": list(plan.jumps)} for plan in plans]}
+    path = folder / f"{len(list(folder.iterdir()))}.plan"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def check_content(made: Path, plans: list[Told], choice: str) -> None:
+    rows, table = expected(plans, choice)
+    with open_steps(made) as reader:
+        steps = reader.manifest.steps
+        assert steps == len(rows["r"])
+        keys = {
+            "o": OBSERVATION, "no": ("next", *OBSERVATION), "g": GOAL, "ng": ("next", *GOAL), "a": ACTION,
+            "r": ("next", "reward"), "term": ("next", "terminated"), "trunc": ("next", "truncated"),
+            "episode": ("episode",),
+        }  # fmt: skip
+        for name, key in keys.items():
+            found = reader.read(key, 0, steps)
+            assert found.tobytes() == rows[name].astype(found.dtype).tobytes(), key
+        episodes, counts = reader.episodes, reader.manifest.boundary
+        assert episodes.length.tolist() == [row["length"] for row in table]
+        assert episodes.explicit_next.tolist() == [row["explicit"] for row in table]
+        assert episodes.final.tolist() == [row["final"] for row in table]
+        assert episodes.terminated.tolist() == [row["terminated"] for row in table]
+        assert counts.explicit_next == sum(row["explicit"] for row in table)
+        assert counts.final_repeated == sum(row["final"] is Final.REPEATED for row in table)
+        assert counts.final_dropped == sum(row["final"] is Final.DROPPED for row in table)
+    found = rbtool.check(made)
+    assert {finding.rule for finding in found.findings if finding.severity == "error"} <= {"TED007"}  # NaN is data here
+    assert any("repetition" in note for note in found.notes) == bool(counts.final_repeated)
+    assert any("left out" in note for note in found.notes) == bool(counts.final_dropped)
+
+
+PLANS = [
+    Told(5, jumps=(1, 2)), Told(4, end="terminated"), Told(3, jumps=(2,)), Told(1, end="both"), Told(6, jumps=(0,))
+]  # fmt: skip
+WITHOUT = [
+    Told(5, missing=True), Told(4, end="terminated", missing=True), Told(1, missing=True),
+    Told(2, end="open", missing=True),
+    Told(1, end="terminated", missing=True), Told(3, jumps=(0,), end="terminated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [1, 2, 100])
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_next_observations_of_the_source_come_back_exactly(layout: str, cut: int, tmp_path: Path) -> None:
+    made = rbtool.convert(write(tmp_path, PLANS, cut), tmp_path / "made", layout=layout)
+    check_content(made.path, PLANS, "auto")
+    assert made.boundary["explicit_next"] == 2  # a jump after the last step is what its own row is for
+    assert (made.path / "explicit_next.bin").is_file() == (layout == "packed")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 100])
+@pytest.mark.parametrize("choice", ["auto", "drop", "repeat"])
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_last_steps_without_an_observation(layout: str, choice: str, cut: int, tmp_path: Path) -> None:
+    made = rbtool.convert(write(tmp_path, WITHOUT, cut), tmp_path / "made", layout=layout, final_step=choice)
+    check_content(made.path, WITHOUT, choice)
+    with open_steps(made.path) as reader:
+        assert reader.manifest.request.final_step == choice
+        dropped = reader.episodes.final == Final.DROPPED
+        assert set(reader.episodes.end_reason[dropped].tolist()) <= {EndReason.TRUNCATED}
+
+
+def test_all_ways_from_one_layout_to_another_keep_the_content(tmp_path: Path) -> None:
+    plans = [*PLANS, *WITHOUT]
+    ted = rbtool.convert(write(tmp_path, plans), tmp_path / "ted")
+    packed = rbtool.convert(ted.path, tmp_path / "packed", layout="packed")
+    straight = rbtool.convert(write(tmp_path, plans), tmp_path / "straight", layout="packed")
+    assert packed.content_digest == straight.content_digest
+    assert rbtool.convert(packed.path, tmp_path / "again").content_digest == ted.content_digest
+    for form in ("flat", "nested", "h5"):
+        saved = rbtool.checkpoint.save(ted.path, tmp_path / form, form=form)
+        loaded = rbtool.checkpoint.load(saved.path, tmp_path / f"{form}-loaded")
+        check_content(loaded.path, plans, "auto")
+
+
+def test_an_episode_that_vanishes_is_named(tmp_path: Path) -> None:
+    made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made")
+    assert len(made.notes) == 1
+    assert made.notes[0].startswith("episode 2 is left out: one step, without an observation after it")
+    assert (made.episodes, made.steps) == (5, 4 + 4 + 1 + 1 + 3)
+    chosen = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "few", episodes="1:4")
+    assert (chosen.episodes, chosen.steps) == (2, 4 + 1)
+    nothing = rbtool.convert(write(tmp_path, WITHOUT[2:3]), tmp_path / "nothing")
+    assert (nothing.episodes, nothing.steps) == (0, 0)
+
+
+def test_another_choice_is_another_request(tmp_path: Path) -> None:
+    source = write(tmp_path, WITHOUT)
+    rbtool.convert(source, tmp_path / "made")
+    assert rbtool.convert(source, tmp_path / "made").already_there
+    with pytest.raises(UsageError, match="is there already"):
+        rbtool.convert(source, tmp_path / "made", final_step="drop")
+    with pytest.raises(UsageError, match="--final-step is 'keep', auto, drop, repeat are known"):
+        rbtool.convert(source, tmp_path / "made", final_step="keep")
+    with pytest.raises(UsageError, match="--final-step is about raw datasets"):
+        rbtool.convert(tmp_path / "made", tmp_path / "again", final_step="drop")
+    observed = write(tmp_path, PLANS)  # there is nothing to decide: the same dataset
+    made = rbtool.convert(observed, tmp_path / "observed", final_step="drop")
+    assert "final_step" not in made.request
+
+
+def test_inspect_shows_a_raw_dataset_and_one_of_its_episodes(tmp_path: Path) -> None:
+    source = write(tmp_path, [*PLANS, *WITHOUT])
+    shown = rbtool.inspect(source, episode=0)
+    assert (shown.ends.explicit_next, shown.ends.final_repeated, shown.ends.final_dropped) == (3, 2, 2)
+    assert shown.episode is not None
+    before, after = observations(0, PLANS[0])
+    for row in shown.episode.rows:
+        np.testing.assert_array_equal(row.values["observation"], before[row.step])
+        np.testing.assert_array_equal(row.values["next.observation"], after[row.step])
+        assert row.values["next.goal"] == goals(0, PLANS[0])[row.step + 1]
+    made = rbtool.convert(source, tmp_path / "made").path
+    assert rbtool.inspect(made).ends == shown.ends
+    assert [rbtool.inspect(made, episode=number).episode.final for number in (0, 5, 6)] == [
+        "observed", "dropped", "repeated"
+    ]  # fmt: skip
+
+
+def test_without_such_episodes_nothing_new_is_on_the_disk(tmp_path: Path) -> None:
+    made = rbtool.convert(write(tmp_path, PLANS), tmp_path / "made").path
+    document = json.loads((made / ".rbtool" / "manifest.json").read_bytes())
+    assert not [name for name in document["boundary"] if name.startswith("final")]
+    assert "final_step" not in document["request"]
+    assert not (made / EPISODES / "final.memmap").exists()
+
+
+def test_check_compares_repetitions_with_the_table(tmp_path: Path) -> None:
+    from rbtool.core.testing.datasets import relist
+
+    made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
+    file = made / "next" / "observation.memmap"
+    data = np.frombuffer(file.read_bytes(), np.float32).copy()
+    with open_steps(made) as reader:
+        table = reader.episodes
+    end = int((table.start + table.length - 1)[np.flatnonzero(table.final == Final.REPEATED)[0]])
+    data.reshape(-1, 2)[end] += 1
+    file.write_bytes(data.tobytes())
+    relist(made)
+    found = [finding for finding in rbtool.check(made).findings if finding.rule == "TED010"]
+    assert "is no repetition, as the table says" in found[0].message
+
+
+def test_a_number_in_the_table_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    from rbtool.core.testing.datasets import relist
+
+    made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
+    file = made / EPISODES / "final.memmap"
+    file.write_bytes(b"\x07" + file.read_bytes()[1:])
+    relist(made)
+    with pytest.raises(CorruptDataError, match="has the number 7 in 'final'"):
+        rbtool.inspect(made)
+
+
+def test_a_choice_of_episodes_keeps_what_is_known_of_their_ends(tmp_path: Path) -> None:
+    made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
+    with open_steps(made) as reader:
+        table: EpisodeTable = reader.episodes
+    kept = EpisodeTable.from_columns({name: column[1:3] for name, column in table.columns().items()})
+    assert kept.final.tolist() == [Final.REPEATED, Final.DROPPED]
+
+
+class ForgetfulReader(PlanReader):
+    """Forgets the last observation, and does not say so."""
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        for piece in super().read_episode(number):
+            yield replace(piece, columns={**piece.columns, GOAL: piece.columns[GOAL][:-1]}) if piece.last else piece
+
+
+def test_a_missing_observation_that_nobody_declares_is_refused(tmp_path: Path) -> None:
+    with ForgetfulReader(write(tmp_path, PLANS)) as reader, pytest.raises(FormatError, match="'goal' has 5 rows for 5"):
+        list(reader.pieces())
+
+
+TOLD = st.builds(
+    lambda length, jumps, end, missing: Told(
+        length, () if missing else tuple(sorted({step for step in jumps if step < length})), end, missing
+    ),
+    st.integers(1, 7),
+    st.lists(st.integers(0, 6), max_size=3),
+    st.sampled_from(["terminated", "truncated", "both", "open"]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(TOLD, min_size=1, max_size=6),
+    st.sampled_from(["auto", "drop", "repeat"]),
+    st.integers(1, 8),
+    st.sampled_from(["ted", "packed"]),
+)
+def test_any_episodes_come_back(
+    tmp_path_factory: pytest.TempPathFactory, plans: list[Told], choice: str, cut: int, layout: str
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    made = rbtool.convert(write(folder, plans, cut), folder / "made", layout=layout, final_step=choice)
+    check_content(made.path, plans, choice)
