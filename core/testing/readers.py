@@ -163,16 +163,17 @@ class ReaderTests(ABC):
 
     def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
         """A file of which only the first half is left must not pass for a whole one."""
+        given = self.source()
         with self.open() as reader:
-            names = [path.relative_to(reader.folder) for path in reader.files() if path.stat().st_size > 1]
-            whole = reader.folder
-        for count, name in enumerate(names):
+            whole, cut = reader.folder, [path for path in reader.files() if path.stat().st_size > 1]
+            files = list(reader.files()) if given.is_file() else [path for path in whole.rglob("*") if path.is_file()]
+        content = {path.relative_to(whole): path.read_bytes() for path in files}
+        for count, name in enumerate(path.relative_to(whole) for path in cut):
             copy = tmp_path / str(count) / whole.name
-            for path in (path for path in whole.rglob("*") if path.is_file()):
-                data, target = path.read_bytes(), copy / path.relative_to(whole)
-                fs.make_folder(target.parent)
-                fs.write_file(target, data[: len(data) // 2] if path.relative_to(whole) == name else data)
-            source = copy / self.source().name if self.source().is_file() else copy
+            for path, data in content.items():
+                fs.make_folder((copy / path).parent)
+                fs.write_file(copy / path, data[: len(data) // 2] if path == name else data)
+            source = copy / given.name if given.is_file() else copy
             assert isinstance(error_of(lambda source=source: self._read_all(source)), RbtoolError), name  # type: ignore[misc]
 
     def _read_all(self, source: Path) -> None:
