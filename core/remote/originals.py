@@ -180,7 +180,7 @@ class Originals:
     def _remove_finished(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, UsageError):
             parent = (self.files / path).parent
-            with fs.folder_below(self.files, parent) as within:
+            with fs.folder_below(self._root, parent) as within:
                 kind = os.stat(Path(path).name, dir_fd=within, follow_symlinks=False).st_mode
                 if not stat.S_ISDIR(kind):
                     fs.remove(self.files / path, within=within)
@@ -191,7 +191,8 @@ class Originals:
         digests = {path: _sha256_of(self.files / path) for path in paths}
         if record is not None and digests:
             files = (replace(file, received=digests.get(file.path, file.received)) for file in record.files)
-            fs.replace_file(self.folder / _RECORD, replace(record, files=tuple(files)).to_bytes())
+            data = replace(record, files=tuple(files)).to_bytes()
+            fs.replace_file_below(self._root, self.folder / _RECORD, data)
         return digests
 
     def _remove_others(self, wanted: Iterable[str]) -> None:
