@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.declarations import declared_sources
 from .help import Example
 from .options import Compress, DryRun, Episodes, FinalStep, FinalStepName, Force, Layout, LayoutName, Root, verb
 from .output import Output
@@ -35,7 +36,9 @@ def add(app: typer.Typer) -> None:
 
 
 def download(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Where from: minari. Or SOURCE:ID in one word.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word.")
+    ],
     id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Which dataset: D4RL/door/human-v2, or words that name it.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.declarations import declared
 from .help import Example
 from .options import Dataset, DryRun, Episodes, Force, Root, SkipBad, verb
 from .output import Output
@@ -22,21 +23,10 @@ EXAMPLES = (
     Example("rbtool export ./cartpole ./plain.h5 --to h5 --dry-run --json", "what would be written, as JSON"),
 )
 
-_OPENED = {
-    "minari": ("/data", "import minari; print(minari.MinariDataset({}))"),
-    "h5": ("", "import h5py; h5py.File({}).visititems(print)"),
-    "npz": ("", "import numpy; print(numpy.load({}).files)"),
-    "parquet": ("/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"),
-}
+_FORMATS = {one.name: one for one in declared() if one.sink is not None}
+_TO = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _FORMATS.items())
 
-
-class Format(enum.StrEnum):
-    """What can be written."""
-
-    MINARI = "minari"
-    H5 = "h5"
-    NPZ = "npz"
-    PARQUET = "parquet"
+Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # type: ignore[misc]  # from declarations
 
 
 def add(app: typer.Typer) -> None:
@@ -47,9 +37,7 @@ def add(app: typer.Typer) -> None:
 def export(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz) or folder to write.")],
-    to: Annotated[
-        Format, typer.Option("--to", help="minari; h5: one dataset a leaf; npz: NumPy; parquet: a row a step.")
-    ],
+    to: Annotated[Format, typer.Option("--to", help=f"{_TO}.")],
     *,
     out: Output,
     episodes: Episodes = None,
@@ -77,5 +65,5 @@ def export(
             dry_run=dry_run,
             progress=progress,
         )
-    inside, code = _OPENED[to.value]
+    inside, code = _FORMATS[to.value].opened
     show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(dest + inside)))}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.declarations import declared_sources, source_example
 from ..core.errors import UsageError
 from .help import Example
 from .options import Root, verb
@@ -41,7 +42,8 @@ def list_datasets(
     *,
     out: Output,
     remote: Annotated[
-        str | None, typer.Option("--remote", metavar="SOURCE", help="Those that a source offers: minari.")
+        str | None,
+        typer.Option("--remote", metavar="SOURCE", help=f"Those that a source offers: {declared_sources()}."),
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the remote again, however new the listing.")] = False,
     root: Root = None,
@@ -50,7 +52,7 @@ def list_datasets(
     if remote is not None:
         return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
     if refresh:
-        raise UsageError("--refresh asks a remote again, and none is named", hint="add --remote minari")
+        raise UsageError("--refresh asks a remote again, and none is named", hint=f"add --remote {source_example()}")
     return _list_stored(pattern, out=out, root=root)
 
 
@@ -68,7 +70,9 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
     else:
         out.say(f"there is no folder {result.root}, so no datasets are stored in it")
-    out.suggest(f"rbtool inspect {sound[0].name}" if sound else "rbtool list --remote minari, or: rbtool demo")
+    out.suggest(
+        f"rbtool inspect {sound[0].name}" if sound else f"rbtool list --remote {source_example()}, or: rbtool demo"
+    )
 
 
 def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:

@@ -26,14 +26,14 @@ FLOORS = (
     {"dataset"},
     {"ted"},
     {"contract"},
-    {"errors", "progress", "secrets", "version"},
+    {"declarations", "errors", "progress", "secrets", "version"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}
 VERSION = "rbtool.__version__"
 
-# Finds readers and sources by name: the one upward path.
-REGISTRY = "rbtool.core.dataset.registry"
+# Finds the modules that declare formats by name: the one upward path.
+REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
     "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.stats",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from ..declarations import source_example
 from ..errors import DatasetNotFoundError, UsageError, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
@@ -99,7 +100,10 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
         return path
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:
-        hint = _stored_like(os.fspath(name), known_root(root)) or "name an existing path, or a dataset like minari:ID"
+        hint = (
+            _stored_like(os.fspath(name), known_root(root))
+            or f"name an existing path, or a dataset like {source_example()}:ID"
+        )
         raise DatasetNotFoundError(f"there is nothing at {path}", hint=hint)
     folder = storage_root(root) / named["source"] / safe_id(named["id"])
     mend(folder)

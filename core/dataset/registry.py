@@ -1,11 +1,12 @@
-"""Finds readers and sources by name. The one place where core reaches up to `rbtool.converters`."""
+"""Finds readers, sources and export formats by name: those that are declared here, then those of other packages."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from ..declarations import declared
 from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean
 from .reader import Reader
 from .sinks import Sink
@@ -14,20 +15,13 @@ from .sources import Source
 __all__ = ["open_source", "reader_class", "reader_names", "sink_class", "sink_names", "source_class", "source_names"]
 
 _Contract = TypeVar("_Contract")
-READERS = {"minari": "rbtool.converters.minari:MinariReader"}
-SOURCES = {"minari": "rbtool.converters.minari_source:MinariSource"}
-SINKS = {
-    "minari": "rbtool.converters.export_minari:MinariSink",
-    "h5": "rbtool.converters.export_h5:H5Sink",
-    "npz": "rbtool.converters.export_npz:NpzSink",
-    "parquet": "rbtool.converters.export_parquet:ParquetSink",
-}
 
 
-def _targets(group: str, built_in: dict[str, str]) -> dict[str, str]:
+def _targets(kind: Literal["reader", "source", "sink"]) -> dict[str, str]:
     from importlib.metadata import entry_points  # 10 ms that a command which converts nothing need not wait for
 
-    plugged = {entry.name: entry.value for entry in entry_points(group=group) if entry.name not in built_in}
+    built_in = {one.name: target for one in declared() if (target := one.target(kind)) is not None}
+    plugged = {entry.name: entry.value for entry in entry_points(group=f"rbtool.{kind}s") if entry.name not in built_in}
     return built_in | dict(sorted(plugged.items()))
 
 
@@ -41,12 +35,12 @@ def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
 
 def reader_names() -> list[str]:
     """Names of all formats that can be read: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.readers", READERS))
+    return list(_targets("reader"))
 
 
 def reader_class(name: str) -> type[Reader]:
     """Load the reader of one format."""
-    targets = _targets("rbtool.readers", READERS)
+    targets = _targets("reader")
     if name not in targets:
         raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
     return _load(targets[name], Reader)  # type: ignore[type-abstract]  # only asked for subclasses
@@ -54,12 +48,12 @@ def reader_class(name: str) -> type[Reader]:
 
 def source_names() -> list[str]:
     """Names of all sources that datasets can be fetched from: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.sources", SOURCES))
+    return list(_targets("source"))
 
 
 def source_class(name: str) -> type[Source]:
     """Load the source of that name; raise UsageError for one that is not known."""
-    targets = _targets("rbtool.sources", SOURCES)
+    targets = _targets("source")
     if name not in targets:
         meant = did_you_mean(name, targets)
         raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known are {', '.join(sorted(targets))}")
@@ -68,12 +62,12 @@ def source_class(name: str) -> type[Source]:
 
 def sink_names() -> list[str]:
     """Names of all formats that can be written: ours first, then those that installed packages add."""
-    return list(_targets("rbtool.sinks", SINKS))
+    return list(_targets("sink"))
 
 
 def sink_class(name: str) -> type[Sink]:
     """Load what writes one format; raise UsageError for one that is not known."""
-    targets = _targets("rbtool.sinks", SINKS)
+    targets = _targets("sink")
     if name not in targets:
         raise UsageError(f"there is no format {name!r} to export to", hint=f"take one of {', '.join(targets)}")
     return _load(targets[name], Sink)  # type: ignore[type-abstract]

@@ -62,7 +62,7 @@ class RemoteFile:
 class RemoteDataset:
     """One dataset at one state of the remote.
 
-    `address` says where it is, for people: `hf://farama-minari/D4RL@9f31c2e…/door/human-v2`. `revision` is the
+    `address` says where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`. `revision` is the
     exact state, which the remote can be asked for again; None where it keeps no history. `steps` and `episodes`
     are what the source's own metadata claims, None where it does not say.
     """

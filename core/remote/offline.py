@@ -16,7 +16,7 @@ def require_network(what: str, *variables: str) -> None:
     """Raise NetworkError if the environment forbids the network to what is about to be done.
 
     `RBTOOL_OFFLINE` counts always, each of `variables` (`HF_HUB_OFFLINE` for a hub) as well; 1, true, yes and on in
-    any case forbid, everything else does not. `what` begins the sentence: `listing hf://farama-minari`.
+    any case forbid, everything else does not. `what` begins the sentence: `listing hf://ORGANISATION`.
     """
     for variable in (_OURS, *variables):
         value = os.environ.get(variable, "").strip()

@@ -74,9 +74,9 @@ def download(
     final_step: str = "auto",
     progress: Progress | None = None,
 ) -> DownloadResult:
-    """Fetch dataset `id` of `source` (`minari`), verify it, and convert it into `<root>/<source>/<id>`.
+    """Fetch dataset `id` of `source`, verify it, and convert it into `<root>/<source>/<id>`.
 
-    `"minari:ID"` in one word will do, too. `id` may lack its version (the latest is taken), or be a name from before
+    `"source:ID"` in one word will do, too. `id` may lack its version (the latest is taken), or be a name from before
     namespaces, like `door-human-v1`: the dataset with the same words is taken then, which the result says. `exact_id`
     refuses both. An equal request that was fulfilled before is answered at once, without the network; `frozen` asks
     the remote whether it still has the very same files, and raises CheckFailed if not. `revision` is a branch, tag or
@@ -86,8 +86,8 @@ def download(
     `final_step` is that of `convert`, too: another one is another dataset. Another `compress` is not: what is there
     stays without `force`, and the notes of the result say how it is stored.
 
-    With `local` the original is taken from the source's own local cache (`MINARI_DATASETS_PATH`, else
-    `~/.minari/datasets`), by its exact id and without any use of the network.
+    With `local` the original is taken from the source's own local cache (its `local_cache`), by its
+    exact id and without any use of the network.
 
     Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError

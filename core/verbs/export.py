@@ -59,10 +59,9 @@ def export(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write a dataset (a path or `source:id`) to `dest` in the format `to`: minari, h5, npz or parquet.
+    """Write a dataset (a path or `source:id`) to `dest` in the format `to`: one of `sink_names()`.
 
-    `minari` makes a folder that Minari opens; converting it again gives the rows that were exported. `h5` and `npz`
-    make a file, `parquet` a folder of two; what is in them is said in the modules of `rbtool.converters`. Element
+    What each format makes, and what is in it, is said in the modules of `rbtool.converters` that write it. Element
     types stay; what a format cannot hold is refused before anything is written, and what it has no place for is
     named in the result. `episodes` chooses some by their numbers, like `0:100,250`; `skip_bad` takes the sound ones of
     a damaged dataset, and notes name the others. What is at `dest` is replaced only with `force`, and only if it is

@@ -130,7 +130,7 @@ def inspect(
     head: int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> InspectResult:
-    """Summarise a dataset, a checkpoint, or a raw dataset in a known format such as Minari's.
+    """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of what rbtool wrote only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. With `episode`,

@@ -56,7 +56,7 @@ def list_remote(
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> RemoteListResult:
-    """List the datasets that a source (`minari`) has to offer, with their sizes.
+    """List the datasets that a source has to offer, with their sizes.
 
     `pattern` keeps the names, `source:id`, that it fits, as `list` does. The listing is kept below the root and used
     for a day; `refresh` asks again. Where the network is forbidden an older one does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import EPISODES, Array, EpisodeTable, Piece, Reader, SourceFacts, registry
+from rbtool.core.dataset import EPISODES, Array, EpisodeTable, Piece, Reader, SourceFacts
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.ted import EndReason, Field, Final, Key
 
@@ -133,8 +134,8 @@ def expected(plans: list[Told], choice: str) -> tuple[dict[str, Array], list[dic
 
 @pytest.fixture(autouse=True)
 def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.READERS, "plan": f"{__name__}:PlanReader"}
-    monkeypatch.setattr(registry, "READERS", known)
+    entry = importlib.metadata.EntryPoint("plan", f"{__name__}:PlanReader", "rbtool.readers")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == entry.group else [])
 
 
 def write(folder: Path, plans: list[Told], cut: int = 1 << 20) -> Path:
