@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
+from ..contract import own_attributes, refuse_overrides
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted import key_name
 from .contracts import Array, Closing, Piece, SourceFacts
@@ -20,12 +21,17 @@ from .episodes import EpisodeRow, EpisodeTable
 from .final_steps import FinalStep, completed, require_final_step
 from .selection import EpisodeRanges, select_episodes
 from .summary import EpisodeSummary
-from .template import Template
 
 __all__ = ["Reader"]
 
+_FINAL = {
+    "__init__": "on_open", "facts": "survey", "pieces": "read_episode", "episode_table": "read_outcomes",
+    "digests": "files", "size": "files", "close": "on_close",
+}  # fmt: skip
+"""The methods that a reader has for its users, and what it implements in place of each."""
 
-class Reader(Template, Closing, ABC):
+
+class Reader(Closing, ABC):
     """Reads one dataset in a foreign format; memory is bounded by a piece.
 
     The public methods are final: they open once, validate every piece, decide about last steps without an observation
@@ -44,6 +50,10 @@ class Reader(Template, Closing, ABC):
     """
 
     path: Path
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Reader), _FINAL)
 
     @classmethod
     @abstractmethod

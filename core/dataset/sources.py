@@ -10,16 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
+from ..contract import own_attributes, refuse_overrides
 from ..errors import DatasetNotFoundError, FormatError
 from .contracts import Closing
 from .local_cache import LocalCache
 from .selection import EpisodeRanges
-from .template import Template
 from .times import written_time
 
 __all__ = ["Catalogue", "CatalogueEntry", "Ids", "RemoteDataset", "RemoteFile", "Source", "StaleListing"]
+
+
+_FINAL = {
+    "ids": "list_ids", "catalogue": "list_catalogue", "describe": "look_up", "needed": "choose_files",
+    "fetch": "download", "close": "on_close",
+}  # fmt: skip
+"""The methods that a source has for its users, and what it implements in place of each."""
 
 
 class StaleListing(DatasetNotFoundError):
@@ -135,7 +142,7 @@ class Catalogue:
     unreachable: bool = False
 
 
-class Source(Template, Closing, ABC):
+class Source(Closing, ABC):
     """A remote catalogue of datasets in one format.
 
     The public methods are final. A subclass implements these:
@@ -157,6 +164,10 @@ class Source(Template, Closing, ABC):
 
     local_cache: ClassVar[LocalCache | None] = None
     """Where the source's own tools keep what they fetched."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Source), _FINAL)
 
     @property
     @abstractmethod
