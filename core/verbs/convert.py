@@ -63,14 +63,7 @@ def convert(
     wanted, methods = require_layout(layout, compress), tuple(compress)
     ends = require_final_step(final_step)
     if is_steps(source) or is_of_buffer(source):
-        if ends != "auto":
-            raise UsageError(
-                "--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED"
-            )
-        if episodes is not None:
-            raise UsageError(
-                "--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED"
-            )
+        _refuse_choices(source, episodes, final_step)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
             force=force, dry_run=dry_run, progress=heard, skip_bad=skip_bad,
@@ -104,3 +97,11 @@ def convert(
             compress=methods,
         )
         return ConvertResult(**conversion.run(), source=source)
+
+
+def _refuse_choices(source: Path, episodes: str | None, final_step: str) -> None:
+    """Refuse what is about raw datasets for one that is TED."""
+    if final_step != "auto":
+        raise UsageError("--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
+    if episodes is not None:
+        raise UsageError("--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED")

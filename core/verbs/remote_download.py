@@ -28,13 +28,14 @@ from ..dataset import (
     reader_class,
     select_episodes,
 )
-from ..errors import CheckFailed, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .layouts import final_step_arguments, layout_arguments
 from .results import published_entries, seconds_since
-from .source_conversion import SourceConversion, facts_of, fetched_checksums, unverified_versions
+from .source_conversion import SourceConversion, facts_of
 from .standing import standing
+from .verification import compared_with, require_unchanged, unverified_note, versions_of
 
 __all__ = ["Fetch", "RemoteDownload"]
 
@@ -195,28 +196,7 @@ class RemoteDownload:
                 f"--frozen compares the remote with what is stored, and {self._destination(found)} is not there",
                 hint="leave out --frozen to fetch it",
             )
-        made_from = fetched_checksums(self._destination(found), manifest)
-        if not made_from:
-            raise CheckFailed(
-                f"{self._destination(found)} was made from the local cache: it has no checksums of the remote",
-                hint="add --force to fetch it again",
-            )
-        remote = self._needed(self._describe(found, revision))
-        versions = unverified_versions(manifest)
-        compared = {path: checksum for path, checksum in made_from.items() if path not in versions}
-        here, there = ({**compared, **versions}, {**remote.checksums, **_versions(remote)})
-        unknown = sorted(path for path, version in there.items() if version is None and here.get(path) is None)
-        if here != there:
-            raise CheckFailed(
-                f"{remote.address} is not what {self._destination(found)} was made from any more",
-                hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
-            )
-        if unknown:
-            raise CheckFailed(
-                f"{remote.address} gives neither a checksum nor a version of {unknown[0]}: whether it is unchanged "
-                "cannot be determined",
-                hint="add --force, and no --frozen, to fetch it anew",
-            )
+        require_unchanged(manifest, self._destination(found), lambda: self._needed(self._describe(found, revision)))
 
     # Fetching --------------------------------------------------------------------------------------
 
@@ -320,7 +300,7 @@ class RemoteDownload:
         sized = all(file.size is not None for file in remote.files)
         self.progress.start("fetching", remote.bytes if sized else None, "bytes")
         self.source.fetch(remote.files, originals.files, progress=self.progress.advance, told=self.progress.note)
-        self.progress.done(_verified(remote))
+        self.progress.done(compared_with(remote))
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
@@ -342,7 +322,7 @@ class RemoteDownload:
         }  # fmt: skip
         received = originals.take_digests(remote.unverified)
         if received:
-            arguments["unverified"] = _versions(remote)
+            arguments["unverified"] = versions_of(remote)
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
         kind = reader_class(self.source.name)
@@ -350,7 +330,7 @@ class RemoteDownload:
             facts = facts_of(reader, self.episodes, self.progress)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []
-            notes += [_unverified_note(remote)] if received else []
+            notes += [unverified_note(remote)] if received else []
             facts = replace(facts, notes=(*facts.notes, *notes))
             return SourceConversion(
                 reader=reader,
@@ -401,22 +381,3 @@ def _announcement(fetch: Fetch, address: str) -> str:
     there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
     short = _COMMIT.sub(r"@\1", address)
     return f"{files}, {readable_size(fetch.bytes)}, from {short}{there}; {readable_size(fetch.bytes_free)} free"
-
-
-def _verified(remote: RemoteDataset) -> str:
-    """What the bytes were compared with."""
-    kinds = sorted({checksum.partition(":")[0] for checksum in remote.checksums.values()})
-    unverified = "read again, unverified by the remote" if len(remote.checksums) < len(remote.files) else ""
-    verified = f"verified {' and '.join(kinds)}" if kinds or not unverified else ""
-    return "; ".join(filter(None, (verified, unverified)))
-
-
-def _versions(remote: RemoteDataset) -> dict[str, str | None]:
-    """The version of every file without a checksum, by its path."""
-    return {file.path: file.version for file in remote.files if file.checksum is None}
-
-
-def _unverified_note(remote: RemoteDataset) -> str:
-    paths = remote.unverified
-    names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
-    return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"
