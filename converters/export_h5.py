@@ -40,12 +40,12 @@ class H5Sink(Sink):
         except (RbtoolError, OSError, RuntimeError, KeyError):
             return False
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         """Refuse bfloat16, which HDF5 does not know."""
         self.refuse({"bfloat16"}, "HDF5")
         require_names([_name(column) for column in columns_of(self.chosen.fields)], "HDF5")
 
-    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write leaf after leaf."""
         with LatchedFile(target) as file:
             with h5py.File(file, "w", libver=("v108", "v108")) as h5:

@@ -50,7 +50,7 @@ class MinariSink(Sink):
             return False
         return files == {f"data/{METADATA_FILE}", f"data/{HDF5_FILE}"}
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         """Find the spaces, and what goes where."""
         self.refuse({"bfloat16"}, "Minari")
         self._require_continuity_known()
@@ -90,7 +90,7 @@ class MinariSink(Sink):
         self.notes.append(f"the {role} space is not known: one that holds every value of the type is written")
         return space_of_fields([field for field in self.chosen.fields if field.key[0] == role], role)
 
-    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Have Minari write episode after episode."""
         fs.make_folder(target / "data")
         with _minari_writing(target):

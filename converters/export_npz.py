@@ -41,12 +41,12 @@ class NpzSink(Sink):
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):
             return False
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         """Refuse bfloat16, which NumPy does not know."""
         self.refuse({"bfloat16"}, "NumPy")
         require_names([*map(_name, self.chosen.fields), *self._others()], "the npz file")
 
-    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write leaf after leaf."""
         with LatchedFile(target) as file:
             # ZipFile asks for no more than a LatchedFile has, though typing.IO has more

@@ -64,7 +64,7 @@ class ParquetSink(Sink):
         except (OSError, ValueError):
             return False
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         """Refuse bfloat16 and complex numbers, which Parquet does not know."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Parquet")
         require_names(["episode_index", "step", *(column.field.name for column in self._columns)], "Parquet")
@@ -73,7 +73,7 @@ class ParquetSink(Sink):
     def _columns(self) -> list[Column]:
         return columns_of(self.chosen.fields)
 
-    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write steps, then episodes."""
         fs.make_folder(target)
         schema = pa.schema(

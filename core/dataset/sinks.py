@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 
-from ..errors import SchemaError
+from ..contract import own_attributes, refuse_overrides
+from ..errors import SchemaError, UsageError
 from ..ted import Field, Key
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
@@ -83,13 +85,21 @@ class Chosen:
 class Sink(ABC):
     """Writes episodes in one format.
 
+    The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
+    hold; and `write_rows(target, progress)`. It may implement `size`.
+
     `notes` are sentences on what is different there, `dropped` the keys left out; both are known once `check` has
     returned.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Sink), {"check": "prepare", "write": "write_rows"})
+
     def __init__(self, chosen: Chosen, name: str) -> None:
         self.chosen = chosen
         self.name = name
+        self._prepared = False
         self.notes: list[str] = []
         self.dropped: list[Dropped] = []
 
@@ -99,16 +109,33 @@ class Sink(ABC):
         """Tell whether `path` is an export in this format, with nothing of others in it; must not raise."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Raise SchemaError where the format cannot hold the data, before anything is written."""
+    def prepare(self) -> None:
+        """Raise SchemaError where the format cannot hold the data, and fill `notes` and `dropped`; called once."""
 
     def size(self) -> int:
         """Bytes that the rows take before compression."""
         return sum(field.row_bytes for field in self.chosen.fields) * self.chosen.steps
 
     @abstractmethod
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Write all to the new file or folder `target`, synced; `progress` takes bytes of rows, up to `size`."""
+
+    @final
+    def check(self) -> None:
+        """Raise SchemaError where the format cannot hold the data, before anything is written."""
+        if not self._prepared:
+            self.prepare()
+            self._prepared = True
+
+    @final
     def write(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write all to the new file or folder `target`, synced; `progress` hears of bytes of rows, up to `size`."""
+        """Check, and write all to `target`, which must be free; SchemaError for a format that has not written it."""
+        self.check()
+        if target.exists():
+            raise UsageError(f"{target} is there already")
+        self.write_rows(target, progress)
+        if not target.exists():
+            raise SchemaError(f"{type(self).__name__} has written nothing to {target}")
 
     def refuse(self, dtypes: set[str], what: str) -> None:
         """Raise SchemaError for the first field of one of these element types."""
