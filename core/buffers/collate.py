@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 
-from ..storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage
+from ..storages import CompressedListStorage, Storage
 
 __all__ = ["default_collate", "lazy_stack_elements", "ragged_elements", "stack_elements"]
 
@@ -17,8 +17,7 @@ def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
     """Say how batches are made of what `storage` gives; None where it gives batches already."""
     if isinstance(storage, CompressedListStorage):
         return lazy_stack_elements
-    one_by_one = isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage)
-    return stack_elements if one_by_one else None
+    return stack_elements if storage.returns_objects else None
 
 
 def stack_elements(items: Any) -> Any:

@@ -239,8 +239,8 @@ class BufferParts(Sharing):
             self._check_parts(storage, self._sampler, self._writer)
             self._writer.register_storage(storage)
             previous, self._storage = self._storage, storage
-            previous._attached = [listener for listener in previous._attached if listener is not self._ear]
-            previous._rng = None
+            previous.detach(self._ear)
+            previous.generator = None
             self._dim_extend = dim_extend
             self._collate_fn = collate_fn or default_collate(storage)
             self._sampler.empty()
@@ -312,7 +312,7 @@ class BufferParts(Sharing):
             self._prefetcher.restore(list(self._prefetcher))  # batches made with the old transform are made again
 
     def _connect_again(self) -> None:
-        self._storage._attached = [listener for listener in self._storage._attached if listener is not self._ear]
+        self._storage.detach(self._ear)
         self._connect()
 
     def _forget_drawn(self) -> None:

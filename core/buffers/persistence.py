@@ -127,7 +127,7 @@ class Persistent(Writing):
             if folder.has_rows:
                 self._storage.loads(folder.path / "storage")
             else:
-                self._storage._empty()
+                self._storage.empty()
         if not folder.has_writer:
             self._writer.resume_after()
         self._writer.sync_cursor()
@@ -152,14 +152,12 @@ class Persistent(Writing):
         the free ones: the other parts follow.
         """
         storage = self._storage
-        ring = self._rings()
-        storage._turned, storage._arriving = None, (ring, writer.cursor if writer is not None and ring else None)
-        try:
+        if not self._rings():
             yield
-        finally:
-            storage._arriving = (False, None)
-        row = storage._turned
-        if row is None or not self._rings():
+            return
+        with storage.loading_ring(None if writer is None else writer.cursor):
+            yield
+        if (row := storage.rotated) is None:
             return
         self._writer.rotate(row)
         if row:
@@ -174,7 +172,7 @@ class Persistent(Writing):
         """Give rows that were turned the labels of their new places."""
 
     def _turned_draws(self, draws: list[Draw]) -> list[Draw]:
-        row, storage = self._storage._turned, self._storage
+        row, storage = self._storage.rotated, self._storage
         if not row or not self._rings():
             return draws
         rows = storage.shape[0]

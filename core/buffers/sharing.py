@@ -121,7 +121,7 @@ class Sharing:
 
     def _hand_on(self, generator: torch.Generator | None) -> None:
         """Have all parts draw from this generator."""
-        self._storage._rng = self._sampler.generator = self._writer.generator = generator
+        self._storage.generator = self._sampler.generator = self._writer.generator = generator
         self._transform.set_rng(generator)
 
     def _forget_drawn(self) -> None:
@@ -139,8 +139,8 @@ class Sharing:
             # This process has rows of its own now: where it writes next must not move the parent's cursor.
             self._cut_off = self.shared
             self._writer.unshare()
-            if (generations := self._storage._generations) is not None:
-                self._storage._generations = generations.apart()
+            if (generations := self._storage.generations) is not None:
+                self._storage.generations = generations.apart()
 
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng

@@ -180,7 +180,7 @@ class Writing(Editing):
         with self._guard, self._sampling:
             self._writer.empty(empty_write_count)
             self._sampler.empty()
-            self._storage._empty()
+            self._storage.empty()
             self._transform.hold_back(None)
             self._forget_drawn()
 

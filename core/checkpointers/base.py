@@ -82,7 +82,7 @@ def _require_callable(hook: Any) -> None:
 
 
 def _shift(storage: Storage) -> int:
-    row = last_row(storage._last_cursor)
+    row = last_row(storage.last_cursor)
     if row is None:
         warnings.warn("the storage does not know its last cursor: the first row is taken for the oldest", stacklevel=5)
         return 0

@@ -141,7 +141,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         held = LazyTensorStorage(max(reader.filled.length, 1), ndim=len(reader.filled.shape))
         fill_storage(held, reader, reader.filled)
         data: Any = held[:]
-        data = self._through_load_hooks(data, target._storage)
+        data = self._through_load_hooks(data, target.contents)
         structure = structure_of(data, target.ndim)
         if not is_tree(structure):
             raise SchemaError(f"load hooks made a {structure} of the rows, a tensordict is expected")

@@ -89,7 +89,7 @@ def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, aske
         return
     if len(filled.shape) != 1:
         raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, a list has ndim=1")
-    storage._refuse_more_than_fits(filled.length)
+    storage.require_room(filled.length)
     structure = structure_for(None, reader, filled)
     fields = {field.key: field for field in reader.fields}
     ordered = [fields[path] for path in structure.paths()]

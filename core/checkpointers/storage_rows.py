@@ -125,7 +125,7 @@ class StorageRows(EpisodeRows):
 
 def next_row(storage: Any, rows: int) -> int | None:
     """The row behind the one that was written last, of so many; None where nobody knows."""
-    last = last_row(storage._last_cursor)
+    last = last_row(storage.last_cursor)
     return None if last is None else (last + 1) % rows
 
 

@@ -47,7 +47,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted(covered=covered)
 
     def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
-        length, last = len(source), last_row(source._last_cursor)
+        length, last = len(source), last_row(source.last_cursor)
         if not source.initialized:
             if self._save_hooks:
                 raise SchemaError("save hooks need data; nothing was ever written to the storage")
@@ -75,12 +75,12 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return
         saved = read_contents(folder, target, raw=bool(self._load_hooks))
         if saved is None:
-            target._empty()
+            target.empty()
             return
         structure, tensors = saved.structure, saved.tensors
         if self._load_hooks:
             data = with_ragged(structure.build(iter(tensors), saved.lead))
-            data = self._through_load_hooks(data, target._storage)
+            data = self._through_load_hooks(data, target.contents)
             structure = structure_of(data, target.ndim)
             tensors = structure.leaves(data)
         target.fill(structure, tensors, saved.length, capacity=saved.capacity, last_row=saved.last_row)

@@ -41,7 +41,7 @@ class SavedTensorRows(StorageRows):
         last = saved.last_row
         if last is None and cursor is not None:
             last = (cursor - 1) % saved.lead[0]
-        storage._last_cursor = last
+        storage.last_cursor = last
         super().__init__(storage)
         self.path = folder
         self.manifest = replace(self.manifest, content_digest=stat_fingerprint(folder))

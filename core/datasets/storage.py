@@ -97,11 +97,11 @@ class DatasetStorage(TensorStorage):
             return PackedReader(self.path, listed)
         return TedReader(self.path, listed)
 
-    def get(self, index: Any) -> Any:
+    def read_at(self, index: Any) -> Any:
         """Read the rows at `index`; of those named by a tensor the system is told first, if they may not be at hand."""
         if self._mapped is not None and type(index) is torch.Tensor and index.dtype is torch.int64:
             self._mapped.expect(index.numpy(force=True).reshape(-1))
-        return super().get(index)
+        return super().read_at(index)
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""

@@ -2,92 +2,251 @@
 
 from __future__ import annotations
 
-import os
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
-from .cursors import as_index
-from .generations import Generations
-from .write_log import Change, WriteLog
+from ..contract import own_attributes, refuse_overrides
+from ..errors import SchemaError, UsageError
+from .cursors import as_index, grown_rows, known_rows, rows_of
+from .elements import elements_of, rows_without_repeats, taken, unflattened
+from .entries import Entries
+from .saving import Saving, register_checkpointer
+from .write_log import Change
 
-__all__ = ["Storage", "register_checkpointer"]
-
-_CHECKPOINTERS: dict[type[Storage], Callable[[], Any]] = {}
-
-
-def register_checkpointer(storage_class: type[Storage], factory: Callable[[], Any]) -> None:
-    """Say what makes the checkpointer of a storage, of this class or derived from it, that was given none.
-
-    Checkpointers know storages and not the other way round: they register when `core.checkpointers` is imported.
-    """
-    _CHECKPOINTERS[storage_class] = factory
+__all__ = ["IndexedStorage", "Storage", "register_checkpointer"]
 
 
-class Storage(ABC):
+_FINAL = {
+    "get": "read_rows(rows)",
+    "set": "write_rows(rows, data)",
+    "empty": "clear_rows()",
+    "state_dict": "save_state()",
+    "load_state_dict": "load_state(state)",
+    "set_cells": "write_cells(index, data, dim, label)",
+    "add_entries": "create_entries(values)",
+    "mark_changed": "write_rows(rows, data), and call mark_changed() after other changes",
+    "mark_replaced": "load_state(state), and call mark_replaced() after other loads",
+    "length_after": "__len__()",
+    "notify": "write_rows(rows, data)",
+    "attach": "write_rows(rows, data): attached buffers are notified",
+    "detach": "write_rows(rows, data): attached buffers are notified",
+    "__getitem__": "read_rows(rows)",
+    "__setitem__": "write_rows(rows, data)",
+    "__iter__": "read_rows(rows)",
+}
+"""Methods that do the book-keeping, and what a storage implements instead."""
+
+
+class Storage(Entries, Saving, ABC):
     """Keeps up to `max_size` elements under the numbers 0 to `len(storage) - 1`.
 
     `storage[i]` reads, `storage[i] = data` writes without moving the last cursor, iteration goes over the valid
     rows. `checkpointer` saves and loads this storage; None takes the one that belongs to its class. `compilable`
     promises that `torch.compile` may trace the methods. A `max_size` below 1 raises UsageError.
 
+    A storage of your own calls `super().__init__(max_size)` and implements four methods. The public methods `get`,
+    `set`, `empty`, … are final: they check indices, keep the write log from which samplers derive episodes, the last
+    cursor, and notify attached buffers. A class that overrides one of them raises FinalMethodError (a TypeError).
+
+    - `write_rows(rows, data)` stores `data` and copies it. `rows` is an int for one element, which has no leading
+      dimension; else a slice with step 1, or int64 `[n]` without repeats, and `data` has n elements along its first
+      dimension. Rows are never beyond `max_size`, and never leave a gap: the new ones follow the last valid row. The
+      method stores all of the data, or raises SchemaError (a RuntimeError) and stores nothing.
+    - `read_rows(rows)` returns the elements of `rows`: an int, a slice with step 1, or int64 `[n]`, all of them valid.
+      Of int64 `[n]` it returns a copy.
+    - `__len__()` counts the valid elements: the highest row that was written since the storage was empty, plus 1.
+    - `clear_rows()` sets the length to 0. Memory can be kept.
+
+    `length_after(rows)` gives the length after a write, and `require_like(data, like)`, of this package, raises that
+    SchemaError for other keys, element types and shapes.
+
+    A storage whose elements are any objects sets `returns_objects`: then `data` of several rows is a list with one
+    object per row, `read_rows` returns the stored objects (of several rows a list), and nothing is copied.
+
+    Optional are `save_state()` and `load_state(state)`, which by default read and write all rows, and what only some
+    storages can do: `entry`, `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten`,
+    `shared`. A storage that changes rows in any other way than these reports it with `mark_changed` or, where all
+    contents are new, with `mark_replaced`. Storages with several dimensions, and storages that index faster than
+    this class, derive from `IndexedStorage`.
+
     Ideas and names are those of TorchRL's storages.
+
+    >>> from rbtool.core.storages import require_like
+    >>> class NumberStorage(Storage):
+    ...     def __init__(self, max_size: int) -> None:
+    ...         super().__init__(max_size)
+    ...         self.values, self.length = torch.zeros(max_size), 0
+    ...
+    ...     def __len__(self) -> int:
+    ...         return self.length
+    ...
+    ...     def read_rows(self, rows):
+    ...         return self.values[rows]
+    ...
+    ...     def write_rows(self, rows, data):
+    ...         require_like(data, self.values[rows])
+    ...         self.values[rows] = data
+    ...         self.length = self.length_after(rows)
+    ...
+    ...     def clear_rows(self):
+    ...         self.length = 0
+    >>> storage = NumberStorage(5)
+    >>> storage.set(range(3), torch.tensor([1.0, 2.0, 3.0]))
+    >>> storage[-1], storage[[0, 2]], len(storage)
+    (tensor(3.), tensor([1., 3.]), 3)
     """
 
     ndim = 1
     """Leading dimensions of the data that count elements."""
+
+    returns_objects: ClassVar[bool] = False
+    """Whether elements are objects that are stored and returned as they are, without a copy."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, Storage), _FINAL)
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int):
             raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
         if max_size < 1:
             raise UsageError(f"a storage of {max_size} elements was asked for; at least 1 is needed")
+        Entries.__init__(self)
+        Saving.__init__(self, checkpointer)
         self.max_size = max_size
         self.compilable = compilable
-        self._checkpointer = checkpointer
-        self._attached: list[Any] = []
-        self._rng: torch.Generator | None = None
-        self._generations: Generations | None = None  # how often rows were written over, if a writer counts it
-        self._last_cursor: Any = None
-        self._revision = 0
-        self.numbered_by: str | None = None
-        """The entry in which a writer keeps the number of every row, where one does."""
-        self._turned: int | None = None  # by how many rows a full ring was turned that was loaded into this larger one
-        self._arriving: tuple[bool, int | None] = (False, None)  # whether a buffer loads a ring, and where it goes on
-        self.log = WriteLog()
+
+    # What a storage implements ---------------------------------------------------------------------
 
     @abstractmethod
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write `data` at `cursor`; nothing changes if it cannot be written whole.
-
-        `set_cursor` remembers `cursor` as the place of the newest data.
-        """
+    def write_rows(self, rows: Any, data: Any) -> None:
+        """Store `data` at `rows` whole, or raise SchemaError (a RuntimeError) and store nothing."""
 
     @abstractmethod
-    def get(self, index: Any) -> Any:
-        """Read the valid elements at `index`; IndexError for what is not there."""
+    def read_rows(self, rows: Any) -> Any:
+        """Return the elements at `rows`, which are valid: an int, a slice with step 1, or int64 `[n]`."""
 
     @abstractmethod
     def __len__(self) -> int:
         """Count the valid elements."""
 
     @abstractmethod
+    def clear_rows(self) -> None:
+        """Set the length to 0."""
+
+    def save_state(self) -> dict[str, Any]:
+        """Return contents and length."""
+        length = len(self)
+        saved = self.read_rows(slice(0, length)) if length else None
+        return {"_storage": saved, "_len": length, "_capacity": self.max_size}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the contents with what `save_state` returned; SchemaError, with nothing changed, where it cannot."""
+        saved, length, before = state["_storage"], int(state["_len"]), len(self)
+        if length > self.max_size:
+            raise SchemaError(f"{length} elements are to be loaded; this storage has room for {self.max_size}")
+        saved = copy.deepcopy(saved)
+        rotation = self.rotation_of(length, self.max_size, state.get("_capacity"), None)
+        if rotation:
+            saved = taken(saved, (torch.arange(length) + rotation) % length)
+        held = copy.deepcopy(self.read_rows(slice(0, before))) if before else None
+        self.clear_rows()
+        try:
+            if length:
+                self.write_rows(slice(0, length), saved)
+        except BaseException:
+            self.clear_rows()
+            if before:
+                self.write_rows(slice(0, before), held)
+            raise
+
+    def read_at(self, index: Any) -> Any:
+        """Return the valid elements at `index`, in any form; IndexError for what is not there."""
+        length = len(self)
+        rows = known_rows(as_index(index, 1), length)
+        if not length:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        if isinstance(rows, torch.Tensor) and rows.dim() != 1:
+            return unflattened(self.read_rows(rows.reshape(-1)), rows.shape)
+        return self.read_rows(rows)
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
+        """Write `data` at `cursor`, in any form, whole or not at all, and return the rows that were written."""
+        index, valid = as_index(cursor, 1), len(self)
+        single = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.dim())
+        rows = rows_of(index, valid, self.max_size)  # type: ignore[arg-type]  # of one dimension
+        grown_rows(rows, valid)
+        if single:
+            self.write_rows(rows.start if isinstance(rows, slice) else int(rows), data)
+            return rows
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        elements = elements_of(data, count, as_list=self.returns_objects)
+        if count:
+            self.write_rows(*rows_without_repeats(rows, elements))
+        return rows
+
+    @final
+    def length_after(self, rows: int | slice | torch.Tensor) -> int:
+        """Return the length that the storage has once `rows`, as `write_rows` gets them, are written."""
+        length = len(self)
+        if isinstance(rows, int):
+            return max(length, rows + 1)
+        return max(length, rows.stop if isinstance(rows, slice) else int(rows.max()) + 1)
+
+    # Reading and writing ---------------------------------------------------------------------------
+
+    @final
+    def get(self, index: Any) -> Any:
+        """Read the valid elements at `index`: an int, a slice, a list, a mask, an array, a tensor.
+
+        IndexError for elements that are not there.
+        """
+        return self.read_at(index)
+
+    @final
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write `data` at `cursor`, later elements over earlier ones; nothing changes if it cannot be written whole.
+
+        `set_cursor` remembers `cursor` as the place of the newest data. The length grows up to the highest row
+        written. SchemaError (a RuntimeError) for a write beyond the capacity, and for one that would leave rows below
+        it unwritten.
+        """
+        rows = self.write_at(cursor, data, set_cursor=set_cursor)
+        if set_cursor:
+            self.last_cursor = cursor
+            if rows is not None:
+                self.log.wrote(rows, self.capacity_rows)
+                return
+        self.log.changed(Change(rows))
+
+    @final
+    def empty(self) -> None:
+        """Remove all elements; SchemaError (a RuntimeError) for a storage that cannot be written."""
+        self.clear_rows()
+        self.mark_replaced(0)
+
+    @final
     def state_dict(self) -> dict[str, Any]:
         """Return contents and length, by reference."""
+        return self.save_state()
 
-    @abstractmethod
+    @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over contents and length from what `state_dict` returned."""
+        """Replace contents and length with what `state_dict` returned."""
+        seen = self.log.now
+        self.load_state(state_dict)
+        if self.log.now == seen:
+            self.mark_replaced(self.shape[0] % self.capacity_rows)
 
-    @abstractmethod
-    def _empty(self) -> None:
-        """Forget all elements; memory is kept."""
+    @property
+    def capacity_rows(self) -> int:
+        """How many rows there is room for, along dimension 0."""
+        return self.max_size
 
     @property
     def shape(self) -> torch.Size:
@@ -98,100 +257,6 @@ class Storage(ABC):
     def shared(self) -> bool:
         """Whether other processes see the same rows and the same length."""
         return False
-
-    @property
-    def revision(self) -> int:
-        """A number that grows with every change of the contents; who caches what it derived from them compares it."""
-        return self._revision
-
-    def mark_changed(self, change: Change | None = None) -> None:
-        """Count a change. Call it after editing in place what `get` returned by reference."""
-        self._revision += 1
-        self.log.changed(change)
-
-    def _count_write(self, cursor: Any, rows: slice | torch.Tensor | None, capacity: int, *, set_cursor: bool) -> None:
-        """Count a write at `cursor` of these rows, of `capacity`; None where not all of a row was written."""
-        if set_cursor:
-            self._last_cursor = cursor
-        if set_cursor and rows is not None:
-            self._revision += 1
-            self.log.wrote(rows, capacity)
-        else:
-            self.mark_changed(Change(rows))
-
-    def _turn_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
-        """Say which row is to become row 0 of `rows` that are loaded from a storage of `capacity`, where that is known.
-
-        A buffer has a full ring turned in a larger storage, so that its rows lie in the order of time in front of free
-        ones: its writer goes on behind them. A storage that is loaded alone keeps every row where it was.
-        """
-        ring, next_row = self._arriving
-        next_row = next_row if last_row is None else last_row + 1
-        full = next_row is not None and (next_row < rows if capacity is None else rows == capacity)
-        self._turned = next_row % rows if next_row is not None and ring and full and 0 < rows < room else None
-        return self._turned or 0
-
-    def _begin_anew(self, next_row: int) -> None:
-        """Count a change of all there is; the ring goes on at this row, unless a writer says otherwise."""
-        self._last_cursor = None
-        self.log.go_on_at(next_row)
-        self.mark_changed()
-
-    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one entry of the elements at `index`, a slice or a tensor; None where some of them have none.
-
-        SchemaError (a RuntimeError) for elements that are no tensordicts.
-        """
-        rows = self.get(index)
-        parts = rows if isinstance(rows, list) else [rows]
-        if not all(is_tensor_collection(part) for part in parts):
-            kind = next(type(part).__name__ for part in parts if not is_tensor_collection(part))
-            raise SchemaError(f"an entry of tensordicts was asked for, the storage holds a {kind}")
-        found = [part.get(key, None) for part in parts]
-        if not found or not all(isinstance(part, torch.Tensor) for part in found):
-            return None
-        return torch.stack(found) if isinstance(rows, list) else found[0]
-
-    # Editing ---------------------------------------------------------------------------------------
-
-    def lacks_dimensions(self, data: Any) -> bool:
-        """Tell whether data has fewer dimensions than all elements together."""
-        return False
-
-    def repeated(self, index: Any, data: Any) -> Any:
-        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is.
-
-        The rule is that of tensordicts: the dimensions that data has are the last ones that `index` selects. A
-        dimension of size 1 is not repeated.
-        """
-        return data
-
-    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
-
-        SchemaError for a storage whose elements cannot be edited, MissingKeyError for an entry that is not there.
-        """
-        raise SchemaError(f"entries of a {type(self).__name__} cannot be edited")
-
-    def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
-        """Write what `editable` returned, and was edited at `index`; nothing is to do for views of what is stored."""
-
-    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all valid elements; MissingKeyError for a storage that cannot take new ones."""
-        name = ".".join(next(iter(values)))
-        raise MissingKeyError(f"{name!r} was asked for, and a {type(self).__name__} takes no new entries here")
-
-    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
-        """Write at an index of several dimensions; IndexError for a storage that has one."""
-        count = len(index) if isinstance(index, tuple) else 1
-        raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
-
-    def episode_lengths(self) -> NDArray[np.int64] | None:
-        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.
-
-        Rows behind them are of one that is under way.
-        """
-        return None
 
     def flatten(self) -> Storage:
         """Return a one-dimensional storage of the valid elements; here it is the storage itself."""
@@ -207,54 +272,17 @@ class Storage(ABC):
         inside = (item >= 0) & (item < torch.tensor(self.shape if self.ndim > 1 else self.shape[0], device=item.device))
         return inside.all(-1) if self.ndim > 1 else inside
 
-    # Buffers ---------------------------------------------------------------------------------------
-
-    def attach(self, buffer: Any) -> None:
-        """Remember a buffer (anything with `mark_update(index)`) that is to hear of elements written by index."""
-        if not any(buffer is known for known in self._attached):
-            self._attached.append(buffer)
-
-    # Saving ----------------------------------------------------------------------------------------
-
-    @property
-    def checkpointer(self) -> Any:
-        """What saves and loads this storage. Setting None goes back to the one that belongs to its class."""
-        if self._checkpointer is None:
-            self._checkpointer = _checkpointer_for(type(self))
-        return self._checkpointer
-
-    @checkpointer.setter
-    def checkpointer(self, checkpointer: Any) -> None:
-        self._checkpointer = checkpointer
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to the folder `path`, with the storage's checkpointer."""
-        self.checkpointer.dumps(self, path)
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what the checkpoint in the folder `path` holds."""
-        self.checkpointer.loads(self, path)
-
-    dump = save = dumps
-    load = loads
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it is about to write through `hook(data, path=...)`."""
-        self.checkpointer.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it has read through `hook(data, out=...)`."""
-        self.checkpointer.register_load_hook(hook)
-
     # Python's own protocols ------------------------------------------------------------------------
 
     def __contains__(self, item: Any) -> bool:
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, torch.Tensor) else bool(found)
 
+    @final
     def __getitem__(self, index: Any) -> Any:
         return self.get(index)
 
+    @final
     def __setitem__(self, index: Any, data: Any) -> None:
         self.set(index, self.repeated(index, data), set_cursor=False)
         if not self._attached:
@@ -263,22 +291,40 @@ class Storage(ABC):
             index = as_index(index, self.ndim)
         if isinstance(index, torch.Tensor) and index.dim() > 1:  # a buffer would take a matrix for coordinates
             index = index.nonzero() if index.dtype == torch.bool else index.reshape(-1)
-        for buffer in self._attached:
-            buffer.mark_update(index)
+        self.notify(index)
 
+    @final
     def __iter__(self) -> Iterator[Any]:
         return (self.get(row) for row in range(self.shape[0]))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no buffer yet, and draws from no generator of this one.
-        return self.__dict__ | {"_attached": [], "_rng": None}
+        return self.__dict__ | {"_attached": [], "generator": None}
 
 
-def _checkpointer_for(storage_class: type[Storage]) -> Any:
-    for ancestor in storage_class.__mro__:
-        if ancestor in _CHECKPOINTERS:
-            return _CHECKPOINTERS[ancestor]()
-    raise UsageError(
-        f"no checkpointer is known for a {storage_class.__name__}",
-        hint="import rbtool.core.checkpointers first, or give the storage a checkpointer",
-    )
+class IndexedStorage(Storage):
+    """A storage that takes every form of index itself: one with several dimensions, or one that does so faster.
+
+    It implements `read_at` and `write_at` in place of `read_rows` and `write_rows`; `as_index`, `rows_of`,
+    `grown_rows` and `last_of_repeats` help.
+    """
+
+    @abstractmethod
+    def read_at(self, index: Any) -> Any:
+        """Return the valid elements at `index`, in any form; IndexError for what is not there."""
+
+    @abstractmethod
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
+        """Write `data` at `cursor`, in any form, whole or not at all; later elements go over earlier ones.
+
+        Returns the rows that were written, in their order: a slice with step 1 or int64 `[n]`; None where only parts of
+        rows were. Samplers derive episodes from them. `set_cursor` is False where existing elements are replaced.
+        """
+
+    def read_rows(self, rows: Any) -> Any:
+        """Return the elements at `rows`."""
+        return self.read_at(rows)
+
+    def write_rows(self, rows: Any, data: Any) -> None:
+        """Store `data` at `rows`."""
+        self.write_at(rows, data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -66,6 +66,8 @@ class CompressedListStorage(ListStorage):
     >>> storage.bytes() < 100, storage[0].shape
     (True, torch.Size([1000]))
     """
+
+    returns_objects: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class CompressedListStorage(ListStorage):
 
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return `_storage`, a list, and `_metadata`, which describes it with the codec of every tensor.
 
         An item of `_storage` is a compressed tensor, a dict of them by dotted path, or another object as it is.
@@ -175,13 +177,13 @@ class CompressedListStorage(ListStorage):
         states = [state_of_item(node, Packed.document) for node in self._items]
         return {"_storage": [_as_tensors(kept) for kept, _ in states], "_metadata": [about for _, about in states]}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, here or in TorchRL; bytes are copied, and not decompressed yet.
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save_state` returned, here or in TorchRL; bytes are copied, and not decompressed yet.
 
         SchemaError if there is no room for it, or tensors and descriptions do not belong together.
         """
-        saved, abouts = state_dict["_storage"], state_dict["_metadata"]
-        self._refuse_more_than_fits(len(saved))
+        saved, abouts = state["_storage"], state["_metadata"]
+        self.require_room(len(saved))
         if len(saved) != len(abouts):
             raise SchemaError(f"the state holds {len(saved)} objects and describes {len(abouts)}")
         self._take_over([self._node(state, about) for state, about in zip(saved, abouts, strict=True)])
@@ -197,7 +199,7 @@ class CompressedListStorage(ListStorage):
 
     def replace_nodes(self, nodes: list[Node]) -> None:
         """Forget all objects and keep these, whose tensors are compressed already; SchemaError if there is no room."""
-        self._refuse_more_than_fits(len(nodes))
+        self.require_room(len(nodes))
         self._take_over(nodes)
 
 

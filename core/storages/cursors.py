@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import SchemaError
 
-__all__ = ["Index", "as_index", "grown_rows", "last_of_repeats", "last_row", "row_numbers", "rows_of"]
+__all__ = ["Index", "as_index", "grown_rows", "known_rows", "last_of_repeats", "last_row", "row_numbers", "rows_of"]
 
 Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
 
@@ -81,6 +81,19 @@ def row_numbers(index: Index, length: int) -> NDArray[np.int64]:
     if outside.any():
         raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {length}")
     return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)
+
+
+def known_rows(index: Index, length: int) -> int | slice | torch.Tensor:
+    """Return the valid rows that `as_index` made `index` of: an int, a slice with step 1, or int64 of any shape.
+
+    All are from 0 to `length - 1`; IndexError for rows that are not there.
+    """
+    if isinstance(index, slice):
+        start, stop, step = index.indices(length)
+        if step == 1:
+            return slice(start, max(start, stop))
+    numbers = row_numbers(index, length)
+    return torch.from_numpy(numbers) if numbers.ndim else int(numbers)
 
 
 def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:

@@ -10,7 +10,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .list_storage import ListStorage
-from .write_log import Change
 
 __all__ = ["LazyStackStorage"]
 
@@ -82,10 +81,10 @@ class LazyStackStorage(ListStorage):
                 item.set(key, value.clone())
                 self._items[row] = item
 
-    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+    def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
         """Add entries, values of all elements; SchemaError where these differ in batch size, or values do not fit."""
         if not self._items or any(is_tensorclass(item) for item in self._items):
-            super().add_entries(values)
+            super().create_entries(values)
         size = self._items[0].batch_size
         if any(item.batch_size != size for item in self._items):
             raise SchemaError("elements differ in shape, and cannot get a new entry together; use rb[i] = …")
@@ -101,7 +100,6 @@ class LazyStackStorage(ListStorage):
             for item, part in zip(items, value.unbind(self._dimension), strict=True):
                 item.set(path, part.clone())
         self._items = items
-        self.mark_changed(Change(keys=tuple(values)))
 
     @property
     def _dimension(self) -> int:

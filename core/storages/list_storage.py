@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import is_tensor_collection
 
 from ..errors import SchemaError
-from .base import Storage
+from .base import IndexedStorage
 from .cursors import as_index, grown_rows, rows_of
+from .elements import NoRowsError, objects_of
 from .item_states import item_of_state, items_of_states, state_of_item
 from .items import Node, moved, take_apart
 
 __all__ = ["ListStorage", "NoRowsError"]
 
 
-class NoRowsError(SchemaError, TypeError):
-    """Data for several rows of a list is of a type that is not taken apart into rows."""
-
-
-class ListStorage(Storage):
+class ListStorage(IndexedStorage):
     """Keeps up to `max_size` objects of any kind, by reference; None is room for 2^63-1.
 
     An int reads and writes one object. Anything else that names rows (a slice, list, mask, array, tensor) reads a
@@ -39,6 +35,8 @@ class ListStorage(Storage):
     >>> storage[[1, 0]]
     [{'a': 1}, 'a text']
     """
+
+    returns_objects: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class ListStorage(Storage):
 
     # Reading ---------------------------------------------------------------------------------------
 
-    def get(self, index: Any) -> Any:
+    def read_at(self, index: Any) -> Any:
         """Read one object for an int, else the list of objects at `index`."""
         found = index if type(index) is int else _one_dimensional(index)
         if isinstance(found, int):
@@ -64,9 +62,6 @@ class ListStorage(Storage):
         if isinstance(found, slice):
             return self._gathered(self._items[found])
         return self._gathered([self._item(row) for row in self._rows(found)])
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.get(row) for row in range(len(self)))
 
     def _item(self, row: int) -> Any:
         try:
@@ -92,17 +87,15 @@ class ListStorage(Storage):
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor:
         """Write one object at an int, else one of `data` at each row, later ones over earlier ones.
 
         All are moved and checked before the first is put in place.
         """
         if type(cursor) is int and 0 <= cursor < len(self._items):
             self._items[cursor] = self._prepared([data])[0]
-            rows: slice | torch.Tensor = slice(cursor, cursor + 1)
-        else:
-            rows = self._write(_one_dimensional(cursor), data)
-        self._count_write(cursor, rows, self.max_size, set_cursor=set_cursor)
+            return slice(cursor, cursor + 1)
+        return self._write(_one_dimensional(cursor), data)
 
     def _write(self, index: int | slice | torch.Tensor, data: Any) -> slice | torch.Tensor:
         """Write, and return the rows that were written."""
@@ -113,7 +106,7 @@ class ListStorage(Storage):
         if isinstance(index, int):
             self._place(rows, grown, self._prepared([data]))
         else:
-            items = _items_of(data)
+            items = objects_of(data)
             count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
             if len(items) != count:
                 raise SchemaError(f"{len(items)} objects given for {count} rows")
@@ -158,9 +151,9 @@ class ListStorage(Storage):
         """Refuse: elements need not be alike."""
         raise SchemaError(f"a {type(self).__name__} keeps elements one by one; replace them with rb[i] = …")
 
-    def _empty(self) -> None:
+    def clear_rows(self) -> None:
+        """Forget all objects."""
         self._items = []
-        self._begin_anew(0)
 
     # State -----------------------------------------------------------------------------------------
 
@@ -168,7 +161,7 @@ class ListStorage(Storage):
         """Yield every object taken apart, its tensors by reference: what a checkpoint is written from."""
         return (take_apart(item, lambda tensor: tensor) for item in self._items)
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return `_storage`, a list, and `_metadata`, which describes it; tensors stand there by reference.
 
         An item of `_storage` is a tensor, a dict of an object's tensors by dotted path, or another object as it is.
@@ -176,16 +169,16 @@ class ListStorage(Storage):
         states = [state_of_item(node) for node in self.nodes()]
         return {"_storage": [tensors for tensors, _ in states], "_metadata": [about for _, about in states]}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, here or in TorchRL; tensors are copied.
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save_state` returned, here or in TorchRL; tensors are copied.
 
         SchemaError if there is no room for it. A state of TorchRL's with anything but tensors and tensordicts in it
         does not say what it was: that raises TypeError, as it does there.
         """
-        saved = state_dict["_storage"]
-        self._refuse_more_than_fits(len(saved))
-        if "_metadata" in state_dict:
-            items = items_of_states(saved, state_dict["_metadata"])
+        saved = state["_storage"]
+        self.require_room(len(saved))
+        if "_metadata" in state:
+            items = items_of_states(saved, state["_metadata"])
         else:
             items = [item_of_state(state) for state in saved]
         self.replace_all(items)
@@ -196,16 +189,16 @@ class ListStorage(Storage):
         They are from a storage of `capacity` rows of which `last_row` was written last, where that is known: a buffer
         has the oldest come first if it was full and this is larger.
         """
-        self._refuse_more_than_fits(len(items))
+        self.require_room(len(items))
         self._take_over(self._prepared(items, alone=True), capacity, last_row)
 
     def _take_over(self, kept: list[Any], capacity: int | None = None, last_row: int | None = None) -> None:
-        turn = self._turn_of(len(kept), self.max_size, capacity, last_row)
+        turn = self.rotation_of(len(kept), self.max_size, capacity, last_row)
         self._items = [*kept[turn:], *kept[:turn]]
-        self._begin_anew(len(kept) % self.max_size)
-        self._last_cursor = last_row if self._turned is None else len(kept) - 1
+        self.mark_replaced(len(kept) % self.max_size, last_row if self.rotated is None else len(kept) - 1)
 
-    def _refuse_more_than_fits(self, count: int) -> None:
+    def require_room(self, count: int) -> None:
+        """Raise SchemaError unless so many objects can be loaded."""
         if count > self.max_size:
             raise SchemaError(f"{count} objects are to be loaded; this storage has room for {self.max_size}")
 
@@ -232,20 +225,3 @@ def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
     if found.dim() != 1:
         raise IndexError(f"rows are named by a vector, found one of shape {list(found.shape)}")
     return found
-
-
-def _items_of(data: Any) -> list[Any]:
-    """Take data of several rows apart into one object a row."""
-    if isinstance(data, list | tuple | set | frozenset | range):
-        return list(data)
-    rows = getattr(data, "ndim", 0)
-    if isinstance(data, np.ndarray) and rows:
-        return list(data)
-    if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
-        return list(data.tensordicts)
-    if (isinstance(data, torch.Tensor | TensorDictBase) or is_tensorclass(data)) and rows:
-        return list(data.unbind(0))
-    raise NoRowsError(
-        f"several rows cannot be written from a {type(data).__name__}; a list, tuple, set, range, array, tensor or "
-        "tensordict of one object a row is expected"
-    )

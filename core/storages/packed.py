@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..ted import Field
 from .advice import exceeds_memory
 from .arrays import tensordict_of
-from .base import Storage
+from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 from .packed_recording import PackedRecording
 from .packed_rows import Numbers, PackedLeaves
@@ -25,7 +25,7 @@ from .structure import Structure, structure_of
 __all__ = ["PackedStorage"]
 
 
-class PackedStorage(Storage):
+class PackedStorage(IndexedStorage):
     """The steps of the packed dataset at `path`, one a row, read from the disk when first touched.
 
     Rows are those of the same dataset in layout `ted`. Every batch is a fresh copy, also where an int or a slice is
@@ -96,7 +96,7 @@ class PackedStorage(Storage):
         """List the lengths of the episodes."""
         return self.episodes.length
 
-    def get(self, index: Any) -> TensorDict:
+    def read_at(self, index: Any) -> TensorDict:
         """Read the rows at `index` (an int, a slice, a list, a mask, a tensor) into fresh tensors.
 
         IndexError for rows that are not there.
@@ -120,7 +120,7 @@ class PackedStorage(Storage):
         built: TensorDict = self._structure.build(iter(found), batch)
         return built
 
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
@@ -128,16 +128,17 @@ class PackedStorage(Storage):
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return the digest of the contents, which lie on disk."""
         return {"content_digest": self.content_digest, "_len": len(self)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Check that the state is of these very contents; SchemaError if not."""
-        if state_dict.get("content_digest") != self.content_digest:
+        if state.get("content_digest") != self.content_digest:
             raise SchemaError(f"the state belongs to other data than {self.path}")
 
-    def _empty(self) -> None:
+    def clear_rows(self) -> None:
+        """Refuse: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
     @property

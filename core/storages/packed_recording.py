@@ -17,7 +17,7 @@ from ..dataset import Array, Manifest, PackedReader, PackedRecorder
 from ..errors import SchemaError, UsageError
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .arrays import tensor_of, tensordict_of
-from .base import Storage
+from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
 from .structure import structure_of
 from .write_log import Change
@@ -30,7 +30,7 @@ _FEW = 4
 _FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
-class PackedRecording(Storage):
+class PackedRecording(IndexedStorage):
     """Appends TED rows; whole episodes, as `("next", "done")` ends them, go to the disk and survive a crash.
 
     Rows are added at the end, one or many at a time, by `set` or through a buffer. Those of the episode that is under
@@ -74,7 +74,7 @@ class PackedRecording(Storage):
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice:
         """Append rows; `cursor` must name the ones behind the last."""
         if self._finished:
             raise SchemaError(f"the recording {self.path} is finished: nothing can be added")
@@ -101,11 +101,10 @@ class PackedRecording(Storage):
         before = len(self)
         try:
             self._append(columns, count)
-        finally:  # a full disk leaves the episodes that came before
-            self._revision += 1
+        except BaseException:  # a full disk leaves the episodes that came before
             self.log.wrote(slice(before, len(self)), self.max_size)
-        if set_cursor:
-            self._last_cursor = cursor
+            raise
+        return slice(before, before + count)
 
     def _columns(self, data: Any) -> dict[Key, Array]:
         if not isinstance(data, TensorDictBase):
@@ -198,7 +197,7 @@ class PackedRecording(Storage):
 
     # Reading ---------------------------------------------------------------------------------------
 
-    def get(self, index: Any) -> Any:
+    def read_at(self, index: Any) -> Any:
         """Read the rows at `index` into fresh tensors; IndexError for rows that are not there."""
         if self._recorder is None:
             raise SchemaError("the recording is empty: nothing was ever written to it", hint="write to it first")
@@ -247,16 +246,17 @@ class PackedRecording(Storage):
 
     # State -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return how many rows there are; these lie on the disk."""
         return {"path": str(self.path), "_len": len(self)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Check that the state is of this very recording; SchemaError if not."""
-        if (state_dict.get("path"), state_dict.get("_len")) != (str(self.path), len(self)):
+        if (state.get("path"), state.get("_len")) != (str(self.path), len(self)):
             raise SchemaError(f"the state belongs to other rows than those of {self.path}")
 
-    def _empty(self) -> None:
+    def clear_rows(self) -> None:
+        """Refuse: what was recorded stays."""
         raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are taken away")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from ..dataset import Array, StepReader
 from ..errors import SchemaError
 from ..ted import Field, Key
 from .arrays import tensor_of, tensordict_of
-from .base import Storage
+from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 
 __all__ = ["StepStorage"]
 
 
-class StepStorage(Storage):
+class StepStorage(IndexedStorage):
     """The rows behind a `StepReader`, as a storage that cannot be written: each `get` reads just those rows.
 
     Neighbouring rows are read together. Writing raises SchemaError.
@@ -42,7 +42,7 @@ class StepStorage(Storage):
         field = next((field for field in self._reader.fields if field.key == key), None)
         return None if field is None else self._tensors([field], row_numbers(as_index(index, 1), len(self)))[key]
 
-    def get(self, index: Any) -> TensorDict:
+    def read_at(self, index: Any) -> TensorDict:
         """Read the rows at `index` into fresh tensors."""
         numbers = row_numbers(as_index(index, 1), len(self))
         return tensordict_of(self._tensors(self._reader.fields, numbers), numbers.shape)
@@ -63,7 +63,7 @@ class StepStorage(Storage):
             found[run] = self._reader.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
         return found
 
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
@@ -71,14 +71,15 @@ class StepStorage(Storage):
         """Refuse: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return the digest of the contents, which lie on disk."""
         return {"content_digest": self._reader.manifest.content_digest, "_len": len(self)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Check that the state is of these very contents."""
-        if state_dict["content_digest"] != self._reader.manifest.content_digest:
+        if state["content_digest"] != self._reader.manifest.content_digest:
             raise SchemaError(f"the state belongs to other data than {self._reader.path}")
 
-    def _empty(self) -> None:
+    def clear_rows(self) -> None:
+        """Refuse: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")

@@ -107,8 +107,17 @@ class TensorStorage(TensorState):
         return self._filled.value
 
     @property
-    def _storage(self) -> Any:
-        """All tensors, valid rows or not, put together as the data is."""
+    def capacity_rows(self) -> int:
+        """How many rows there is room for, along dimension 0; SchemaError before the first write to a lazy storage."""
+        return self.columns.lead[0]
+
+    @property
+    def _storage(self) -> Any:  # the name that users of TorchRL's storages know
+        return self.contents
+
+    @property
+    def contents(self) -> Any:
+        """All tensors, valid rows or not, put together as the data is; None before the first write."""
         if self._wrapped is None and self.initialized:
             columns = self.columns
             self._wrapped = self.structure.build(iter(columns.leaves), columns.lead)
@@ -127,7 +136,7 @@ class TensorStorage(TensorState):
 
     # Reading ---------------------------------------------------------------------------------------
 
-    def get(self, index: Any) -> Any:
+    def read_at(self, index: Any) -> Any:
         """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
 
         Row numbers, masks and slices backwards give fresh tensors, ints and other slices views of the stored ones.
@@ -149,7 +158,7 @@ class TensorStorage(TensorState):
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
         """Write the rows of `data` at `cursor`, later ones over earlier ones where it repeats a row.
 
         An int takes one row without its leading dimension, a tuple of coordinates takes elements, anything else
@@ -163,14 +172,13 @@ class TensorStorage(TensorState):
                 self._initialize(as_index(cursor, self.ndim), data)
             elif not set_cursor:
                 self._take_in_new(cursor, data)
-            rows = self._set(cursor, data)
+            return self._set(cursor, data)
         except BaseException as error:
             if self._columns is not before[1]:
                 self._go_back(*before)
             if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
-        self._count_write(cursor, rows, self.columns.lead[0], set_cursor=set_cursor)
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
         """Write, and return the rows that were written; None for elements of rows."""
@@ -184,7 +192,7 @@ class TensorStorage(TensorState):
             if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
                 index = _coordinates(index, self.shape)
             if isinstance(index, tuple):
-                self._write_cells(index, data)
+                self.write_cells(index, data)
                 return None
             rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
         grown = grown_rows(rows, valid)
@@ -235,9 +243,9 @@ class TensorStorage(TensorState):
     def _initialize(self, index: Any, data: Any) -> None:
         """Make the tensors after the first data."""
 
-    def _empty(self) -> None:
+    def clear_rows(self) -> None:
+        """Set the length to 0; the tensors stay."""
         self._filled.value = 0
-        self._begin_anew(0)
 
     # Processes -------------------------------------------------------------------------------------
 

@@ -10,17 +10,16 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
-from .base import Storage
+from .base import IndexedStorage
 from .columns import Columns
 from .cursors import as_index, rows_of
 from .memory import zeros
 from .structure import Node, Path, Structure, TensorDictNode, structure_of
-from .write_log import Change
 
 __all__ = ["TensorEditing"]
 
 
-class TensorEditing(Storage):
+class TensorEditing(IndexedStorage):
     """Edits rows that are there.
 
     Entries that were added to all rows belong to these: they are gone as soon as rows are written without them.
@@ -58,23 +57,15 @@ class TensorEditing(Storage):
     def _make_room(self, rows: slice | torch.Tensor) -> None:
         """Make sure that writing these rows cannot fail for want of space."""
 
-    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
-        """Write at an index of several dimensions of what `get(slice(None))` reads, `dim` being the first of them.
-
-        Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
-        IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
-        """
-        self._write_cells(index, data, dim, label)
-        self.mark_changed()
-        if not self._attached:
-            return
+    def elements_of_cells(self, index: Any, dim: int) -> Any:
+        """Return the numbers of the elements that a write at such an index concerns, or their coordinates."""
         tail = self._tail
         numbers = torch.arange(len(self)).reshape(*self.shape, *[1] * len(tail)).expand(*self.shape, *tail)
         chosen = numbers.transpose(0, dim)[index].unique()
-        for buffer in self._attached:
-            buffer.mark_update(torch.unravel_index(chosen, self.shape) if self.ndim > 1 else chosen)
+        return torch.unravel_index(chosen, self.shape) if self.ndim > 1 else chosen
 
-    def _write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
+    def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
+        """Write at an index of several dimensions; see `set_cells`."""
         structure, columns, kept = self.structure, self.columns, None
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
@@ -164,13 +155,13 @@ class TensorEditing(Storage):
         names = ", ".join(map(repr, self.columns.names)) or "no entries"
         raise MissingKeyError(f"{'.'.join(key)!r} was asked for, there are {names}")
 
-    def add_entries(self, values: Mapping[Path, torch.Tensor]) -> None:
+    def create_entries(self, values: Mapping[Path, torch.Tensor]) -> None:
         """Add entries, values of all valid elements, to tensordicts or dicts in memory.
 
         SchemaError for values of other elements, MissingKeyError for a storage that cannot take new entries.
         """
         if not self._takes_entries:
-            super().add_entries(values)
+            super().create_entries(values)
         for path, value in values.items():
             if value.shape[: self.ndim] != self.shape:
                 raise SchemaError(
@@ -180,7 +171,6 @@ class TensorEditing(Storage):
         self._begin_entries(structure_of(_nested(values, self.shape, self.structure), self.ndim), values)
         for path, value in values.items():
             self.editable(path).copy_(value)
-        self.mark_changed(Change(keys=tuple(values)))
 
     @property
     def _takes_entries(self) -> bool:
@@ -202,7 +192,7 @@ class TensorEditing(Storage):
         self._declared = declared
 
     def _take_in_new(self, cursor: Any, data: Any) -> None:
-        """Make columns for entries that only the data has, if it is written over all rows: see `add_entries`."""
+        """Make columns for entries that only the data has, if it is written over all rows: see `create_entries`."""
         if not (self._takes_entries and (is_tensor_collection(data) or isinstance(data, Mapping))):
             return
         index = as_index(cursor, self.ndim)

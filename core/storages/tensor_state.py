@@ -26,7 +26,7 @@ class TensorState(TensorEditing):
     _wrapped: Any
     _filled: Counter
 
-    def state_dict(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
 
         `_structure` says how they belong together, for storages that hold nothing yet.
@@ -40,18 +40,18 @@ class TensorState(TensorEditing):
             "_structure": describe(self.structure),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy the valid rows of what `state_dict` returned; they must be alike in names, types and shapes.
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Copy the valid rows of what `save_state` returned; they must be alike in names, types and shapes.
 
         The capacities may differ as long as the rows fit. A lazy storage that holds nothing yet makes its tensors
         after the saved ones.
         """
-        if not state_dict.get("initialized", True):
-            self._empty()
+        if not state.get("initialized", True):
+            self.empty()
         else:
-            structure, tensors = saved_tensors(state_dict["_storage"], state_dict.get("_structure"), self._structure)
+            structure, tensors = saved_tensors(state["_storage"], state.get("_structure"), self._structure)
             capacity = len(tensors[0]) if tensors else None
-            self.fill(structure, tensors, int(state_dict["_len"]), capacity=capacity)
+            self.fill(structure, tensors, int(state["_len"]), capacity=capacity)
 
     def fill(
         self, structure: Structure, tensors: Sequence[torch.Tensor], length: int, write: _Write = None, *,
@@ -76,9 +76,9 @@ class TensorState(TensorEditing):
             values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
             columns.check(values, (rows, *columns.lead[1:]))
             self._make_room(slice(0, rows))
-            turn = self._turn_of(rows, columns.lead[0], capacity, last_row)
+            turn = self.rotation_of(rows, columns.lead[0], capacity, last_row)
             if write is not None:
-                write(columns, self._turned is not None)
+                write(columns, self.rotated is not None)
             else:
                 columns.write_run(0, rows - turn, [value[turn:] for value in values])
                 if turn:
@@ -88,13 +88,12 @@ class TensorState(TensorEditing):
                 self._go_back(None, None)
             raise
         self._filled.value = rows
-        self._begin_anew(rows % columns.lead[0])
-        self._last_cursor = last_row if self._turned is None else rows - 1
+        self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
 
     def set_length(self, length: int) -> None:
         """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
         self._filled.value = rows_to_fill(length, self.columns, self.max_size)
-        self._begin_anew(self._filled.value % self.columns.lead[0])
+        self.mark_replaced(self._filled.value % self.columns.lead[0])
 
     def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         """Make tensors for rows of these types and shapes."""

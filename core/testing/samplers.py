@@ -22,7 +22,7 @@ __all__ = ["EpochSamplerTests", "SamplerTests"]
 class _Closed(TensorStorage):
     """A storage of which no rows can be read."""
 
-    def get(self, index: Any) -> Any:
+    def read_at(self, index: Any) -> Any:
         raise AssertionError("the sampler says that it reads no rows")
 
 

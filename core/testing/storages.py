@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 from abc import ABC, abstractmethod
@@ -15,22 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
+from ..buffers import ReplayBuffer
+from ..samplers import SliceSampler
 from ..storages import Storage
-from ..storages.structure import structure_of
 from .raising import error_of
+from .rows import LANES, Listener, episode_steps, overwrite, same, sample_rows, spoiled
 
 __all__ = ["StorageFillTests", "StorageTests", "same", "sample_rows", "writable"]
 
 ROWS = 10
-
-
-def same(one: Any, other: Any) -> bool:
-    """Tell whether two nests of tensors have the same leaves, bit for bit and type for type."""
-    structure = structure_of(one)
-    pairs = zip(structure.leaves(one), structure.leaves(other), strict=True)
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def writable(test: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -130,17 +125,34 @@ class StorageTests(ABC):
         other.load_state_dict(saved.state_dict())
         assert same(other[:], saved[:])
 
+    def test_rows_read_by_number_are_copies(self) -> None:
+        storage, untouched = self.make(), self.make()
+        if not storage.returns_objects:
+            overwrite(storage.get(torch.tensor([1, 2])))
+            assert same(storage[:], untouched[:])
+
+    @writable
+    def test_attached_buffers_are_notified_of_rows_replaced_by_index(self) -> None:
+        storage, listener = self.make(), Listener()
+        storage.attach(listener)
+        storage[3:5] = storage[[7, 8]]
+        storage.set(3, storage[9])
+        assert listener.heard == [slice(3, 5)]
+        storage.detach(listener)
+        storage[3:5] = storage[[7, 8]]
+        assert len(listener.heard) == 1
+
     @writable
     def test_a_write_is_read_back_and_counted(self) -> None:
         storage = self.make()
-        before, item = storage.revision, storage[torch.tensor([8, 5])]
+        before, item = storage.log.now, storage[torch.tensor([8, 5])]
         storage[torch.tensor([1, 0])] = item
         assert same(storage[[1, 0]], item)
-        assert storage.revision > before
-        assert storage._last_cursor is None
+        assert storage.log.now != before
+        assert storage.last_cursor is None
         storage.set(3, storage[torch.tensor([9])][0] if isinstance(item, torch.Tensor) else storage[9])
         assert same(storage[3], storage[9])
-        assert storage._last_cursor == 3
+        assert storage.last_cursor == 3
 
     @writable
     def test_a_write_backwards_is_read_backwards(self) -> None:
@@ -157,15 +169,15 @@ class StorageTests(ABC):
         for cursor in (torch.tensor([0, 1, 2]), storage.shape[0] + 10**6):
             assert isinstance(error_of(partial(storage.set, cursor, storage[0:2])), RuntimeError)
         assert same(storage[:], untouched[:])
-        assert (len(storage), storage._last_cursor) == (len(untouched), None)
+        assert (len(storage), storage.last_cursor) == (len(untouched), None)
 
     @writable
     def test_emptied_and_filled_again(self) -> None:
         storage, rows = self.make(), self.make()[:]
-        before = storage.revision
-        storage._empty()
+        before = storage.log.now
+        storage.empty()
         assert (len(storage), list(storage)) == (0, [])
-        assert storage.revision > before
+        assert storage.log.now != before
         assert isinstance(error_of(partial(storage.get, 0)), IndexError)
         storage.set(range(ROWS), rows)
         assert same(storage[:], rows)
@@ -173,23 +185,9 @@ class StorageTests(ABC):
 
 # From empty to wrapped ---------------------------------------------------------------------------------
 
-CAPACITY, LANES = 8, 3
+CAPACITY = 8
 FILLS = {"empty": [], "partly filled": [3, 2], "exactly full": [5, 3], "wrapped": [5, 3, 4]}
 """How many rows each write brings."""
-
-
-def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
-    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree"), which their numbers show."""
-    shape = (len(rows), LANES)[:ndim]
-    numbers = torch.tensor(rows, dtype=torch.int64).reshape(-1, *[1] * (ndim - 1)).expand(shape) * 4
-    wide = torch.stack([numbers, numbers + 1], -1).double() + 0.5
-    flag = (numbers % 8 == 0).unsqueeze(-1)
-    if kind == "tensor":
-        return wide
-    if kind == "pytree":
-        return {"a.b": wide, "c": [numbers.to(torch.uint16), (flag, numbers.bfloat16())]}
-    inner = {"next": TensorDict({"observation": -wide.float(), "done": flag}, shape)} if "nested" in kind else {}
-    return TensorDict({"observation": wide, "action": numbers.to(torch.int16), **inner}, shape)
 
 
 class StorageFillTests(ABC):
@@ -199,6 +197,9 @@ class StorageFillTests(ABC):
     ndims: tuple[int, ...] = (1, 2)
     saves = True
     """Whether the storage has a checkpointer."""
+
+    alike = True
+    """Whether all elements have the same keys, element types and shapes, and others are refused."""
 
     @abstractmethod
     def make_empty(self, max_size: int, ndim: int) -> Storage:
@@ -252,18 +253,102 @@ class StorageFillTests(ABC):
 
     def test_what_does_not_fit_is_refused_and_changes_nothing(self, case: tuple[str, int, str]) -> None:
         storage, rows = self.filled(case)
-        before = (storage.revision, storage._last_cursor, storage.max_size)
+        before = (storage.log.now, storage.last_cursor, storage.max_size)
         three, other = sample_rows(case[0], [50, 51, 52], case[1]), {"other": torch.zeros(3, LANES)}
         refused = [([0, 1], three), ([0, CAPACITY, 1], three), ([0, 1, 2], "text"), ([0, 1, 2], other)]
         for places, data in refused if rows else refused[:-1]:
             cursor = torch.tensor(places)
             assert isinstance(error_of(partial(storage.set, cursor, data)), RuntimeError)
-            assert (storage.revision, storage._last_cursor, storage.max_size) == before
+            assert (storage.log.now, storage.last_cursor, storage.max_size) == before
             assert self.holds(storage, case, rows)
+
+    def test_a_write_that_fails_in_the_middle_changes_nothing(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        before = (storage.log.now, storage.last_cursor)
+        for bad in spoiled(*case[:2]) if rows and self.alike else ():
+            assert isinstance(error_of(partial(storage.set, torch.tensor([1, 0]), bad)), RuntimeError)
+            assert self.holds(storage, case, rows)
+        assert (storage.log.now, storage.last_cursor) == before
+
+    def test_written_data_is_copied(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        if not rows or storage.returns_objects:
+            return
+        for cursor, numbers in ((torch.tensor([0, 1]), [60, 61]), (range(1, 3), [62, 63])):
+            data = sample_rows(case[0], numbers, case[1])
+            storage.set(cursor, data)
+            overwrite(data)
+        assert self.holds(storage, case, [60, 62, 63, *rows[3:]])
+
+    # The write log: samplers derive from it which rows are new, and where episodes end --------------------
+
+    def test_the_write_log_follows_the_ring(self, case: tuple[str, int, str]) -> None:
+        storage, _ = self.filled(case)
+        written = sum(FILLS[case[2]])
+        assert storage.log.now == (written, written % CAPACITY, 0)
+
+    def test_other_changes_are_in_the_write_log(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        state, row = copy.deepcopy(storage.state_dict()), sample_rows(case[0], [70], case[1])
+        acts: dict[str, Callable[[], Any]] = {
+            "set": partial(storage.set, torch.tensor([1]), row),
+            "replace": partial(storage.__setitem__, [1], row),
+            "load": partial(storage.load_state_dict, state),
+            "empty": storage.empty,
+        }
+        for name, act in acts.items() if rows else ():
+            seen, cursor = storage.log.now, storage.last_cursor
+            act()
+            changes = storage.log.since(seen.irregular)
+            assert changes, name
+            assert storage.log.now.rows == seen.rows
+            named = [None if change.rows is None else torch.arange(CAPACITY)[change.rows] for change in changes]
+            if name in {"set", "replace"}:
+                assert any(known is None or 1 in known for known in named)
+            assert name != "replace" or storage.last_cursor is cursor
+            assert name != "empty" or storage.last_cursor is None
+
+    def test_slices_stay_inside_episodes(self) -> None:
+        if "tensordict" not in self.kinds:
+            return
+        buffer, first = self._buffer(), 0
+        for counts in ((7, 6, 9), (11, 4, 8, 7)):
+            for count in counts:
+                buffer.extend(episode_steps(first, count))
+                first += count
+                self._require_whole_slices(buffer)
+            buffer[3:6] = episode_steps(int(buffer[3]["step"]), 3, every=2)
+            self._require_whole_slices(buffer)
+            other = self._buffer()
+            other.extend(episode_steps(2000, 17))
+            self._require_whole_slices(other)
+            other.load_state_dict(buffer.state_dict())
+            self._require_whole_slices(other)
+            buffer.empty()
+
+    def _buffer(self) -> ReplayBuffer:
+        sampler = SliceSampler(slice_len=3, end_key=("next", "done"))
+        return ReplayBuffer(storage=self.make_empty(20, 1), sampler=sampler, batch_size=96)
+
+    def _require_whole_slices(self, buffer: ReplayBuffer) -> None:
+        rows = buffer.sample()
+        step, done = rows["step"].reshape(-1, 3), rows["next", "done"].reshape(-1, 3)
+        assert bool((step.diff(dim=1) == 1).all())
+        assert not bool(done[:, :2].any())
+
+    def test_a_state_that_does_not_fit_changes_nothing(self, case: tuple[str, int, str]) -> None:
+        storage, rows = self.filled(case)
+        small = self.make_empty(LANES ** (case[1] - 1), case[1])
+        small.set(torch.tensor([0]), sample_rows(case[0], [70], case[1]))
+        before = small.log.now
+        if len(rows) > 1:
+            assert isinstance(error_of(partial(small.load_state_dict, storage.state_dict())), RuntimeError)
+            assert self.holds(small, case, [70])
+            assert small.log.now == before
 
     def test_it_is_emptied_and_filled_again(self, case: tuple[str, int, str]) -> None:
         storage, _ = self.filled(case)
-        storage._empty()
+        storage.empty()
         assert self.holds(storage, case, [])
         storage.set(torch.tensor([0, 1]), sample_rows(case[0], [60, 61], case[1]))
         assert self.holds(storage, case, [60, 61])

@@ -81,7 +81,7 @@ class WriterTests(ABC):
     def storage(self, case: Case) -> TensorStorage:
         """Make an empty storage of `CAPACITY` rows for such data."""
         storage = TensorStorage(self.rows(case, 0, CAPACITY), ndim=case.ndim)
-        storage._empty()
+        storage.empty()
         return storage
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -100,7 +100,7 @@ class WriterTests(ABC):
     def snapshot(self, writer: Writer, storage: TensorStorage) -> tuple[Any, ...]:
         """Copy whatever a failed write must leave alone."""
         rows = copied_leaves(storage[:]) if len(storage) else {}
-        return rows, str(writer.state_dict()), len(storage), storage.revision, str(storage._last_cursor)
+        return rows, str(writer.state_dict()), len(storage), storage.log.now, str(storage.last_cursor)
 
     def assert_untouched(self, writer: Writer, storage: TensorStorage, before: tuple[Any, ...]) -> None:
         """Assert that a snapshot made now is like the one made before."""
@@ -263,7 +263,7 @@ class WriterTests(ABC):
     def test_emptied_it_starts_again(self, case: Case) -> None:
         writer, storage = self.filled(case)
         for counted in (True, False):
-            storage._empty()
+            storage.empty()
             before = writer.write_count if counted else 0
             writer.empty(empty_write_count=not counted)
             assert writer.write_count == before

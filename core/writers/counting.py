@@ -72,7 +72,7 @@ class Counting:
     @property
     def _generations(self) -> Generations | None:
         """The generations of the storage's rows, which belong to the storage and to all that write to it."""
-        return None if self._storage is None else self._storage._generations
+        return None if self._storage is None else self._storage.generations
 
     def _count_generations(self, index: Any) -> None:
         """Count a write to each row of an index, where anybody tracks generations; negative numbers stand for none."""
@@ -92,8 +92,7 @@ class Counting:
     def _mark_update(self, index: Any) -> None:
         """Inform the buffers attached to the storage which elements are new."""
         self._informed = True
-        for buffer in self.storage._attached:
-            buffer.mark_update(index)
+        self.storage.notify(index)
 
     def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
         """Name the elements of whole rows: `[n]` becomes `[n * k, ndim]` where the storage has several dimensions."""

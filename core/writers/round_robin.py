@@ -52,8 +52,8 @@ class RoundRobinWriter(Writer):
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
         """Give the storage generations, where they are tracked; those of a state that was loaded before it."""
         saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
-        if rows and self.tracks_generations and (storage._generations is None or saved is not None):
-            storage._generations, self._saved_generations = self._made_generations(rows, saved), None
+        if rows and self.tracks_generations and (storage.generations is None or saved is not None):
+            storage.generations, self._saved_generations = self._made_generations(rows, saved), None
 
     # Writing ---------------------------------------------------------------------------------------
 
@@ -106,9 +106,9 @@ class RoundRobinWriter(Writer):
         storage, saved = self._storage, self._saved_generations
         if storage is None:
             return None
-        if saved is not None and storage._generations is None and (rows := rows_in(storage)):
+        if saved is not None and storage.generations is None and (rows := rows_in(storage)):
             self._install(self._made_generations(rows, saved))
-        return storage._generations
+        return storage.generations
 
     def _generations_for(self, rows: int) -> Generations | None:
         """Return the generations, made now for this many rows if it could not be done before; None if not kept."""
@@ -117,7 +117,7 @@ class RoundRobinWriter(Writer):
         return self._made_generations(rows, self._saved_generations)
 
     def _install(self, generations: Generations) -> None:
-        self.storage._generations = generations
+        self.storage.generations = generations
         self._prepared = self._saved_generations = None
 
     def _made_generations(self, rows: int, saved: torch.Tensor | None) -> Generations:

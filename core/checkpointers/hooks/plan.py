@@ -54,7 +54,7 @@ class FlatPlan:
         constant = next(storage.structure.constants(), None)
         if constant is not None:
             raise SchemaError(f"{key_name(constant[0])} is no tensor; rows of tensors can be laid out flat")
-        storage._last_cursor = (shift - 1) % len(data) if is_full else None
+        storage.last_cursor = (shift - 1) % len(data) if is_full else None
         source = StorageRows(storage, [(NEXT, *keys.done)])
         known = {field.key: field for field in source.fields}
         taken = next((key for key in known if key[0] in keys.names | {AT_ROOT}), None)

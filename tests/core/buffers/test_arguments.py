@@ -83,11 +83,11 @@ def test_an_attribute_that_is_not_there() -> None:
 def test_the_generator_goes_to_all_parts_and_on_to_new_ones() -> None:
     generator = torch.Generator()
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), generator=generator)
-    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is generator
+    assert buffer.storage.generator is buffer.sampler._rng is buffer.writer._rng is generator
     previous = buffer.set_sampler(SamplerWithoutReplacement())
     assert (buffer.sampler._rng is generator, previous._rng) == (True, None)
     buffer.set_rng(other := torch.Generator())
-    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is other
+    assert buffer.storage.generator is buffer.sampler._rng is buffer.writer._rng is other
 
 
 # The edge: TorchRL goes on writing into the old storage.

@@ -63,12 +63,12 @@ EXPECTED = {
 @pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
 def test_entries_are_edited(kind: Callable[..., Any], way: str) -> None:
     buffer = made(kind)
-    revision = buffer.storage.revision
+    before = buffer.storage.log.now.irregular
     WAYS[way](buffer)
     for found in (buffer[:], torch.stack([buffer[row] for row in range(ROWS)])):
         assert found["next", "b"][:, 0].tolist() == found["next", "b"][:, 1].tolist() == EXPECTED[way]
         assert found["a"].tolist() == [0, 1, 2, 3]
-    assert buffer.storage.revision > revision
+    assert buffer.storage.log.now.irregular > before
 
 
 @pytest.mark.parametrize("way", WAYS)

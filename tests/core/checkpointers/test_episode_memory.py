@@ -30,7 +30,7 @@ def steps(rows: int, lanes: tuple[int, ...]) -> TensorDict:
 )
 def test_memory_is_bounded(tmp_path: Path, kind: type[FlatStorageCheckpointer], lanes: tuple[int, ...]) -> None:
     source = TensorStorage(steps(100_000 // (8 if lanes else 1), lanes), ndim=1 + len(lanes))
-    source._last_cursor = 1_000  # as if the ring had begun anew
+    source.last_cursor = 1_000  # as if the ring had begun anew
     target = TensorStorage(source[:].clone(), ndim=1 + len(lanes))
     tracemalloc.start()
     try:

@@ -180,7 +180,7 @@ def test_a_list_of_steps_is_saved_and_loaded(form: str, kind: type[ListStorage],
     MAKERS[form]().dumps(source, tmp_path / "saved")
     MAKERS[form]().loads(target, tmp_path / "saved")
     assert [bits(item) for item in target] == [bits(item) for item in source]
-    assert target._last_cursor == source._last_cursor
+    assert target.last_cursor == source.last_cursor
     tensors = LazyTensorStorage(capacity)
     MAKERS[form]().loads(tensors, tmp_path / "saved")
     assert bits(tensors[:]) == bits(torch.stack(list(source)))

@@ -68,7 +68,7 @@ def loaded(path: Path, capacity: int = 16) -> LazyTensorStorage:
 @pytest.mark.parametrize("capacity", [10, 16, 100])
 def test_any_capacity_that_holds_the_rows_takes_them(tmp_path: Path, data: Any, capacity: int) -> None:
     storage = loaded(saved(tmp_path, data), capacity)
-    assert (len(storage), storage.max_size, storage._last_cursor) == (10, capacity, 9)
+    assert (len(storage), storage.max_size, storage.last_cursor) == (10, capacity, 9)
     assert type(storage[:]) is type(data)
     assert same(storage[:], data)
 
@@ -91,7 +91,7 @@ def test_the_cursor_is_kept(tmp_path: Path) -> None:
     storage.set(range(10), steps())
     storage.set(torch.tensor([0, 1, 2]), steps(3, 10))
     storage.dumps(tmp_path / "saved")
-    assert loaded(tmp_path / "saved", 10)._last_cursor == 2
+    assert loaded(tmp_path / "saved", 10).last_cursor == 2
 
 
 def test_an_empty_storage_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_empty_storage_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_an_emptied_storage_is_saved_without_rows(tmp_path: Path) -> None:
     storage = TensorStorage(steps())
-    storage._empty()
+    storage.empty()
     storage.dumps(tmp_path / "saved")
     assert len(loaded(tmp_path / "saved")) == 0
 
@@ -124,7 +124,7 @@ def test_damage_is_found_and_changes_nothing(tmp_path: Path, file: str, damage: 
     with pytest.raises(CorruptDataError, match=message):
         storage.loads(path)
     assert same(storage[:], steps(10, 50))
-    assert storage.revision == 0
+    assert storage.log.now == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, data: An
         TensorStorage(data.clone().set("task", NonTensorData("door")) if message else data).loads(path)
     with pytest.raises(RuntimeError):
         storage.loads(path)
-    assert (storage.revision, same(storage[:], data)) == (0, True)
+    assert (storage.log.now, same(storage[:], data)) == ((0, 0, 0), True)
 
 
 def test_other_dimensions_are_refused(tmp_path: Path) -> None:

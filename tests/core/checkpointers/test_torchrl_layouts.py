@@ -72,7 +72,7 @@ def test_what_torchrl_saved_is_loaded(case: str, kind: Any, more: int) -> None:
         load_compatible(storage, place_of(case), facts["kind"], {})
         found = rows_of(storage)
         assert len(storage) == facts["len"]
-        assert storage._last_cursor == (facts["cursor"] or facts["filled_shape"][0]) - 1
+        assert storage.last_cursor == (facts["cursor"] or facts["filled_shape"][0]) - 1
         assert set(found) == set(expected.files)
         for name in expected.files:
             np.testing.assert_array_equal(np.swapaxes(found[name], 0, facts["ndim"] - 1), expected[name])
@@ -107,7 +107,7 @@ def test_what_is_written_for_torchrl_is_read(
     made_up = {"terminated"}  # a root flag that was not there: TorchRL makes it up, and so do we
     assert set(found) - set(expected) == made_up
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert storage._last_cursor == (shift or rows) - 1
+    assert storage.last_cursor == (shift or rows) - 1
 
 
 def test_the_bytes_are_those_of_the_recipe(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_bytes_are_those_of_the_recipe(tmp_path: Path) -> None:
     storage.set(range(6), data)
     storage.set(range(2), data[4:])  # the ring begins at row 2
     storage.set(range(2, 6), data[:4])
-    storage._last_cursor = 1
+    storage.last_cursor = 1
     storage.checkpointer = FlatStorageCheckpointer(compatible=True)
     storage.dumps(tmp_path / "flat")
     meta = json.loads((tmp_path / "flat" / "meta.json").read_text())

@@ -22,7 +22,7 @@ def chi_square(counts: torch.Tensor) -> float:
 @pytest.mark.parametrize(("shape", "valid"), [((100,), 100), ((100,), 37), ((20, 5), 20), ((50, 4, 2), 9)])
 def test_every_element_is_drawn_alike(shape: tuple[int, ...], valid: int, seed: int) -> None:
     storage = TensorStorage(torch.zeros(shape), ndim=len(shape))
-    storage._empty()
+    storage.empty()
     storage.set(range(valid), torch.zeros(valid, *shape[1:]))
     sampler = RandomSampler()
     sampler._rng = torch.Generator().manual_seed(seed)

@@ -135,7 +135,7 @@ def test_late_elements_come_at_any_time(late: int) -> None:
 def test_a_storage_that_was_emptied_starts_an_epoch() -> None:
     sampler, storage = in_order(), rows(6)
     sampler.sample(storage, 4)
-    storage._empty()
+    storage.empty()
     grow(storage, 3)
     assert sampler.sample(storage, 4)[0].tolist() == [0, 1, 2]
     sampler.sample(storage, 1)

@@ -28,7 +28,7 @@ class Step:
 def filled(*items: object, **options: object) -> CompressedListStorage:
     storage = CompressedListStorage(20, **options)
     storage.set(range(len(items)), list(items))
-    storage._last_cursor = None
+    storage.last_cursor = None
     return storage
 
 

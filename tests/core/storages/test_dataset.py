@@ -153,7 +153,7 @@ def test_rows_on_disk_cannot_be_written(walks: Path) -> None:
     with pytest.raises(RuntimeError, match="is read-only"):
         storage[0] = storage[1]
     with pytest.raises(RuntimeError, match="is read-only"):
-        storage._empty()
+        storage.empty()
 
 
 def test_a_state_belongs_to_its_contents(walks: Path, tmp_path: Path) -> None:

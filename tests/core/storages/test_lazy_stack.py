@@ -20,7 +20,7 @@ def ragged(number: int) -> TensorDict:
 def filled(rows: int = 5, **options: object) -> LazyStackStorage:
     storage = LazyStackStorage(10, **options)
     storage.set(range(rows), [ragged(number) for number in range(rows)])
-    storage._last_cursor = None
+    storage.last_cursor = None
     return storage
 
 
@@ -88,7 +88,7 @@ def test_a_stack_dim_that_cannot_be() -> None:
 
 def test_emptied_storages_take_other_dimensions() -> None:
     storage = filled(2)
-    storage._empty()
+    storage.empty()
     storage.set(0, TensorDict({"b": torch.zeros(2)}, []))
     assert storage[:].batch_size == (1,)
 

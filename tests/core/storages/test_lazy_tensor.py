@@ -35,7 +35,7 @@ def steps(rows: int = 10, first: int = 0) -> TensorDict:
 
 def filled(storage: LazyTensorStorage) -> LazyTensorStorage:
     storage.set(range(10), steps())
-    storage._last_cursor = None
+    storage.last_cursor = None
     return storage
 
 
@@ -184,7 +184,7 @@ def test_a_first_write_that_fails_leaves_the_storage_empty(cursor: Any, data: An
     storage = LazyTensorStorage(10)
     with pytest.raises((RuntimeError, IndexError), match=message):
         storage.set(cursor, data)
-    assert (storage.initialized, len(storage), storage.revision, storage.max_size) == (False, 0, 0, 10)
+    assert (storage.initialized, len(storage), storage.log.now, storage.max_size) == (False, 0, (0, 0, 0), 10)
     storage.set(range(2), steps(2))
     assert len(storage) == 2
 

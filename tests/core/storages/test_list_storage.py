@@ -32,7 +32,7 @@ def row(number: int) -> TensorDict:
 def filled(*items: object, max_size: int | None = 10) -> ListStorage:
     storage = ListStorage(max_size)
     storage.set(range(len(items)), list(items))
-    storage._last_cursor = None
+    storage.last_cursor = None
     return storage
 
 
@@ -110,10 +110,10 @@ def test_what_has_no_rows_is_a_type_error(data: object) -> None:
 )
 def test_a_refused_write_is_a_runtime_error_and_changes_nothing(cursor: object, data: object, message: str) -> None:
     storage = filled(*"abcde")
-    revision = storage.revision
+    before = storage.log.now
     with pytest.raises(RuntimeError, match=message):
         storage.set(cursor, data)
-    assert (storage[:], storage._last_cursor, storage.revision) == (list("abcde"), None, revision)
+    assert (storage[:], storage.last_cursor, storage.log.now) == (list("abcde"), None, before)
 
 
 @pytest.mark.parametrize("index", [5, -6, [0, 5], torch.tensor([7]), np.array([-6]), torch.tensor(5), range(4, 7)])
@@ -172,9 +172,9 @@ def test_later_rows_win_where_a_cursor_repeats() -> None:
 def test_sharp_edge_12_the_cursor_is_remembered() -> None:
     storage = ListStorage(10)
     storage.set(range(3), ["a", "b", "c"])
-    assert storage._last_cursor == range(3)
+    assert storage.last_cursor == range(3)
     storage[0] = "x"
-    assert storage._last_cursor == range(3)
+    assert storage.last_cursor == range(3)
 
 
 def test_there_is_room_for_more_than_32_bits_count() -> None:

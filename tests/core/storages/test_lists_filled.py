@@ -15,6 +15,7 @@ from rbtool.core.testing.storages import StorageFillTests
 class OfLists(StorageFillTests):
     kinds = ("tensor", "tensordict", "nested tensordict")
     ndims = (1,)
+    alike = False
 
     def read(self, storage: ListStorage, rows: list[int] | None = None) -> Any:
         return torch.stack(super().read(storage, rows))
@@ -38,6 +39,7 @@ class TestCompressedByZlib(OfLists):
 class TestLazyStackStorage(StorageFillTests):
     kinds = ("tensordict", "nested tensordict")
     ndims = (1,)
+    alike = False
 
     def make_empty(self, max_size: int, ndim: int) -> LazyStackStorage:
         return LazyStackStorage(max_size)

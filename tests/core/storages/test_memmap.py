@@ -33,7 +33,7 @@ def steps(rows: int = 10, first: int = 0) -> TensorDict:
 
 def filled(storage: LazyMemmapStorage) -> LazyMemmapStorage:
     storage.set(range(10), steps())
-    storage._last_cursor = None
+    storage.last_cursor = None
     return storage
 
 
@@ -213,10 +213,10 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "posix_fallocate", full)
     many = steps(200_000)
     storage.set(range(10, 210_010), steps(210_000))  # twice as much would not fit
-    before = (len(storage), storage.revision, storage._last_cursor)
+    before = (len(storage), storage.log.now, storage.last_cursor)
     with pytest.raises(OutOfSpaceError, match="no space is left"):
         storage.set(range(len(storage), len(storage) + 400_000), steps(400_000))
-    assert (len(storage), storage.revision, storage._last_cursor) == before
+    assert (len(storage), storage.log.now, storage.last_cursor) == before
     room = 1 << 40
     storage.set(range(len(storage), len(storage) + 200_000), many)
     assert len(storage) == 410_010

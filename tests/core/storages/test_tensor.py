@@ -70,9 +70,9 @@ class TestPartlyFilled(StorageTests):
     def make(self) -> TensorStorage:
         storage = TensorStorage(steps(25))
         rows = storage[:10].clone()
-        storage._empty()
+        storage.empty()
         storage.set(range(10), rows)
-        storage._last_cursor = None
+        storage.last_cursor = None
         return storage
 
 
@@ -256,12 +256,12 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(data: object, message:
     with pytest.raises(RuntimeError, match=message):
         storage.set([0, 1], data)
     assert same(storage[:], steps())
-    assert storage.revision == 0
+    assert storage.log.now == (0, 0, 0)
 
 
 def test_holes_are_refused_and_growth_is_counted() -> None:
     storage = TensorStorage(numbers(10))
-    storage._empty()
+    storage.empty()
     storage.set(torch.tensor([1, 0]), numbers(2))
     with pytest.raises(SchemaError, match="row 4 cannot be written yet: only 2 rows"):
         storage.set(4, torch.tensor(1.0))
@@ -288,7 +288,7 @@ def test_elements_of_two_dimensions_are_written() -> None:
 
 def test_flattening_takes_the_valid_part_in_order() -> None:
     storage = TensorStorage(TensorDict({"x": numbers(4, 3)}, [4, 3]), ndim=2)
-    storage._empty()
+    storage.empty()
     storage.set([0, 1], {"x": numbers(2, 3)})
     flat = storage.flatten()
     assert (flat.max_size, len(flat), flat[:]["x"].tolist()) == (6, 6, [0, 1, 2, 3, 4, 5])
@@ -344,7 +344,7 @@ def test_pickled_whole() -> None:
     storage.set(0, storage[1])
     other = pickle.loads(pickle.dumps(storage))
     assert same(other[:], storage[:])
-    assert (other._last_cursor, other.revision) == (0, 1)
+    assert (other.last_cursor, other.log.now) == (0, (1, 1, 0))
     other[2] = other[3]
     assert same(other[2], storage[3])
     assert same(storage[2], TensorStorage(storage._storage)[2])

@@ -134,10 +134,10 @@ def test_an_index_belongs_to_the_caller() -> None:
     storage, chosen = LazyTensorStorage(4), torch.tensor([2, 1])
     writer = ring(storage)
     writer.extend(torch.arange(6)).zero_()
-    assert torch.as_tensor(storage._last_cursor).tolist() == [0, 1, 2, 3, 0, 1]
+    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]
     writer.write_at(chosen, torch.arange(2)).zero_()
     assert chosen.tolist() == [2, 1]
-    assert torch.as_tensor(storage._last_cursor).tolist() == [0, 1, 2, 3, 0, 1]  # the ring goes on where it was
+    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]  # the ring goes on where it was
 
 
 def test_generations_of_coordinates_are_those_of_their_rows() -> None:

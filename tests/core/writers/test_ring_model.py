@@ -52,7 +52,7 @@ STORAGES = {
 
 
 def emptied(storage: Storage) -> Storage:
-    storage._empty()
+    storage.empty()
     return storage
 
 
@@ -68,7 +68,7 @@ def test_the_ring_is_as_its_model(kind: str, rows: int, operations: list[tuple[s
         elif name == "add":
             assert writer.add(numbers[0]) == model.write(value)
         elif name == "empty":
-            storage._empty()
+            storage.empty()
             writer._empty(empty_write_count=bool(count))
             model.empty(bool(count))
         elif kind != "list" and storage.initialized:

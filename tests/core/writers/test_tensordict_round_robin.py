@@ -87,7 +87,7 @@ def test_rows_without_a_number_stay_without() -> None:
     storage = TensorStorage(steps(4))
     ring(storage).extend(steps(2) + 1)
     assert list(storage[:].keys()) == ["x"]
-    storage._empty()
+    storage.empty()
     ring(storage).extend(steps(2) + 1)
     assert storage[:]["x"].tolist() == [[1, 1], [1, 1]]
 

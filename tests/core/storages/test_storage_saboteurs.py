@@ -1,0 +1,299 @@
+"""A storage written from the page passes the suites, and one that breaks a single rule does not."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rbtool
+from rbtool.core.errors import SchemaError
+from rbtool.core.storages import FinalMethodError, IndexedStorage, Storage, require_like
+from rbtool.core.testing.storages import FILLS, StorageFillTests, StorageTests, sample_rows
+
+
+class Page(Storage):
+    """Keeps tensordicts in one tensordict: written from the docstring of `Storage` alone."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.rows: Any = None
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read_rows(self, rows: Any) -> Any:
+        return self.rows[rows].clone()
+
+    def write_rows(self, rows: Any, data: Any) -> None:
+        if self.rows is None:
+            first = data if isinstance(rows, int) else data[0]
+            self.rows = torch.zeros_like(first).expand(self.max_size).clone()
+        require_like(data, self.rows[rows])
+        self.rows[rows] = data
+        self.length = self.length_after(rows)
+
+    def clear_rows(self) -> None:
+        self.length = 0
+
+
+class Objects(Storage):
+    """Keeps any objects in a dict."""
+
+    returns_objects = True
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.items: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read_rows(self, rows: Any) -> Any:
+        if isinstance(rows, int):
+            return self.items[rows]
+        return [self.items[row] for row in torch.arange(len(self))[rows].tolist()]
+
+    def write_rows(self, rows: Any, data: Any) -> None:
+        if isinstance(rows, int):
+            self.items[rows] = data
+        else:
+            self.items |= dict(zip(torch.arange(self.max_size)[rows].tolist(), data, strict=True))
+
+    def clear_rows(self) -> None:
+        self.items = {}
+
+
+# One broken rule each ----------------------------------------------------------------------------------
+
+
+class ForgetsToReportAWrite(Page):
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> Any:
+        super().write_at(cursor, data, set_cursor=set_cursor)
+        return slice(0, 0)
+
+
+class ReportsOtherRows(Page):
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> Any:
+        rows = super().write_at(cursor, data, set_cursor=set_cursor)
+        return slice(0, rows.stop - rows.start) if isinstance(rows, slice) else rows
+
+
+class CountsEveryWrite(Page):
+    def write_rows(self, rows: Any, data: Any) -> None:
+        before = self.length
+        super().write_rows(rows, data)
+        self.length = min(before + (1 if isinstance(rows, int) else len(data)), self.max_size)
+
+
+class CountsItsRoom(Page):
+    def __len__(self) -> int:
+        return self.max_size if self.length else 0
+
+
+class KeepsItsLengthWhenEmptied(Page):
+    def clear_rows(self) -> None:
+        pass
+
+
+class ReadsViews(Page):
+    def read_rows(self, rows: Any) -> Any:
+        if isinstance(rows, torch.Tensor) and len(rows) and bool((rows.diff() == 1).all()):
+            return self.rows[int(rows[0]) : int(rows[-1]) + 1]
+        return super().read_rows(rows)
+
+
+class KeepsTheDataOfTheCaller(Page):
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.kept: dict[int, Any] = {}
+
+    def write_rows(self, rows: Any, data: Any) -> None:
+        super().write_rows(rows, data)
+        if isinstance(rows, int):
+            self.kept[rows] = data
+        else:
+            self.kept |= dict(zip(torch.arange(self.max_size)[rows].tolist(), data.unbind(0), strict=True))
+
+    def read_rows(self, rows: Any) -> Any:
+        if isinstance(rows, int):
+            return self.kept[rows].clone()
+        wanted = torch.arange(self.length)[rows].tolist()
+        return torch.stack([self.kept[row] for row in wanted]) if wanted else super().read_rows(rows)
+
+
+class WritesHalfOnFailure(Page):
+    def write_rows(self, rows: Any, data: Any) -> None:
+        if self.rows is not None and data.keys() == self.rows.keys():
+            for key in data.keys(True, True):
+                require_like(data.select(key), self.rows[rows].select(key))
+                self.rows.get(key)[rows] = data.get(key)
+        super().write_rows(rows, data)
+
+
+class GrowsOnFailure(Page):
+    def write_rows(self, rows: Any, data: Any) -> None:
+        if self.length:
+            self.length = self.length_after(rows) if isinstance(rows, torch.Tensor) else self.max_size
+        super().write_rows(rows, data)
+
+
+class TakesAnything(Page):
+    def write_rows(self, rows: Any, data: Any) -> None:
+        if self.rows is None:
+            super().write_rows(rows, data)
+            return
+        for key in data.keys(True, True):
+            self.rows.get(key)[rows] = data.get(key).to(self.rows.get(key).dtype)
+        self.length = self.length_after(rows)
+
+
+class ReadsInOrderOfRows(Page):
+    def read_rows(self, rows: Any) -> Any:
+        return super().read_rows(rows.sort().values if isinstance(rows, torch.Tensor) else rows)
+
+
+class IgnoresRowsReplacedByIndex(Page):
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> Any:
+        return super().write_at(cursor, data, set_cursor=set_cursor) if set_cursor else slice(0, 0)
+
+
+class SavesNoLength(Page):
+    def save_state(self) -> dict[str, Any]:
+        return {"_storage": None if self.rows is None else self.rows.clone(), "_len": self.max_size}
+
+
+class ForgetsRowsWhenALoadFails(Page):
+    def load_state(self, state: Any) -> None:
+        self.clear_rows()
+        super().load_state(state)
+
+
+class MovesTheCursorAtEveryWrite(Page):
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> Any:
+        rows = super().write_at(cursor, data, set_cursor=set_cursor)
+        self.last_cursor = cursor
+        return rows
+
+
+class SharesItsRowsWithItsPickles(Page):
+    shelf: dict[int, Any] = {}  # noqa: RUF012
+
+    def __getstate__(self) -> dict[str, Any]:
+        SharesItsRowsWithItsPickles.shelf[id(self)] = self.rows
+        return super().__getstate__() | {"rows": None, "number": id(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.rows = self.shelf[state["number"]]
+
+
+SABOTEURS = [
+    ForgetsToReportAWrite, ReportsOtherRows, CountsEveryWrite, CountsItsRoom, KeepsItsLengthWhenEmptied, ReadsViews,
+    KeepsTheDataOfTheCaller, WritesHalfOnFailure, GrowsOnFailure, TakesAnything, ReadsInOrderOfRows,
+    IgnoresRowsReplacedByIndex, SavesNoLength, ForgetsRowsWhenALoadFails, MovesTheCursorAtEveryWrite,
+    SharesItsRowsWithItsPickles,
+]  # fmt: skip
+
+
+def suites(kind: Callable[[int], Storage], *, alike: bool = True) -> list[Any]:
+    """The suites of a kind of storage."""
+
+    class Fills(StorageFillTests):
+        kinds = ("tensordict", "nested tensordict")
+        ndims = (1,)
+        saves = False
+
+        def make_empty(self, max_size: int, ndim: int) -> Storage:
+            return kind(max_size)
+
+        def read(self, storage: Storage, rows: list[int] | None = None) -> Any:
+            found = super().read(storage, rows)
+            return torch.stack(found) if isinstance(found, list) else found
+
+    class Filled(StorageTests):
+        def make(self) -> Storage:
+            storage = kind(12)
+            storage.set(range(10), sample_rows("nested tensordict", list(range(10))))
+            storage.last_cursor = None
+            return storage
+
+    Fills.alike = alike
+    return [Fills(), Filled()]
+
+
+def failures(kind: Callable[[int], Storage], **options: Any) -> set[str]:
+    """Run the suites; return the names of the tests that fail."""
+    found = set()
+    for suite in suites(kind, **options):
+        for name, test in inspect.getmembers(suite, inspect.ismethod):
+            names = inspect.signature(test).parameters.keys()
+            if not name.startswith("test_") or "tmp_path" in names:
+                continue
+            cases = itertools.product(suite.kinds, suite.ndims, FILLS) if "case" in names else [None]
+            for case in cases:
+                try:
+                    test() if case is None else test(case)
+                except Exception:  # of any kind: what is tested is broken
+                    found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("kind", [Page, Objects])
+def test_a_storage_written_from_the_page_passes(kind: type[Storage]) -> None:
+    assert failures(kind, alike=kind is Page) == set()
+    source = inspect.getsource(kind)
+    assert len(source.splitlines()) <= 40
+    assert not re.search(r"\b_[a-z]|\._[a-z]", source)
+
+
+@pytest.mark.parametrize("saboteur", SABOTEURS, ids=lambda kind: kind.__name__)
+def test_a_storage_that_breaks_one_rule_fails(saboteur: type[Storage]) -> None:
+    assert failures(saboteur)
+
+
+@pytest.mark.parametrize("kind", [Page, Objects, rbtool.ListStorage, rbtool.LazyTensorStorage])
+def test_no_slice_goes_over_the_end_of_an_episode(kind: type[Storage]) -> None:
+    buffer = rbtool.TensorDictReplayBuffer(
+        storage=kind(100), sampler=rbtool.SliceSampler(slice_len=4, end_key=("next", "done")), batch_size=320,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    for first in range(0, 350, 35):
+        step = torch.arange(first, first + 35)
+        done = (step % 7 == 6).unsqueeze(-1)
+        buffer.extend(TensorDict({"step": step, "next": TensorDict({"done": done}, [35])}, [35]))
+        assert bool((buffer.sample()["step"].reshape(-1, 4).diff(dim=1) == 1).all())
+
+
+@pytest.mark.parametrize("name", ["get", "set", "state_dict", "load_state_dict", "empty", "__getitem__", "notify"])
+@pytest.mark.parametrize("parent", [Storage, IndexedStorage, Page, rbtool.TensorStorage])
+def test_final_methods_cannot_be_overridden(parent: type[Storage], name: str) -> None:
+    with pytest.raises(FinalMethodError, match=rf"Own overrides {name}\(\)") as caught:
+        type("Own", (parent,), {name: lambda self: None})
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.hint
+    with pytest.raises(FinalMethodError):
+        type("Own", (type("Mixin", (), {name: lambda self: None}), parent), {})
+
+
+def test_what_the_base_class_checks() -> None:
+    storage = Page(5)
+    with pytest.raises(SchemaError, match="row 2 cannot be written yet"):
+        storage.set(range(1, 3), sample_rows("tensordict", [1, 2]))
+    with pytest.raises(SchemaError, match="the capacity is 5"):
+        storage.set(range(4, 6), sample_rows("tensordict", [1, 2]))
+    with pytest.raises(SchemaError, match="2 elements given for 3 rows"):
+        storage.set(range(3), sample_rows("tensordict", [1, 2]))
+    with pytest.raises(SchemaError, match="has no rows"):
+        storage.set(range(3), "abc")
+    storage.set(torch.tensor([0, 1, 0]), sample_rows("tensordict", [1, 2, 3]))
+    assert storage[:]["action"].tolist() == [12, 8]
+    storage.set([1, 0], list(sample_rows("tensordict", [4, 5]).unbind(0)))
+    assert storage[torch.tensor([[0], [1]])]["action"].tolist() == [[20], [16]]
