@@ -186,8 +186,10 @@ class SliceSamplerTests(ABC):
             assert [(part.dtype, tuple(part.shape)) for part in index] == [(torch.int64, (3, 2))] * ndim
 
     def test_what_is_said_of_steps_fits_the_data(self) -> None:
-        for ndim in (1, 2):
-            twin = self.twin(ndim=ndim, strict_length=False)
+        merged = Twin(12, self.make(slice_len=6, traj_key="episode", strict_length=False))
+        # Two episodes with one id are one trajectory: it has flags between its ends.
+        merged.extend(rows_of([episodes([4, 2, 1, 3], ["terminated", "truncated"], ids=(7, 7, 8, 8))], 10))
+        for twin in (merged, *(self.twin(ndim=ndim, strict_length=False) for ndim in (1, 2))):
             for _ in range(6):
                 drawn, info = twin.draw(6)
                 said = {"is_init": info["is_init"]} | {
