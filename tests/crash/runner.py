@@ -40,12 +40,14 @@ from rbtool.core.dataset.identity import ted_digest
 MODULES = {
     "exchange": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes", "h5py"),
     "dump": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes"),
-    "preprocess": ("tensordict",),
+    "preprocess": ("tensordict", "rbtool.core.preprocess", "rbtool.core.verbs.preprocess"),
     "download": (
-        "h5py", "httpx2", "huggingface_hub.utils", "tenacity", "rbtool.converters.minari",
-        "rbtool.converters.minari_source", "rbtool.core.verbs.download",
+        "h5py", "httpx2", "tenacity", "rbtool.converters.minari", "rbtool.converters.minari_source",
+        "rbtool.core.verbs.download",
     ),
 }  # fmt: skip
+_FRESH = ("huggingface_hub.utils",)
+"""What reads the variables that say where the hub is when it is imported."""
 _FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "os.mkdir": 2}
 """Where among the arguments of an event the folders begin that its paths count from, -1 for none."""
 WATCHED = {"rbtool.fs", "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
@@ -290,13 +292,15 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
     options = parser.parse_args(words)
     with _hub(options.work) if options.job == "download" else contextlib.nullcontext():
-        for module in MODULES.get(options.job.partition("-")[0], ()):
+        for module in (*MODULES.get(options.job.partition("-")[0], ()), *(_FRESH if options.job == "download" else ())):
             importlib.import_module(module)  # once here, not in every child
         print(json.dumps(_strike_everywhere(options)), flush=True)
 
 
 def _serve() -> NoReturn:
     """Run what each line of the standard input asks for, until it ends."""
+    for module in itertools.chain.from_iterable(MODULES.values()):
+        importlib.import_module(module)
     print("ready", flush=True)
     for line in sys.stdin:
         child = os.fork()

@@ -12,7 +12,8 @@ FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "download", "preprocess", "preprocess-fewer",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
-# Every day a writer of each kind is killed and meets a full disk; the others write through one of these.
+# Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
+# they do about it is the same code.
 EVERY_DAY = {
     "convert",
     "download",
@@ -24,16 +25,22 @@ EVERY_DAY = {
     "dump-nested",
     "dump-h5",
 }
-STRUCK = [job if job in EVERY_DAY else pytest.param(job, marks=pytest.mark.slow) for job in JOBS]
+FILLED_EVERY_DAY = {"convert", "preprocess-fewer", "save-h5", "dump-nested"}
+
+
+def struck(every_day: set[str]) -> list[object]:
+    return [job if job in every_day else pytest.param(job, marks=pytest.mark.slow) for job in JOBS]
+
+
 Strike = Callable[..., dict[str, int]]
 
 
-@pytest.mark.parametrize("job", STRUCK)
+@pytest.mark.parametrize("job", struck(EVERY_DAY))
 def test_killed_anywhere_the_destination_is_old_or_new(strike: Strike, work: Path, job: str) -> None:
-    counts = strike(work, job, "--strikes", "8", "--over")
-    assert counts["old"] >= 3
+    counts = strike(work, job, "--strikes", "5", "--over")
+    assert counts["old"] >= 2
     assert counts["new"] >= 1
-    assert counts["old"] + counts["new"] == 8
+    assert counts["old"] + counts["new"] == 5
 
 
 @pytest.mark.slow
@@ -45,22 +52,22 @@ def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str, 
     assert counts["new"] >= 1
 
 
-@pytest.mark.parametrize("strikes", [("--strikes", "6"), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strikes", [("--strikes", "4"), pytest.param((), marks=pytest.mark.slow)])
 def test_killed_with_workers_at_work(strike: Strike, work: Path, strikes: tuple[str, ...]) -> None:
     counts = strike(work, "preprocess-parent", *strikes, "--over")
-    assert counts["old"] >= 3
+    assert counts["old"] >= 2
 
 
-@pytest.mark.parametrize("strikes", [("--strikes", "6"), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strikes", [("--strikes", "4"), pytest.param((), marks=pytest.mark.slow)])
 def test_a_killed_worker_is_replaced(strike: Strike, work: Path, strikes: tuple[str, ...]) -> None:
     counts = strike(work, "preprocess-worker", *strikes, "--over")
     assert counts["old"] == 0
     assert counts["new"] >= 3
 
 
-@pytest.mark.parametrize("job", STRUCK)
+@pytest.mark.parametrize("job", struck(FILLED_EVERY_DAY))
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(strike: Strike, small_disk: Path, job: str) -> None:
-    counts = strike(small_disk, job, "--fault", "fill", "--strikes", "7" if job in EVERY_DAY else "25", "--over")
+    counts = strike(small_disk, job, "--fault", "fill", "--strikes", "7" if job in FILLED_EVERY_DAY else "25", "--over")
     assert counts["old"] >= 3
 
 

@@ -85,7 +85,9 @@ def test_checking(big: Path) -> None:
     _run(CAP, "check", big, "-q")
 
 
-@pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
+@pytest.mark.parametrize(
+    "form", ["ted", "h5", *(pytest.param(form, marks=pytest.mark.slow) for form in ("flat", "nested"))]
+)
 def test_saving_verifying_and_loading_a_checkpoint(big: Path, tmp_path: Path, form: str) -> None:
     saved, loaded = tmp_path / "saved.h5", tmp_path / "loaded"
     _run(CAP, "checkpoint", "save", big, saved, "--as", form, "-q")
