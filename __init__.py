@@ -133,8 +133,8 @@ if TYPE_CHECKING:
     from .core.verbs.export import export
     from .core.verbs.inspect import inspect
     from .core.verbs.listing import list_datasets as list  # noqa: F401  # of the module, not of a star import
+    from .core.verbs.listing import list_remote
     from .core.verbs.preprocess import preprocess
-    from .core.verbs.remote_listing import list_remote
     from .core.verbs.repair import repair
     from .core.verbs.sample import sample
     from .core.verbs.stats import stats
@@ -168,7 +168,7 @@ _HOMES: dict[str, str] = {
 }
 _RENAMED = {
     "list": ("core.verbs.listing", "list_datasets"),
-    "list_remote": ("core.verbs.remote_listing", "list_remote"),
+    "list_remote": ("core.verbs.listing", "list_remote"),
     **{group: (f"core.verbs.{group}", "") for group in ("cache", "checkpoint")},
 }
 

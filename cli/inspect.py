@@ -3,20 +3,264 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Line
+from .published import ends, not_following, without_final
+from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline, vector
 
 if TYPE_CHECKING:
-    from ..core.verbs.inspect import InspectResult
+    from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
 
-__all__ = ["EXAMPLES", "add", "inspect_lines"]
+__all__ = ["EXAMPLES", "add", "episode_lines", "inspect_lines", "space_text", "summary_lines"]
+
+_INDENT = "  "
+_TITLE = 9
+_STEPS_TO_NEXT = ("steps_to_next_obs",)
+
+
+def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[list[Cell]]:
+    """Set the summary; the first line answers the question. Words go into lines of `width` columns."""
+    what = {"dataset": "TED", "checkpoint": "checkpoint"}.get(result.type, "raw dataset")
+    title: Line = [
+        Styled(result.name, "bold"),
+        f"   {what}, {'format' if result.type == 'source' else 'layout'} {result.layout}",
+        f"   {counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}   {size(result.bytes)}",
+    ]
+    yield from folded(title, width, len(_INDENT))
+    counts = {name: getattr(result.ends, name) for name in result.ends.__slots__}
+    yield from folded(_titled("ends", ends(counts)), width, _TITLE)
+    if apart := not_following(counts, n_step=any(field.key == _STEPS_TO_NEXT for field in result.fields)):
+        yield from folded(_titled("next", apart), width, _TITLE)
+    if apart := without_final(counts):
+        yield from folded(_titled("final", f"{apart}: the source has no observation after it"), width, _TITLE)
+    spreads = [("length", result.length), ("return", result.returns)]
+    rows = [_spread(title, spread) for title, spread in spreads if spread is not None]
+    yield from Table(rows, indent=_TITLE).lines(width)
+    if result.layouts:
+        yield from folded(_titled("layouts", _layouts(result)), width, _TITLE)
+    yield [Styled("fields", "dim")]
+    yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), _TITLE).lines(width)
+    for problem in result.problems:
+        yield from folded([Styled(f"{'damaged':<{_TITLE}}", "red"), problem], width, _TITLE)
+    for line in (*_spaces(result), *_remarks(result), *_origin(result)):
+        yield from folded(line, width, _TITLE)
+
+
+def _layouts(result: InspectResult) -> str:
+    """Bytes of the rows in each layout, and what is saved, or could be."""
+    shown = [f"{name} {size(count)}" for name, count in result.layouts.items()]
+    ted, packed = result.layouts["ted"], result.layouts["packed"]
+    share = f" ({100 - round(100 * packed / ted)} % less)" if packed < ted else ""
+    return f"{' · '.join(shown)}{share}"
+
+
+def _titled(title: str, text: str) -> list[Cell]:
+    return [Styled(f"{title:<{_TITLE}}", "dim"), text]
+
+
+def _spread(title: str, spread: Spread) -> Line:
+    return [
+        Styled(f"{title:<7}", "dim"),
+        f"mean {number(spread.mean)}",
+        f"min {number(spread.min)}",
+        f"max {number(spread.max)}",
+        Styled(sparkline(spread.histogram), "cyan"),
+    ]
+
+
+def _field_rows(fields: tuple[FieldView, ...]) -> Iterator[Line]:
+    """One row a leaf, indented as a tree; neighbours that differ in nothing but their name share one."""
+    shown: tuple[str, ...] = ()
+    for _, same in groupby(enumerate(fields), key=lambda item: _likeness(*item)):
+        group = [field for _, field in same]
+        *folders, _ = group[0].key
+        for depth, folder in enumerate(folders):
+            if shown[: depth + 1] != tuple(folders[: depth + 1]):
+                yield [_INDENT * (depth + 1) + folder]
+        shown = tuple(folders)
+        yield _field_row(_INDENT * (len(folders) + 1) + ", ".join(field.key[-1] for field in group), group)
+
+
+def _likeness(position: int, field: FieldView) -> tuple[Any, ...]:
+    """Flags share a row; anything else stands alone."""
+    return (field.key[:-1], field.dtype, field.shape) if field.role == "done" else (position,)
+
+
+def _field_row(name: str, group: list[FieldView]) -> Line:
+    field = group[0]
+    low, high = field.min, field.max
+    known = low is not None and high is not None and field.dtype != "bool"
+    return [
+        name,
+        Styled(field.dtype, "cyan"),
+        f"[{', '.join(map(str, field.shape))}]",
+        size(sum(one.bytes for one in group)),
+        number(low) if known and low is not None else "",
+        "…" if known else "",
+        number(high) if known and high is not None else "",
+    ]
+
+
+def _spaces(result: InspectResult) -> Iterator[list[Cell]]:
+    for name, space in result.spaces.items():
+        yield _titled("space", f"{name}: {space_text(space)}")
+
+
+def _remarks(result: InspectResult) -> Iterator[list[Cell]]:
+    for before, after in result.renamed_keys.items():
+        yield _titled("renamed", f"{before} → {after}")
+    for dropped in result.dropped_keys:
+        yield _titled("left out", f"{dropped.key} ({dropped.why})")
+    for note in result.notes:
+        yield _titled("note", note)
+
+
+def _origin(result: InspectResult) -> Iterator[list[Cell]]:
+    for step in result.provenance:
+        what = f"{step.verb} {_arguments(step.arguments)}".rstrip()
+        yield _titled("made", f"{what} · {step.time[:10]} · rbtool {step.version}")
+    if result.content_digest:
+        yield _titled("digest", result.content_digest)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    said = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
+    if operations := said.pop("operations", None):  # in full under --json, with the constants that were measured
+        said.pop("constants", None)
+        said = {", ".join(dict.fromkeys(str(part["name"]) for part in operations)): True, **said}
+    return " ".join(name if value is True else f"{name}={value}" for name, value in said.items())
+
+
+_UNTOLD = frozenset({"type", "dtype", "charset", "n", "nvec"})
+
+
+def space_text(space: Any) -> str:
+    """Write a space: `Box(39) float64 unbounded`, `Discrete(2)`, `Dict(goal: Box(2) …, …)`."""
+    if not isinstance(space, Mapping):
+        return str(space)
+    kind = str(space.get("type", "space"))
+    parts = space.get("subspaces")
+    if isinstance(parts, Mapping):
+        return f"{kind}({', '.join(f'{name}: {space_text(part)}' for name, part in parts.items())})"
+    if isinstance(parts, list):
+        return f"{kind}({', '.join(map(space_text, parts))})"
+    if kind == "Box":
+        return f"Box({', '.join(map(str, space.get('shape', ())))}) {space.get('dtype', '')} {_bounds(space)}".strip()
+    sizes = [str(space[name]) for name in ("n", "nvec") if name in space]
+    rest = [f"{name} {value}" for name, value in space.items() if name not in _UNTOLD and not _is_zero(name, value)]
+    return f"{kind}({', '.join([*sizes, *rest])})"
+
+
+def _is_zero(name: str, value: Any) -> bool:
+    return name == "start" and not any(_numbers(value))
+
+
+def _bounds(space: Mapping[str, Any]) -> str:
+    low, high = (list(_numbers(space.get(side, ()))) for side in ("low", "high"))
+    if not low or not high:
+        return ""
+    least, most = min(low), max(high)
+    if least == float("-inf") and most == float("inf"):
+        return "unbounded" if max(low) == least and min(high) == most else "bounded in part"
+    text = f"[{number(least)}, {number(most)}]"
+    return text if least == max(low) and most == min(high) else f"within {text}"
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    else:
+        yield float(value)
+
+
+_FLAGS = ("next.terminated", "next.truncated")
+_HIDDEN = {"episode", "next.done", "next.reward", *_FLAGS}
+_WIDEST = 160
+
+
+def episode_lines(view: EpisodeView, fields: tuple[FieldView, ...], width: int | None) -> list[list[Cell]]:
+    """Set an episode as a table, or step by step where that would be too wide."""
+    states, actions, results = _split(view.rows[0].values, fields) if view.rows else ([], [], [])
+    table = Table([_header(states, actions, results), *_rows(view, states, actions, results)], right=frozenset({0}))
+    facts = [counted(view.length + 1, "observation"), counted(view.length, "step"), view.end]
+    facts.append("no return" if view.total_reward is None else f"return {number(view.total_reward)}")
+    head: list[Cell] = [Styled(f"episode {view.episode}", "bold"), f"   {', '.join(facts)}"]
+    if table.width <= (width or _WIDEST):
+        return [*folded(head, width, 4), *table.lines()]
+    return [*folded(head, width, 4), *_step_by_step(view, states, actions, results, width)]
+
+
+def _split(values: Any, fields: tuple[FieldView, ...]) -> tuple[list[str], list[str], list[str]]:
+    """Sort the names of the leaves into what was known before the action, the action, and what came after it."""
+    roles = {".".join(field.key): field.role for field in fields}
+    names = [name for name in values if name not in _HIDDEN]
+    results = [name for name in names if name.startswith("next.")]
+    actions = [name for name in names if roles.get(name) == "action"]
+    return [name for name in names if name not in {*results, *actions}], actions, results
+
+
+def _header(states: list[str], actions: list[str], results: list[str]) -> Line:
+    names = ["t", *states, *actions, "→", "reward", *(_after(name) for name in results), "end"]
+    return [Styled(name, "dim") for name in names]
+
+
+def _after(name: str) -> str:
+    return f"next {name.removeprefix('next.')}"
+
+
+def _rows(view: EpisodeView, states: list[str], actions: list[str], results: list[str]) -> list[Line]:
+    rows: list[Line] = []
+    before = -1
+    for row in view.rows:
+        if row.step != before + 1:
+            rows.append(["…"])
+        before = row.step
+        known = [vector(row.values[name]) for name in (*states, *actions)]
+        after = [vector(row.values[name]) for name in results]
+        rows.append([f"{row.step:,}", *known, "→", _reward(row), *after, Styled(_end(row), "yellow")])
+    return rows
+
+
+def _reward(row: RowView) -> str:
+    value = row.values.get("next.reward")
+    return vector(value[0] if isinstance(value, list) and len(value) == 1 else value) if value is not None else ""
+
+
+def _end(row: RowView) -> str:
+    return " ".join(name.removeprefix("next.") for name in _FLAGS if row.values.get(name) in (True, [True]))
+
+
+def _step_by_step(
+    view: EpisodeView, states: list[str], actions: list[str], results: list[str], width: int | None
+) -> list[list[Cell]]:
+    """One leaf a line, what it was before the step and after it."""
+    lines: list[list[Cell]] = []
+    before = -1
+    for row in view.rows:
+        if row.step != before + 1:
+            lines.append(["…"])
+        before = row.step
+        parts: list[Line] = []
+        for name in states:
+            after = f"next.{name}"
+            arrow = [f"→ {vector(row.values[after])}"] if after in results else []
+            parts.append([name, vector(row.values[name]), *arrow])
+        parts += [[name, vector(row.values[name])] for name in actions]
+        parts += [["reward", f"→ {_reward(row)}"]]
+        only_after = [name for name in results if name.removeprefix("next.") not in states]
+        parts += [[name, f"→ {vector(row.values[name])}"] for name in only_after]
+        lines.append([Styled(f"t = {row.step:,}", "bold"), Styled(f"  {_end(row)}".rstrip(), "yellow")])
+        lines += [["  ", *line] for line in Table(parts).lines(width and width - 2)]
+    return lines
+
 
 EXAMPLES = (
     Example("rbtool inspect minari:cartpole/scripted-v0", "what is in a stored dataset"),
@@ -61,9 +305,6 @@ def inspect(
 
 def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:
     """Set the summary, or the episode that was asked for."""
-    from .inspect_episode import episode_lines
-    from .inspect_summary import summary_lines
-
     return (
         summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)
     )

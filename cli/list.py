@@ -15,8 +15,7 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, size
 
 if TYPE_CHECKING:
-    from ..core.verbs.listing import StoredDataset
-    from ..core.verbs.remote_listing import RemoteEntry
+    from ..core.verbs.listing import RemoteEntry, StoredDataset
 
 __all__ = ["EXAMPLES", "add"]
 
@@ -76,7 +75,7 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
 
 
 def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | None, refresh: bool) -> None:
-    from ..core.verbs.remote_listing import list_remote as run
+    from ..core.verbs.listing import list_remote as run
 
     with out.progress() as progress:
         result = run(source, pattern, root=root, refresh=refresh, progress=progress)

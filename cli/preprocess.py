@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from . import preprocess_options as option
+import typer
+
 from .help import Example
 from .options import Dataset, DryRun, Force, Root, SkipBad, verb
 from .output import Output, stdout_aside
@@ -15,6 +17,206 @@ if TYPE_CHECKING:
     import typer
 
 __all__ = ["EXAMPLES", "add"]
+
+
+class UnitName(enum.StrEnum):
+    """What one call of a function gets."""
+
+    STEP = "step"
+    ROW = "row"
+    EPISODE = "episode"
+
+
+class StartMethodName(enum.StrEnum):
+    """How worker processes are started."""
+
+    FORK = "fork"
+    SPAWN = "spawn"
+    FORKSERVER = "forkserver"
+
+
+class EngineName(enum.StrEnum):
+    """Who does the work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+_FUNCTION = "A function of yours"
+_OPERATIONS = "Operations, done in this order"
+_PIPELINE = "Operations in another order, or again"
+_RUN = "How it is run"
+
+
+def _option(name: str, metavar: str | None, about: str, panel: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=about, rich_help_panel=panel)
+
+
+Destination: TypeAlias = Annotated[str | None, typer.Option("--dest", metavar="DIR", help="The folder to write.")]
+
+Function: TypeAlias = Annotated[
+    str | None, _option("--fn", "FILE.py:NAME|MODULE:NAME", "The function to run, instead of operations.", _FUNCTION)
+]
+Unit: TypeAlias = Annotated[
+    UnitName,
+    _option("--unit", None, "What it gets at a time: K steps, a single row, or a whole episode.", _FUNCTION),
+]
+Seed: TypeAlias = Annotated[
+    int, _option("--seed", "N", "Seeds its random numbers, by chunk, row or episode.", _FUNCTION)
+]
+
+Episodes: TypeAlias = Annotated[
+    str | None, _option("--episodes", "A:B,C", "Only these episodes, by the source's numbers.", _OPERATIONS)
+]
+Filter: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "--filter",
+        "CONDITION",
+        "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
+        "numbers and joined by and, or, not.",
+        _OPERATIONS,
+    ),
+]
+Where: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "--where",
+        "CONDITION",
+        "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
+        "episode falls into pieces at gaps; the row before a gap becomes truncated.",
+        _OPERATIONS,
+    ),
+]
+Rename: TypeAlias = Annotated[
+    list[str] | None, _option("--rename", "OLD=NEW", "Give a field or group another name.", _OPERATIONS)
+]
+Cast: TypeAlias = Annotated[
+    list[str] | None,
+    _option("--cast", "FIELD=TYPE", "Change the element type; what would not fit is refused.", _OPERATIONS),
+]
+Cat: TypeAlias = Annotated[
+    list[str] | None,
+    _option("--cat", "NEW=PART,PART", "Join fields along their last dimension, in the order given.", _OPERATIONS),
+]
+Flatten: TypeAlias = Annotated[
+    bool, _option("--flatten", None, "Make one vector, observation, of all observations by name.", _OPERATIONS)
+]
+Resize: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "--resize", "FIELD=HxW", "Scale images, height x width; :hwc or :chw says where channels are.", _OPERATIONS
+    ),
+]
+NStep: TypeAlias = Annotated[
+    int | None,
+    _option(
+        "--n-step",
+        "N",
+        "Make transitions over N steps, never across the end of an episode: discounted reward, the observation after "
+        "them, steps_to_next_obs, gamma, multi_step.done and the like; needs --gamma.",
+        _OPERATIONS,
+    ),
+]
+Gamma: TypeAlias = Annotated[
+    float | None, _option("--gamma", "G", "The discount of n-step and of both returns, up to 1.", _OPERATIONS)
+]
+ReturnToGo: TypeAlias = Annotated[
+    bool,
+    _option(
+        "--return-to-go",
+        None,
+        "Add return_to_go, the rewards still to come, which policies are conditioned on; undiscounted without --gamma.",
+        _OPERATIONS,
+    ),
+]
+McReturn: TypeAlias = Annotated[
+    bool,
+    _option(
+        "--mc-return",
+        None,
+        "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
+        _OPERATIONS,
+    ),
+]
+ClipReward: TypeAlias = Annotated[
+    str | None,
+    _option("--clip-reward", "LOW:HIGH", "Keep next.reward within bounds; write --clip-reward=-1:1.", _OPERATIONS),
+]
+Normalize: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "--normalize",
+        "FIELD[:HOW]",
+        "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
+        "last two to -1 and 1. The constants are stored with the result.",
+        _OPERATIONS,
+    ),
+]
+Select: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "--select",
+        "FIELD,FIELD",
+        "Keep these fields, and besides reward, end flags, episode, and what n-step and returns added.",
+        _OPERATIONS,
+    ),
+]
+Exclude: TypeAlias = Annotated[
+    list[str] | None,
+    _option("--exclude", "FIELD,FIELD", "Let go of these fields; the end flags under next stay.", _OPERATIONS),
+]
+
+Pipeline: TypeAlias = Annotated[
+    str | None, _option("--pipeline", "FILE", "Do what a TOML file says, in its order.", _PIPELINE)
+]
+ShowPipeline: TypeAlias = Annotated[
+    bool, _option("--show-pipeline", None, "Print the TOML file of what is asked for, and do nothing.", _PIPELINE)
+]
+Replay: TypeAlias = Annotated[
+    str | None,
+    _option(
+        "--replay",
+        "MANIFEST",
+        "Do again what made another dataset (its folder or manifest.json), scaled by the same constants.",
+        _PIPELINE,
+    ),
+]
+ReplayFilters: TypeAlias = Annotated[
+    bool,
+    _option(
+        "--replay-filters",
+        None,
+        "With --replay, choose episodes as it did, too: by --episodes and --filter.",
+        _PIPELINE,
+    ),
+]
+
+NumWorkers: TypeAlias = Annotated[
+    int | None, _option("--num-workers", "N", "Processes; 0: this one only. Default: one a core.", _RUN)
+]
+ChunkSize: TypeAlias = Annotated[
+    int | None,
+    _option(
+        "--chunk-size", "K", "Rows a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.", _RUN
+    ),
+]
+NumFrames: TypeAlias = Annotated[int | None, _option("--num-frames", "N", "Only the first N steps.", _RUN)]
+Resume: TypeAlias = Annotated[
+    bool, _option("--resume", None, "Go on with what an earlier run of the same has finished.", _RUN)
+]
+KeepGoing: TypeAlias = Annotated[
+    bool, _option("--keep-going", None, "Where a chunk fails, finish the others before saying so.", _RUN)
+]
+Timeout: TypeAlias = Annotated[float | None, _option("--timeout", "SECONDS", "End a chunk that takes longer.", _RUN)]
+Retries: TypeAlias = Annotated[int, _option("--retries", "N", "How often a chunk that failed is tried again.", _RUN)]
+StartMethod: TypeAlias = Annotated[
+    StartMethodName | None, _option("--start-method", None, "How processes are started.", _RUN)
+]
+Engine: TypeAlias = Annotated[
+    EngineName, _option("--engine", None, "This machine, or a Ray cluster over a shared folder.", _RUN)
+]
+
 
 EXAMPLES = (
     Example(
@@ -71,41 +273,41 @@ def add(app: typer.Typer) -> None:
 
 def preprocess(
     dataset: Dataset,
-    dest: option.Destination = None,
+    dest: Destination = None,
     *,
     out: Output,
-    fn: option.Function = None,
-    unit: option.Unit = option.UnitName.STEP,
-    seed: option.Seed = 0,
-    episodes: option.Episodes = None,
-    where_episodes: option.Filter = None,
-    where: option.Where = None,
-    rename: option.Rename = None,
-    cast: option.Cast = None,
-    cat: option.Cat = None,
-    flatten: option.Flatten = False,
-    resize: option.Resize = None,
-    n_step: option.NStep = None,
-    gamma: option.Gamma = None,
-    return_to_go: option.ReturnToGo = False,
-    mc_return: option.McReturn = False,
-    clip_reward: option.ClipReward = None,
-    normalize: option.Normalize = None,
-    select: option.Select = None,
-    exclude: option.Exclude = None,
-    pipeline: option.Pipeline = None,
-    show_pipeline: option.ShowPipeline = False,
-    replay: option.Replay = None,
-    replay_filters: option.ReplayFilters = False,
-    num_workers: option.NumWorkers = None,
-    chunk_size: option.ChunkSize = None,
-    num_frames: option.NumFrames = None,
-    resume: option.Resume = False,
-    keep_going: option.KeepGoing = False,
-    timeout: option.Timeout = None,
-    retries: option.Retries = 1,
-    start_method: option.StartMethod = None,
-    engine: option.Engine = option.EngineName.LOCAL,
+    fn: Function = None,
+    unit: Unit = UnitName.STEP,
+    seed: Seed = 0,
+    episodes: Episodes = None,
+    where_episodes: Filter = None,
+    where: Where = None,
+    rename: Rename = None,
+    cast: Cast = None,
+    cat: Cat = None,
+    flatten: Flatten = False,
+    resize: Resize = None,
+    n_step: NStep = None,
+    gamma: Gamma = None,
+    return_to_go: ReturnToGo = False,
+    mc_return: McReturn = False,
+    clip_reward: ClipReward = None,
+    normalize: Normalize = None,
+    select: Select = None,
+    exclude: Exclude = None,
+    pipeline: Pipeline = None,
+    show_pipeline: ShowPipeline = False,
+    replay: Replay = None,
+    replay_filters: ReplayFilters = False,
+    num_workers: NumWorkers = None,
+    chunk_size: ChunkSize = None,
+    num_frames: NumFrames = None,
+    resume: Resume = False,
+    keep_going: KeepGoing = False,
+    timeout: Timeout = None,
+    retries: Retries = 1,
+    start_method: StartMethod = None,
+    engine: Engine = EngineName.LOCAL,
     root: Root = None,
     skip_bad: SkipBad = False,
     force: Force = False,
@@ -149,7 +351,7 @@ def _show_pipeline(
     replay_filters: bool,
 ) -> None:
     from ..core.errors import UsageError
-    from ..core.verbs.pipeline import show_pipeline
+    from ..core.verbs.preprocess import show_pipeline
 
     if fn is not None:
         raise UsageError("--fn names a function, and only operations make a pipeline")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..dataset import find_dataset, has_manifest
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
-from ..verbs.remote_listing import list_remote
+from ..verbs.listing import list_remote
 from .base import BaseDatasetExperienceReplay
 from .metadata import environment_metadata
 from .places import SourceFolder

@@ -29,9 +29,8 @@ from ..progress import Progress, Silent
 from ..ted import EndReason
 from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
 from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
-from .checkpoint_buffers import open_saved
-from .readable import has_steps
 from .results import Result, seconds_since
+from .saved_steps import has_steps, open_saved
 
 __all__ = ["CheckResult", "check"]
 

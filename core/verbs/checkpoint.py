@@ -30,7 +30,6 @@ from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_a
 from ..errors import UsageError
 from ..progress import Progress, Silent
 from ..ted import row_bytes
-from .checkpoint_buffers import open_saved
 from .checkpoint_torchrl import (
     build_dataset,
     build_for_torchrl,
@@ -40,6 +39,7 @@ from .checkpoint_torchrl import (
 )
 from .layouts import Rewriting, require_layout
 from .results import Published, Result, published_entries, seconds_since
+from .saved_steps import open_saved
 
 __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
 

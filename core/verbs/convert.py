@@ -12,9 +12,9 @@ from ..checkpoint import is_steps
 from ..dataset import Request, find_dataset, fs, normal_form, open_source, require_final_step
 from ..errors import UsageError
 from ..progress import Progress, Silent
-from .checkpoint_buffers import is_of_buffer
 from .layouts import Rewriting, final_step_arguments, layout_arguments, require_layout
 from .results import Published
+from .saved_steps import is_of_buffer
 from .source_conversion import SourceConversion, facts_of
 
 __all__ = ["ConvertResult", "convert"]

@@ -31,8 +31,8 @@ from ..dataset import (
 )
 from ..errors import UsageError
 from ..progress import Progress, Silent
-from .readable import has_steps
 from .results import Published, published_entries, seconds_since
+from .saved_steps import has_steps
 
 __all__ = ["ExportResult", "export"]
 

@@ -32,9 +32,8 @@ from ..dataset import (
 from ..errors import CorruptDataError, UsageError
 from ..progress import Progress
 from ..ted import Field, row_bytes
-from .checkpoint_buffers import open_saved
-from .results import published_entries, seconds_since
-from .standing import standing, taken
+from .results import published_entries, seconds_since, standing, taken
+from .saved_steps import open_saved
 
 __all__ = [
     "Rewriting",

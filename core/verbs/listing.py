@@ -8,11 +8,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
-from ..dataset import Manifest, storage_root, stored_datasets
-from ..errors import UsageError
+from ..dataset import Catalogue, Manifest, Source, has_manifest, source_class, storage_root, stored_datasets
+from ..errors import NetworkError, UsageError
+from ..progress import Progress, Silent
+from ..remote import CatalogueFile, catalogue_age
 from .results import Result
 
-__all__ = ["ListResult", "StoredDataset", "fits", "list_datasets", "stored_name"]
+__all__ = [
+    "ListResult",
+    "RemoteEntry",
+    "RemoteListResult",
+    "StoredDataset",
+    "fits",
+    "list_datasets",
+    "list_remote",
+    "stored_name",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +103,110 @@ def _entry(name: str, path: Path, manifest: Manifest | Exception) -> StoredDatas
         created=manifest.provenance[-1].time if manifest.provenance else None,
         content_digest=manifest.content_digest,
     )
+
+
+_FRESH = 24 * 3600  # seconds: datasets are published by the month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteEntry:
+    """A dataset that can be fetched; None for what the remote does not say. `stored` says that it was fetched."""
+
+    name: str
+    bytes: int | None
+    steps: int | None
+    episodes: int | None
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteListResult(Result):
+    """The datasets of a remote in the order of their names.
+
+    `fetched` is when it was asked (UTC), `age` how many seconds ago, `cached` whether that was an earlier time.
+    `problems` has a sentence for each part of the remote that could not be read.
+    """
+
+    kind: ClassVar[str] = "list_remote"
+    source: str
+    remote: str
+    fetched: str
+    age: float
+    cached: bool
+    datasets: tuple[RemoteEntry, ...]
+    problems: tuple[str, ...]
+
+
+def list_remote(
+    source: str,
+    pattern: str | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    refresh: bool = False,
+    progress: Progress | None = None,
+) -> RemoteListResult:
+    """List the datasets that a source has to offer, with their sizes.
+
+    `pattern` keeps the names, `source:id`, that it fits, as `list` does. The listing is kept below the root and used
+    for a day; `refresh` asks again. Where the network is forbidden an older one does.
+
+    Raises UsageError for an unknown source, NetworkError and AuthorisationError.
+    """
+    folder, heard = storage_root(root), progress or Silent()
+    with source_class(source)() as origin:
+        kept = CatalogueFile(folder, origin.name, origin.key)
+        known = kept.load()
+        usable = known is not None and not known.unreachable and catalogue_age(known) < _FRESH
+        cached = usable and not refresh
+        catalogue = known if known is not None and cached else _asked(origin, known, heard)
+        if not cached and catalogue is not known:
+            try:
+                kept.save(catalogue)
+            except (OSError, UsageError) as error:
+                heard.note(f"the listing cannot be kept below {folder}: {error}")
+    return RemoteListResult(
+        source=source,
+        remote=catalogue.remote,
+        fetched=catalogue.fetched,
+        age=round(catalogue_age(catalogue), 1),
+        cached=catalogue is known,
+        datasets=tuple(_entries(catalogue, source, folder, pattern)),
+        problems=catalogue.problems,
+    )
+
+
+def _asked(source: Source, known: Catalogue | None, progress: Progress) -> Catalogue:
+    """Ask the remote; where it cannot be reached, what is known has to do."""
+    done = 0
+
+    def heard(count: int, total: int) -> None:
+        nonlocal done
+        if done == 0:
+            progress.start("listing", total, "datasets")
+        progress.advance(count - done)
+        done = count
+
+    try:
+        catalogue = source.catalogue(known, progress=heard)
+    except NetworkError as error:
+        if known is None:
+            raise
+        progress.note(f"{error}: this is the listing of {known.fetched}")
+        return known
+    if done:
+        progress.done()
+    return catalogue
+
+
+def _entries(catalogue: Catalogue, source: str, root: Path, pattern: str | None) -> list[RemoteEntry]:
+    return [
+        RemoteEntry(
+            name=name,
+            bytes=entry.bytes,
+            steps=entry.steps,
+            episodes=entry.episodes,
+            stored=has_manifest(root / source / entry.id),
+        )
+        for entry in catalogue.entries
+        if fits(name := f"{source}:{entry.id}", pattern)
+    ]

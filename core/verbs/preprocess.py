@@ -28,10 +28,10 @@ from ..errors import UsageError
 from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
-from .readable import has_steps
-from .results import Published, published_entries
+from .results import Published, Result, published_entries
+from .saved_steps import has_steps
 
-__all__ = ["PreprocessResult", "preprocess"]
+__all__ = ["PipelineResult", "PreprocessResult", "preprocess", "show_pipeline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,3 +257,34 @@ def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) ->
         chunk_size=whole.plan.chunk_size,
         num_workers=whole.plan.workers,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineResult(Result):
+    """Operations in their order: as JSON, and as the `text` of a pipeline file.
+
+    `notes` say what a replay leaves out.
+    """
+
+    kind: ClassVar[str] = "pipeline"
+    operations: tuple[Mapping[str, Any], ...]
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+def show_pipeline(
+    operations: Mapping[str, Any] | None = None,
+    pipeline: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
+    *,
+    replay_filters: bool = False,
+) -> PipelineResult:
+    """Say what `preprocess` would do with these arguments, without a dataset to do it to.
+
+    UsageError for operations that make no sense on any dataset.
+    """
+    from ..preprocess.operations import filters_left_out, pipeline_text, program_of
+
+    program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
+    notes = filters_left_out(replay) if replay is not None and not replay_filters else ()
+    return PipelineResult(operations=tuple(program.describe()), text=pipeline_text(program), notes=notes)

@@ -32,9 +32,8 @@ from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolErro
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .layouts import final_step_arguments, layout_arguments
-from .results import published_entries, seconds_since
+from .results import published_entries, seconds_since, standing
 from .source_conversion import SourceConversion, facts_of
-from .standing import standing
 from .verification import compared_with, require_unchanged, unverified_note, versions_of
 
 __all__ = ["Fetch", "RemoteDownload"]

@@ -40,8 +40,7 @@ from ..progress import Progress
 from ..remote import matches
 from ..ted import Field, ted_fields
 from .layouts import refuse_other_compression, require_layout, rows_bytes
-from .results import published_entries, seconds_since
-from .standing import standing, taken
+from .results import published_entries, seconds_since, standing, taken
 
 __all__ = ["SourceConversion", "facts_of", "fetched_checksums", "unverified_versions"]
 

@@ -15,8 +15,8 @@ from ..errors import UsageError
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
 from ..ted import Field, key_name, unknown_field
-from .readable import has_steps
 from .results import Result, seconds_since
+from .saved_steps import has_steps
 
 __all__ = ["FRACTIONS", "StatsResult", "stats"]
 

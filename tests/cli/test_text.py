@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.cli.spaces import space_text
+from rbtool.cli.inspect import space_text
 from rbtool.cli.text import (
     Styled,
     Table,

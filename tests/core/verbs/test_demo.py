@@ -8,8 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.core.dataset import TedReader
-from rbtool.core.verbs.demo import DemoResult
-from rbtool.core.verbs.recordings import RECORDINGS, minari_folder
+from rbtool.core.verbs.demo import RECORDINGS, DemoResult, minari_folder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.cli.inspect_summary import summary_lines
+from rbtool.cli.inspect import summary_lines
 from rbtool.core.dataset import TedReader
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.inspect import Spread

@@ -17,7 +17,7 @@ from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
 from rbtool.core.storages import LazyTensorStorage, ListStorage
 from rbtool.core.testing.walks import write_walks
-from rbtool.core.verbs.readable import has_steps
+from rbtool.core.verbs.saved_steps import has_steps
 
 MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"
 NEITHER = "is no dataset or checkpoint, and is in no format that is known here"

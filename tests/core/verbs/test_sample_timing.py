@@ -8,7 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.core.testing.walks import write_walks
-from rbtool.core.verbs.sample_timing import checked_seconds, timed
+from rbtool.core.verbs.sample import checked_seconds, timed
 
 
 def test_the_first_batches_are_left_out() -> None:

@@ -10,8 +10,7 @@ import pytest
 import rbtool
 from rbtool.core.dataset import MANIFEST, TedReader
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.verbs.pipeline import show_pipeline
-from rbtool.core.verbs.preprocess import preprocess
+from rbtool.core.verbs.preprocess import preprocess, show_pipeline
 
 OPERATIONS = {
     "filter": "length > 5", "where": "not truncated and observation[0] < 10", "cast": "observation=float64",

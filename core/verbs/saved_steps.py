@@ -1,0 +1,181 @@
+"""Find out what a path holds, and open the steps of datasets, checkpoints and saved buffers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import (
+    BUFFER,
+    DIGESTS,
+    STORAGE_FOLDER,
+    STORAGE_METADATA,
+    BufferSteps,
+    find_torchrl,
+    is_steps,
+    open_steps,
+    require_digests,
+    whole_episodes,
+)
+from ..dataset import (
+    HIDDEN,
+    StepReader,
+    has_manifest,
+    is_ours,
+    load_json,
+    mend,
+    one_generation,
+    reader_class,
+    reader_names,
+)
+from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
+
+__all__ = ["has_steps", "is_of_buffer", "open_saved"]
+
+_STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
+
+
+def has_steps(path: Path, *, raw: bool = False) -> bool:
+    """Tell whether to open `path` as a dataset or a checkpoint of steps; False for a raw dataset.
+
+    What is damaged, and a file in no format that is known, is opened as well: that tells best what is wrong with it.
+    UsageError for a raw dataset unless `raw` allows for one, for a file of one, and for the checkpoint of a buffer
+    or a storage that has no steps in a form of their own; DatasetNotFoundError for an empty folder, FormatError for
+    anything else.
+    """
+    found = is_steps(path)
+    if not found or _is_storage(path):
+        _refuse_buffer(path)
+    if found or (path / HIDDEN).is_dir():
+        return True
+    form = _raw_form(path)
+    if form is None and path.is_file():
+        _refuse_part_of_raw(path)
+        return True
+    if form is None:
+        raise _unknown(path)
+    if not raw:
+        raise UsageError(
+            f"{path} is a raw {form} dataset, and steps are taken from datasets in TED",
+            hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
+        )
+    return False
+
+
+def _is_storage(path: Path) -> bool:
+    return any((path / name).is_file() for name in _STORAGE) and find_torchrl(path) is None
+
+
+def _raw_form(path: Path) -> str | None:
+    return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def _refuse_part_of_raw(path: Path) -> None:
+    """Refuse a file of a raw dataset, whose folder is the one or two above."""
+    for folder in reversed(path.parents[:2]):
+        if form := _raw_form(folder):
+            hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
+            raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
+
+
+def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
+    if path.is_dir() and not any(path.iterdir()):
+        return DatasetNotFoundError(f"{path} is an empty folder, a dataset or a checkpoint is expected")
+    formats = ", ".join(reader_names())
+    return FormatError(
+        f"{path} is no dataset or checkpoint, and is in no format that is known here ({formats})",
+        hint="name the folder of the dataset itself; `rbtool list` shows which ones are stored",
+    )
+
+
+def _refuse_buffer(path: Path) -> None:
+    """Refuse the checkpoint of a buffer, a part of one, and the checkpoint of a storage."""
+    buffer = next((folder for folder in (path, path.parent) if (folder / BUFFER).is_file()), None)
+    if buffer is not None:
+        storage = buffer / STORAGE_FOLDER
+        steps = next((str(place) for place in (storage, *storage.glob("*.h5")) if is_ours(place)), None)
+        raise UsageError(
+            f"{path} is {'' if buffer == path else 'part of '}the checkpoint of a replay buffer, a dataset or a "
+            "checkpoint of steps is expected",
+            hint=f"make the buffer and have it load: rb.loads({str(buffer)!r})"
+            + (f"; its steps alone are in {shlex.quote(steps)}" if steps else ""),
+        )
+    if _is_storage(path) and not has_manifest(path):
+        raise UsageError(
+            f"{path} is the checkpoint of a storage, a dataset or a checkpoint of steps is expected",
+            hint=f"make the storage and have it load: storage.loads({str(path)!r})",
+        )
+
+
+_WRITER = "writer/metadata.json"
+
+
+def is_of_buffer(path: Path) -> bool:
+    """Tell whether the checkpoint of a buffer, or of a storage of steps, lies at `path`."""
+    return (path / BUFFER).is_file() or _own_steps(path) is not None or _tensors(path) is not None
+
+
+def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
+    """Open a dataset or a checkpoint as `open_steps` does, and that of a buffer or a storage as a dataset has it.
+
+    `path` may also be the folder of a buffer, whatever saved its storage, as long as that holds steps of episodes:
+    UsageError for one that does not, and for one whose rows are ranked and so do not lie in the order of time.
+    """
+    return one_generation(path, lambda: _open(path, damaged))
+
+
+def _open(path: Path, damaged: bool) -> StepReader:
+    mend(path)
+    if (path / BUFFER).is_file():
+        require_digests(path)
+    tensors, own = _tensors(path), _own_steps(path)
+    if tensors is not None:
+        from ..checkpointers.tensor_rows import SavedTensorRows  # loads torch, which nothing else here needs
+
+        writer = _writer_of(tensors)
+        _refuse_ranked(tensors, writer)
+        cursor = writer.get("cursor")
+        return BufferSteps(SavedTensorRows(tensors, cursor if type(cursor) is int and cursor >= 0 else None))
+    if own is None and find_torchrl(path) is None and (path / BUFFER).is_file():
+        has_steps(path, raw=True)  # says that this buffer has none
+    place = own or path
+    _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
+    return whole_episodes(open_steps(place, damaged=damaged))
+
+
+def _own_steps(path: Path) -> Path | None:
+    """Where in the folder of a buffer, or of a storage, one of our forms of whole episodes lies."""
+    if not path.is_dir() or has_manifest(path):
+        return None
+    folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
+    if folder != path and is_ours(folder):
+        return folder
+    files = sorted(folder.glob("*.h5")) if folder.is_dir() else []
+    return files[0] if len(files) == 1 and is_ours(files[0]) else None
+
+
+def _tensors(path: Path) -> Path | None:
+    """Where the rows of a storage of tensors lie, one after the other as they lay in memory."""
+    if not path.is_dir() or find_torchrl(path) is not None:
+        return None
+    folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
+    return folder if (folder / STORAGE_METADATA).is_file() and not has_manifest(folder) else None
+
+
+def _writer_of(folder: Path) -> dict[str, Any]:
+    """What the writer beside a storage wrote down; nothing where that is not known."""
+    file = folder.parent / _WRITER
+    try:
+        found = load_json(file) if file.is_file() and (folder.parent / BUFFER).is_file() else None
+    except RbtoolError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_ranked(place: Path, writer: dict[str, Any]) -> None:
+    if "rank_key" in writer:
+        raise UsageError(
+            f"{place} holds the rows that rank highest, in no order of time: they make up no episodes",
+            hint="load them into a buffer with a TensorDictMaxValueWriter",
+        )
