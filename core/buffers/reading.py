@@ -117,14 +117,12 @@ class Reading(BufferParts):
         storage, sampler = self._storage, self._sampler
         if not sampler.reads_rows:
             with self._sampling:
-                sampler.ran_out = False
                 index, found = sampler.sample(storage, size)
-                last, rows = sampler.ran_out, None
+                last, rows = sampler.has_epochs and sampler.ran_out, None
         else:
             with self._guard.hold(), self._sampling:
-                sampler.ran_out = False
                 index, found, rows = sampler.sample_rows(storage, size)
-                last = sampler.ran_out
+                last = sampler.has_epochs and sampler.ran_out
         info = dict(found)
         info["index"] = index
         if self._writer.tracks_generations:

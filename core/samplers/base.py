@@ -334,6 +334,8 @@ def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
     def sample(self: Sampler, storage: Storage, batch_size: int, *more: Any, **options: Any) -> Any:
         if batch_size < 1 or not len(storage):
             _refuse(storage, batch_size)
+        if self.has_epochs:
+            self.ran_out = False
         return method(self, storage, batch_size, *more, **options)
 
     return sample

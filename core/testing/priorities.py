@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,10 @@ EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
 def draw_many(buffer: ReplayBuffer, draws: int = 4000) -> tuple[Any, dict[str, Any]]:
     """Draw one large batch, whatever the buffer's own batch size, and return it with what is known of its elements."""
-    size, buffer._batch_size = buffer._batch_size, None
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the buffer has another batch size
         found: tuple[Any, dict[str, Any]] = buffer.sample(draws, return_info=True)
-        return found
-    finally:
-        buffer._batch_size = size
+    return found
 
 
 def drawn_weights(buffer: ReplayBuffer) -> list[float]:

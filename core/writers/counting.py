@@ -96,10 +96,10 @@ class Counting:
 
     def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
         """Name the elements of whole rows: `[n]` becomes `[n * k, ndim]` where the storage has several dimensions."""
-        others = self.storage.shape[1:]
-        if not others:
+        storage = self.storage
+        if storage.ndim == 1:
             return index
-        parts = torch.meshgrid(index, *(torch.arange(size) for size in others), indexing="ij")
+        parts = torch.meshgrid(index, *(torch.arange(size) for size in storage.shape[1:]), indexing="ij")
         return torch.stack(parts, -1).flatten(0, -2)
 
     @property
