@@ -1,1 +1,4 @@
-"""Readers of foreign formats, one a format; `core` finds them by name and never imports them. Need numpy only."""
+"""Foreign formats, a package for each family; none imports torch.
+
+Each package lists its formats in `FORMATS`, which `rbtool.core.declarations` reads. Adding a source adds a package.
+"""

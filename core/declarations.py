@@ -1,7 +1,7 @@
-"""What formats there are: each is declared by a module of `rbtool.converters` whose name ends in `_format`.
+"""The declared formats: each package in `rbtool.converters` lists its own in `FORMATS`.
 
-The one place where core reaches up to `rbtool.converters`. Declarations are read when the command line starts, so they
-import nothing.
+The one module of core that imports from `rbtool.converters`. The command line reads all declarations when it starts,
+so that the packages themselves must import nothing else.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Literal
 
 __all__ = ["FormatDeclaration", "declared", "declared_sources", "source_example"]
 
-_PACKAGE = "rbtool.converters"
+_CONVERTERS = "rbtool.converters"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatDeclaration:
-    """A format: `reader`, `source` and `sink` are `module:Class`, inside `rbtool.converters`, where there is one.
+    """A format: `reader`, `source` and `sink` are `module:Class` inside `package`, None where there is none.
 
-    `order` is its place in lists. `written` says what an export is; `opened` has what is added to its path, and a line
-    of Python that opens it, with `{}` for the path.
+    `order` is its position in lists. `written` describes an export; `opened` has what follows its path, and a line of
+    Python that opens it, with `{}` for the path.
     """
 
     name: str
+    package: str
     order: int
     reader: str | None = None
     source: str | None = None
@@ -36,15 +37,17 @@ class FormatDeclaration:
     def target(self, kind: Literal["reader", "source", "sink"]) -> str | None:
         """The class of that kind as `module:Class` with the full name of the module; None where there is none."""
         found = {"reader": self.reader, "source": self.source, "sink": self.sink}[kind]
-        return None if found is None else f"{_PACKAGE}.{found}"
+        return None if found is None else f"{self.package}.{found}"
 
 
 @functools.cache
 def declared() -> tuple[FormatDeclaration, ...]:
     """All declarations of this package, in their order."""
-    package = importlib.import_module(_PACKAGE)
-    modules = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name.endswith("_format")]
-    found: list[FormatDeclaration] = [importlib.import_module(f"{_PACKAGE}.{name}").DECLARATION for name in modules]
+    converters = importlib.import_module(_CONVERTERS)
+    packages = [found.name for found in pkgutil.iter_modules(converters.__path__) if found.ispkg]
+    found: list[FormatDeclaration] = []
+    for name in packages:
+        found += importlib.import_module(f"{_CONVERTERS}.{name}").FORMATS
     return tuple(sorted(found, key=lambda one: (one.order, one.name)))
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rbtool.converters.minari import MinariReader
+from rbtool.converters.minari.reader import MinariReader
 from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 

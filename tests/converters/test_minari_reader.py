@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from pyarrow import dataset
 
-from rbtool.converters.minari import MinariReader
+from rbtool.converters.minari.reader import MinariReader
 from rbtool.core.dataset import Reader, TedReader, open_source
 from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.testing.minari import make_episode, write_minari

@@ -15,8 +15,8 @@ from gcs import Gcs
 from hub import Fault, Hub
 from minari_hub import lay_out_bucket, lay_out_hub
 
-from rbtool.converters.minari import MinariReader
-from rbtool.converters.minari_source import MinariSource
+from rbtool.converters.minari.reader import MinariReader
+from rbtool.converters.minari.source import MinariSource
 from rbtool.core.dataset import RemoteDataset, RemoteFile, source_class
 from rbtool.core.errors import UsageError
 

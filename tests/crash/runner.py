@@ -42,8 +42,8 @@ MODULES = {
     "dump": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes"),
     "preprocess": ("tensordict", "rbtool.core.preprocess", "rbtool.core.verbs.preprocess"),
     "download": (
-        "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml", "rbtool.converters.minari",
-        "rbtool.converters.minari_source", "rbtool.core.verbs.download",
+        "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml",
+        "rbtool.converters.minari.reader", "rbtool.converters.minari.source", "rbtool.core.verbs.download",
     ),
 }  # fmt: skip
 _FRESH = ("huggingface_hub.utils",)

@@ -33,7 +33,7 @@ __all__ = ["folder_of_commands"]
 _SOCKET = "server.sock"
 _LARGEST = 1 << 17
 _MODULES = (
-    "torch", "tensordict", "h5py", "rbtool.cli.app", "rbtool.converters.minari", "rbtool.core.buffers",
+    "torch", "tensordict", "h5py", "rbtool.cli.app", "rbtool.converters.minari.reader", "rbtool.core.buffers",
     "rbtool.core.samplers", "rbtool.core.verbs.checkpoint", "rbtool.core.verbs.preprocess",
     "rbtool.core.verbs.download", "anyio", "filelock", "httpcore2", "httpx2", "pyarrow.dataset", "tenacity", "yaml",
 )  # fmt: skip

@@ -43,7 +43,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plug_in_reads_its_format_and_cannot_take_ours(tmp_path: Path) -> None:
     (tmp_path / "a.walks").write_text("")
     assert reader_names() == ["minari", "walks"]
-    assert reader_class("minari").__module__ == "rbtool.converters.minari"
+    assert reader_class("minari").__module__ == "rbtool.converters.minari.reader"
     assert isinstance(open_source(tmp_path / "a.walks"), WalksReader)
     assert rbtool.convert(tmp_path / "a.walks", tmp_path / "out").steps == 5
     assert rbtool.check(tmp_path / "out").errors == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rbtool.converters.minari_remotes import _ids_of
+from rbtool.converters.minari.remotes import _ids_of
 from rbtool.core.errors import AuthorisationError, FormatError, NetworkError, RbtoolError
 from rbtool.core.remote import Bucket, HttpTransport, Hub, read_small
 from rbtool.core.remote.bounds import bounded

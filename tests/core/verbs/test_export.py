@@ -137,7 +137,7 @@ def test_checkpoints_and_chunks(walks: Path, tmp_path: Path, monkeypatch: pytest
     export(walks, tmp_path / "whole.npz", to="npz")
     save(walks, tmp_path / "saved", form="flat")
     monkeypatch.setattr("rbtool.core.dataset.sinks._CHUNK_BYTES", 30)
-    monkeypatch.setattr("rbtool.converters.export_parquet._GROUP_BYTES", 200)
+    monkeypatch.setattr("rbtool.converters.export.parquet._GROUP_BYTES", 200)
     export(tmp_path / "saved", tmp_path / "cut.npz", to="npz")
     assert (tmp_path / "cut.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
     export(walks, tmp_path / "table", to="parquet")

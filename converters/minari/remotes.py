@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dataset import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
-from ..core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
-from ..core.remote import (
+from ...core.dataset import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
+from ...core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ...core.remote import (
     Bucket,
     BucketObject,
     Hub,
@@ -28,7 +28,7 @@ from ..core.remote import (
     hub_endpoint,
     read_small,
 )
-from .minari_metadata import METADATA_FILE, NAMESPACE_FILE
+from .metadata import METADATA_FILE, NAMESPACE_FILE
 
 __all__ = ["Found", "MinariBucket", "MinariOrganisation", "MinariRemote", "raise_if_all_failed", "state_of"]
 

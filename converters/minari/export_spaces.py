@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dataset import float_from_json
-from ..core.errors import FormatError, SchemaError
-from ..core.ted import Field
+from ...core.dataset import float_from_json
+from ...core.errors import FormatError, SchemaError
+from ...core.ted import Field
 
 __all__ = ["space_of_fields", "space_of_json"]
 

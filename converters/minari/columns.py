@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.dataset import Array, Dropped
-from ..core.errors import FormatError
-from ..core.ted import REWARD, Field, Key, Role, Timing, key_name
-from .minari_episode_text import EpisodeTexts
-from .minari_extras import Extra, Rows
-from .minari_names import extra_keys, free_keys, length_key, renamed
-from .minari_required import FLAGS, REWARDS
-from .minari_store import ColumnPath, Form, StoredEpisode, column_name
-from .minari_survey import Survey
-from .minari_text import encode_text
+from ...core.dataset import Array, Dropped
+from ...core.errors import FormatError
+from ...core.ted import REWARD, Field, Key, Role, Timing, key_name
+from .episode_text import EpisodeTexts
+from .extras import Extra, Rows
+from .names import extra_keys, free_keys, length_key, renamed
+from .required import FLAGS, REWARDS
+from .store import ColumnPath, Form, StoredEpisode, column_name
+from .survey import Survey
+from .text import encode_text
 
 __all__ = ["Columns", "SourceColumn"]
 
@@ -71,7 +71,7 @@ class SourceColumn:
             return {self.key: characters, length_key(self.key): lengths}
         form = episode.form(self.path) if self.kind == "image" else self.form
         if form is not None and self.kind == "image" and form.is_jpeg:
-            from .minari_images import decode_images  # only those who have images need Pillow
+            from .images import decode_images  # only those who have images need Pillow
 
             frames = episode.strings(self.path, first, stop)
             return {self.key: decode_images(frames, self.shape, f"{column_name(self.path)!r} of {what}", first)}

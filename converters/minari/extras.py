@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from ..core.dataset import Dropped
-from ..core.errors import FormatError
-from ..core.ted import file_stem
-from .minari_store import Column, ColumnPath, Form, StoredEpisode, column_name
-from .minari_text import LONGEST_ROW, look_at_text
-from .minari_widening import wider
+from ...core.dataset import Dropped
+from ...core.errors import FormatError
+from ...core.ted import file_stem
+from .store import Column, ColumnPath, Form, StoredEpisode, column_name
+from .text import LONGEST_ROW, look_at_text
+from .widening import wider
 
 __all__ = ["Extra", "ExtraColumns", "Rows"]
 

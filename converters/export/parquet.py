@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.checkpoint.h5_file import LatchedFile
-from ..core.dataset import Array, Sink, dump_json, fs, require_regular
-from ..core.ted import SINGLETONS, Field
-from .export_rows import FORMAT, Column, about, columns_of, decoded, episode_columns, require_names
+from ...core.checkpoint.h5_file import LatchedFile
+from ...core.dataset import Array, Sink, dump_json, fs, require_regular
+from ...core.ted import SINGLETONS, Field
+from .columns import FORMAT, Column, about, columns_of, decoded, episode_columns, require_names
 
 __all__ = ["ParquetSink"]
 

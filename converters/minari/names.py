@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from ..core.dataset import ENV_METADATA, HIDDEN
-from ..core.ted import Key, key_name, safe_part
-from .minari_store import ColumnPath
+from ...core.dataset import ENV_METADATA, HIDDEN
+from ...core.ted import Key, key_name, safe_part
+from .store import ColumnPath
 
 __all__ = ["extra_keys", "free_keys", "length_key", "renamed"]
 

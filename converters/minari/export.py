@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoint.h5_file import LatchedFile
-from ..core.dataset import Dropped, Sink, fs, parse_json
-from ..core.errors import FormatError, OutOfSpaceError, SchemaError
-from .export_minari_episode import EpisodeColumns
-from .export_minari_spaces import space_of_fields, space_of_json
-from .minari_metadata import HDF5_FILE, METADATA_FILE
-from .minari_spaces import parse_space
+from ...core.checkpoint.h5_file import LatchedFile
+from ...core.dataset import Dropped, Sink, fs, parse_json
+from ...core.errors import FormatError, OutOfSpaceError, SchemaError
+from .export_episode import EpisodeColumns
+from .export_spaces import space_of_fields, space_of_json
+from .metadata import HDF5_FILE, METADATA_FILE
+from .spaces import parse_space
 
 __all__ = ["MinariSink"]
 

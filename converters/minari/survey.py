@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ..core.dataset import normal_form
-from ..core.errors import FormatError
-from .minari_extras import ExtraColumns
-from .minari_metadata import MinariMetadata
-from .minari_required import RequiredColumns
-from .minari_store import ColumnPath, EpisodeStore, StoredEpisode, column_name
-from .minari_text import LONGEST_ROW, look_at_text
+from ...core.dataset import normal_form
+from ...core.errors import FormatError
+from .extras import ExtraColumns
+from .metadata import MinariMetadata
+from .required import RequiredColumns
+from .store import ColumnPath, EpisodeStore, StoredEpisode, column_name
+from .text import LONGEST_ROW, look_at_text
 
 __all__ = ["Survey", "survey"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..core.dataset import Array
-from ..core.errors import FormatError
-from .minari_store import ColumnPath, StoredEpisode, column_name
+from ...core.dataset import Array
+from ...core.errors import FormatError
+from .store import ColumnPath, StoredEpisode, column_name
 
 __all__ = ["LONGEST_ROW", "TextLook", "encode_text", "look_at_text", "text_rows"]
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.dataset import parse_json
-from ..core.errors import FormatError
-from .minari_metadata import MinariMetadata
+from ...core.dataset import parse_json
+from ...core.errors import FormatError
+from .metadata import MinariMetadata
 
 __all__ = ["env_metadata"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dataset import Array, Chosen
-from ..core.errors import SchemaError
-from ..core.ted import (
+from ...core.dataset import Array, Chosen
+from ...core.errors import SchemaError
+from ...core.ted import (
     ACTION,
     EPISODE,
     FLAGS,
@@ -26,7 +26,7 @@ from ..core.ted import (
     key_name,
     state_keys,
 )
-from .export_rows import Column, columns_of, decoded
+from ..export.columns import Column, columns_of, decoded
 
 __all__ = ["EpisodeColumns"]
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.dataset import (
+from ...core.dataset import (
     Piece,
     Reader,
     SourceFacts,
 )
-from ..core.ted import REWARD, row_bytes, ted_fields
-from .minari_columns import Columns
-from .minari_env_metadata import env_metadata
-from .minari_episode_text import seed_of
-from .minari_metadata import METADATA_FILE, MinariMetadata, looks_like_minari
-from .minari_spaces import strict_space
-from .minari_store import EpisodeStore
-from .minari_survey import Survey, survey
+from ...core.ted import REWARD, row_bytes, ted_fields
+from .columns import Columns
+from .env_metadata import env_metadata
+from .episode_text import seed_of
+from .metadata import METADATA_FILE, MinariMetadata, looks_like_minari
+from .spaces import strict_space
+from .store import EpisodeStore
+from .survey import Survey, survey
 
 __all__ = ["PIECE_BYTES", "MinariReader"]
 
@@ -143,9 +143,9 @@ class MinariReader(Reader):
 
 def _open_store(metadata: MinariMetadata) -> EpisodeStore:
     if metadata.data_format == "hdf5":
-        from .minari_hdf5 import Hdf5Store  # h5py and pyarrow take longer to load than most datasets to inspect
+        from .hdf5 import Hdf5Store  # h5py and pyarrow take longer to load than most datasets to inspect
 
         return Hdf5Store(metadata.folder)
-    from .minari_arrow import ArrowStore
+    from .arrow import ArrowStore
 
     return ArrowStore(metadata.folder, metadata.data_format)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.dataset import load_json, parse_json, read_regular
-from ..core.errors import FormatError
-from .minari_spaces import Space, parse_space
+from ...core.dataset import load_json, parse_json, read_regular
+from ...core.errors import FormatError
+from .spaces import Space, parse_space
 
 __all__ = ["HDF5_FILE", "METADATA_FILE", "MinariMetadata", "data_folder", "looks_like_minari"]
 

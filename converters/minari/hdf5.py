@@ -15,14 +15,14 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
-from ..core.checkpoint.h5_chunks import absurd_size
-from ..core.checkpoint.h5_open import members, open_h5
-from ..core.dataset import Array
-from ..core.errors import CorruptDataError, FormatError, SchemaError
-from ..core.ted import dtype_name
-from .minari_metadata import HDF5_FILE
-from .minari_spaces import SpacePath
-from .minari_store import DERIVED, Column, ColumnPath, EpisodeStore, Form, StoredEpisode, reading
+from ...core.checkpoint.h5_chunks import absurd_size
+from ...core.checkpoint.h5_open import members, open_h5
+from ...core.dataset import Array
+from ...core.errors import CorruptDataError, FormatError, SchemaError
+from ...core.ted import dtype_name
+from .metadata import HDF5_FILE
+from .spaces import SpacePath
+from .store import DERIVED, Column, ColumnPath, EpisodeStore, Form, StoredEpisode, reading
 
 __all__ = ["Hdf5Store"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dataset import dump_json
-from ..core.ted import Key, key_name
-from .minari_store import DERIVED, ColumnPath, column_name
+from ...core.dataset import dump_json
+from ...core.ted import Key, key_name
+from .store import DERIVED, ColumnPath, column_name
 
 __all__ = ["EpisodeTexts", "seed_of"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.dataset import Array, load_json
-from ..core.errors import FormatError
+from ...core.dataset import Array, load_json
+from ...core.errors import FormatError
 from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
-from .minari_arrow_forms import (
+from .arrow_forms import (
     as_array,
     as_strings,
     at,
@@ -28,9 +28,9 @@ from .minari_arrow_forms import (
     of_free_length,
     row_width,
 )
-from .minari_metadata import METADATA_FILE
-from .minari_spaces import SpacePath
-from .minari_store import Column, ColumnPath, EpisodeStore, Form, StoredEpisode, column_name, reading
+from .metadata import METADATA_FILE
+from .spaces import SpacePath
+from .store import Column, ColumnPath, EpisodeStore, Form, StoredEpisode, column_name, reading
 
 __all__ = ["ArrowStore"]
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.errors import FormatError
-from ..core.ted import Key, Role
-from .minari_metadata import MinariMetadata
-from .minari_spaces import space_leaves
-from .minari_store import Column, ColumnPath, EpisodeStore, Form, column_name
+from ...core.errors import FormatError
+from ...core.ted import Key, Role
+from .metadata import MinariMetadata
+from .spaces import space_leaves
+from .store import Column, ColumnPath, EpisodeStore, Form, column_name
 
 __all__ = ["CONTRADICTION", "FLAGS", "REWARDS", "Required", "RequiredColumns", "plain_part"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..core.dataset import Array
-from ..core.errors import CorruptDataError, FormatError
-from .minari_store import ColumnPath, Form
+from ...core.dataset import Array
+from ...core.errors import CorruptDataError, FormatError
+from .store import ColumnPath, Form
 
 __all__ = [
     "as_array",

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dataset import Array, Chosen, created_by, dump_json
-from ..core.errors import CorruptDataError, SchemaError
-from ..core.ted import Field, Key
+from ...core.dataset import Array, Chosen, created_by, dump_json
+from ...core.errors import CorruptDataError, SchemaError
+from ...core.ted import Field, Key
 
 __all__ = ["FORMAT", "Column", "about", "columns_of", "decoded", "episode_columns", "require_names"]
 

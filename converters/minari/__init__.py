@@ -1,0 +1,19 @@
+"""Minari's datasets: read, downloaded and exported."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="minari",
+        package=__name__,
+        order=0,
+        reader="reader:MinariReader",
+        source="source:MinariSource",
+        sink="export:MinariSink",
+        opened=("/data", "import minari; print(minari.MinariDataset({}))"),
+    ),
+)
