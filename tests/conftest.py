@@ -1,7 +1,12 @@
 """What holds for every test."""
 
 import gc
+import os
 import signal
+from collections.abc import Iterator
+
+import pytest
+from forked_scripts import Interpreter
 
 
 def pytest_configure() -> None:
@@ -20,3 +25,11 @@ def pytest_collection_finish() -> None:
     """Take what was imported out of the garbage collection: a test that collects then visits its own objects alone."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """Runs scripts in processes of their own, which have imported torch and tensordict and nothing of rbtool."""
+    running = Interpreter("torch", "tensordict", environment=os.environ | {"OMP_NUM_THREADS": "1"})
+    yield running
+    running.close()

@@ -71,6 +71,12 @@ def once(mark: Path) -> bool:
     return True
 
 
+SURROUNDINGS = {
+    "leads its group": True, "threads": 1, "interrupt": True, "terminate": True, "blocked": set(), "input": "",
+}  # fmt: skip
+"""What `surroundings` returns in any worker, but for the process it is."""
+
+
 def surroundings(first: int) -> dict[str, Any]:
     """What a worker process looks like from inside, and a line on each stream."""
     print(f"printed {first}")

@@ -1,11 +1,10 @@
 """A limit on the size of files stops a save wherever it strikes, and leaves everything usable."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked
 
 from rbtool.core.testing.walks import write_walks
 
@@ -41,7 +40,6 @@ print(json.dumps(stopped))
 def test_a_limit_on_file_size(tmp_path: Path, form: str) -> None:
     write_walks(tmp_path / "walks", [(3000, "terminated"), (2000, "truncated")])
     (tmp_path / "out").mkdir()
-    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), form]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(SCRIPT, tmp_path, form)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == 11

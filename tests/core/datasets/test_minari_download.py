@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from download_machine import Machine
+from forked_scripts import Interpreter
 from hub import Hub
 from minari_hub import lay_out_hub
 
@@ -16,19 +15,31 @@ DATA = Path(__file__).parents[2] / "data" / "minari"
 DOOR, CART = "D4RL/door/human-v2", "cartpole/scripted-v0"
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with Hub(lay_out_hub(DATA, tmp_path_factory.mktemp("hub"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """Runs scripts with everything imported, in the environment of a machine whose network is the hub."""
+    machine = Machine(hub, tmp_path_factory.mktemp("machine"))
+    running = Interpreter("rbtool.core.datasets", "huggingface_hub", environment=machine.variables)
+    yield running
+    running.close()
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with Hub(lay_out_hub(DATA, tmp_path / "hub")) as server:
-        yield Machine(server, tmp_path)
+def machine(hub: Hub, tmp_path: Path) -> Machine:
+    hub.forget()
+    return Machine(hub, tmp_path)
 
 
-def run(machine: Machine, script: str) -> str:
+def run(machine: Machine, python: Interpreter, script: str) -> str:
     """Run Python on that machine, where a warning is an error unless the script says otherwise; return what it says."""
     begin = "import warnings\nfrom rbtool.core.datasets import MinariExperienceReplay, load_dataset\n"
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", begin + script], env=machine.variables, text=True,
-        cwd=machine.folder, capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
+    ran = python.run(begin + script, cwd=machine.folder, environment=machine.variables)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -45,8 +56,8 @@ print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, s
 """  # noqa: E501
 
 
-def test_the_example_of_the_reference_page(machine: Machine) -> None:
-    warned, shapes, dtypes = run(machine, EXAMPLE).splitlines()
+def test_the_example_of_the_reference_page(machine: Machine, python: Interpreter) -> None:
+    warned, shapes, dtypes = run(machine, python, EXAMPLE).splitlines()
     assert warned == f"['no dataset is called door-human-v1: {DOOR}, of the same words, is taken']"
     assert eval(shapes) == {
         "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
@@ -58,45 +69,45 @@ def test_the_example_of_the_reference_page(machine: Machine) -> None:
 data = MinariExperienceReplay("door-human-v1", 32)
 print(len(data), len(load_dataset("minari:door-human-v1")), data.data_path)
 """
-    assert run(machine, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
+    assert run(machine, python, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
     assert len(machine.hub.paths("")) == before
 
 
 @pytest.mark.slow
-def test_it_is_fetched_once_and_by_force_again(machine: Machine) -> None:
+def test_it_is_fetched_once_and_by_force_again(machine: Machine, python: Interpreter) -> None:
     script = f"""
 for download in (True, True, False, "force", True):
     data = MinariExperienceReplay({CART!r}, 2, root="data", download=download)
 print(data.data_path)
 """
-    assert run(machine, script) == f"{machine.folder / 'data' / CART}\n"
+    assert run(machine, python, script) == f"{machine.folder / 'data' / CART}\n"
     assert len(machine.fetched("main_data")) == 2
     assert {path.name for path in (machine.folder / "data").iterdir()} == {"cartpole", ".rbtool-store"}
 
 
 @pytest.mark.slow
-def test_damage_is_mended_by_force(machine: Machine) -> None:
+def test_damage_is_mended_by_force(machine: Machine, python: Interpreter) -> None:
     script = f"""
 data = MinariExperienceReplay({CART!r}, 2)
 (data.data_path / "action.memmap").write_bytes(b"")
 print(len(MinariExperienceReplay({CART!r}, 2, download="force")[:]["action"]) == len(data))
 """
-    assert run(machine, script) == "True\n"
+    assert run(machine, python, script) == "True\n"
 
 
-def test_the_list_of_what_there_is(machine: Machine) -> None:
-    ids = run(machine, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
+def test_the_list_of_what_there_is(machine: Machine, python: Interpreter) -> None:
+    ids = run(machine, python, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
     assert ids == sorted(path.parent.parent.relative_to(DATA).as_posix() for path in DATA.rglob("data/metadata.json"))
 
 
-def test_what_the_hub_does_not_have(machine: Machine) -> None:
+def test_what_the_hub_does_not_have(machine: Machine, python: Interpreter) -> None:
     script = """
 try:
     MinariExperienceReplay("D4RL/door/human-v9", 2)
 except FileNotFoundError as error:
     print(type(error).__name__, error.hint)
 """
-    said = run(machine, script)
+    said = run(machine, python, script)
     assert said.startswith("DatasetNotFoundError ")
     assert DOOR in said
     assert not (machine.store / "minari" / "D4RL").exists()

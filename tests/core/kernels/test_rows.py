@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked_scripts import Interpreter
 
 from rbtool.core.kernels import CompiledRows, PlainRows, fastest_rows
 from rbtool.core.kernels import rows as rows_module
@@ -107,8 +106,8 @@ print(storage[torch.tensor([3, -4])].tolist(), "numba" in sys.modules)
 
 
 @pytest.mark.parametrize("script", [BLOCKED, SMALL])
-def test_storages_work_without_numba_and_leave_it_alone_for_a_few_rows(script: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+def test_storages_work_without_numba_and_leave_it_alone_for_a_few_rows(script: str, interpreter: Interpreter) -> None:
+    done = interpreter.run(script)
     assert done.stdout == "[3, 0] False\n", done.stderr
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from acting_work import TASKS, Acting, job_of, surroundings
+from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 
 from rbtool import UsageError
 from rbtool.core.preprocess import find_function
@@ -39,7 +39,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_workers_import_nothing_from_it(planted: Path, tmp_path: Path, method: str) -> None:
     write_walks(tmp_path / "walks", [(20, "terminated")])
     with WorkerPool(job_of(tmp_path / "walks", Acting(surroundings)), 1, Limits(), method) as pool:
-        pool.call("measure", TASKS[0])
+        found = pool.call("measure", TASKS[0])
+    assert found.pop("pid") != os.getpid()
+    assert found == SURROUNDINGS
     assert not planted.exists()
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from acting_work import TASKS, Acting, job_of, server_and_self, surroundings
+from acting_work import SURROUNDINGS, TASKS, Acting, job_of, server_and_self, surroundings
+from forked_scripts import Forked
 
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.crew import Limits
@@ -21,7 +22,7 @@ from rbtool.core.preprocess.start_methods import default_start_method
 from rbtool.core.testing.walks import write_walks
 
 SLOW = pytest.mark.slow
-METHODS = ["fork", "forkserver", pytest.param("spawn", marks=SLOW)]
+METHODS = ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def test_workers_are_processes_of_their_own(walks: Path, method: str, capfd: pyt
     pids = {first} | {answer.pop("pid") for answer in found[1:]}
     assert os.getpid() not in pids
     assert 1 <= len(pids) <= 2
-    expected = {"leads its group": True, "threads": 1, "interrupt": True, "terminate": True, "blocked": set()}
-    assert found == len(TASKS) * [{**expected, "input": ""}]
+    assert found == len(TASKS) * [SURROUNDINGS]
     out, err = capfd.readouterr()
     assert (out, err.count("printed 90"), err.count("written")) == ("", 2, 20)
     for pid in pids:
@@ -61,7 +61,7 @@ def test_workers_are_processes_of_their_own(walks: Path, method: str, capfd: pyt
 SCRIPT = """
 import atexit, signal, sys, threading
 sys.path.insert(0, STANDINS)
-from acting_work import TASKS, Acting, job_of, surroundings
+from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 from pathlib import Path
 from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.pool import WorkerPool
@@ -94,7 +94,7 @@ def test_the_callers_script_runs_and_ends_once(walks: Path, tmp_path: Path, meth
 WAITING = """
 import os, signal, sys
 sys.path.insert(0, STANDINS)
-from acting_work import TASKS, Acting, job_of, wait_for_ever
+from acting_work import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
 from pathlib import Path
 from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.pool import WorkerPool
@@ -112,7 +112,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
     fifo = tmp_path / "wait.fifo"
     os.mkfifo(fifo)
     script = WAITING.replace("STANDINS", repr(str(Path(surroundings.__code__.co_filename).parent)))
-    process = subprocess.Popen([sys.executable, "-c", script, str(walks), method, str(fifo)], stderr=subprocess.DEVNULL)
+    process = Forked(script, walks, method, fifo)
     try:
         with open(fifo, "rb", buffering=0) as waiting:  # opens when the first worker calls the function
             assert waiting.read(1) + waiting.read(1) == b"xx"
@@ -122,8 +122,9 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
             assert ended
             assert waiting.read(1) == b"", "a worker still holds its end"
     finally:
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.wait()
+        process.read()
     assert process.returncode == -number
 
 

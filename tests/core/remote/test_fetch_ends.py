@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked
 from static_server import SOUND, Fault, StaticServer
 
 from rbtool.core.dataset import RemoteFile
@@ -194,8 +193,7 @@ def test_a_kill_at_any_change_of_the_disk_is_gone_on_from(server: StaticServer, 
     for at in range(1, 99):
         folder = tmp_path / str(at)
         folder.mkdir()
-        arguments = [str(folder), DIGEST, str(len(DATA)), str(at), server.address("one")]
-        ended = subprocess.run([sys.executable, "-c", CHILD, *arguments], check=False)
+        ended = run_forked(CHILD, folder, DIGEST, len(DATA), at, server.address("one"))
         finals = {name: data for name, data in kept_below(folder).items() if not name.endswith(".part")}
         assert finals in ({}, {"deep/one": DATA})
         fetch_below(server, folder)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from forked_scripts import Interpreter
 
 from rbtool.core.dataset import plain
 from rbtool.core.errors import FormatError
@@ -122,7 +120,7 @@ def test_minari_documents_and_gymnasium_spaces_agree() -> None:
     assert spec_from_space(document) == spec_from_space(SPACES)
 
 
-def test_specs_load_no_gymnasium() -> None:
+def test_specs_load_no_gymnasium(interpreter: Interpreter) -> None:
     code = "import sys, rbtool.core.specs; print([m for m in sys.modules if m.startswith(('gym', 'minari'))])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+    done = interpreter.run(code)
     assert done.stdout.strip() == "[]"

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_scripts import Interpreter
 from tensordict import TensorDict
 
 from rbtool import TensorStorage
@@ -56,8 +55,8 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_gathering_starts_no_threads() -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", THREADS], capture_output=True, text=True, check=False)
+def test_gathering_starts_no_threads(interpreter: Interpreter) -> None:
+    done = interpreter.run(THREADS)
     assert done.stdout == "0\n", done.stderr
 
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked_scripts import Interpreter
 
 from rbtool import TensorStorage
 from rbtool.core.dataset import (
@@ -83,7 +82,7 @@ def test_a_dataset_without_write_permission_opens(walks: Path) -> None:
     dataset_tensors(walks)["observation"][0] = 1.0
 
 
-def test_maps_that_cannot_be_written_need_no_data_memory(tmp_path: Path) -> None:
+def test_maps_that_cannot_be_written_need_no_data_memory(tmp_path: Path, interpreter: Interpreter) -> None:
     code = """
 import os, resource, sys
 import torch
@@ -102,10 +101,7 @@ except OSError as error:
             builder.append({("x",): np.full((256, 1 << 10), float(chunk))})
         row = EpisodeRow(0, 4096, 0.0, True, False, EndReason.TERMINATED)
         builder.finish([row], Origin(Request("test", "test", "big")))
-    command = [sys.executable, "-c", code, str(tmp_path / "big")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = interpreter.run(code, tmp_path / "big")
     assert done.stdout.splitlines()[0].startswith("[15.0, 15.0")
     assert done.stdout.splitlines()[1] == "Cannot allocate memory"
 

@@ -5,13 +5,12 @@ import gc
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_scripts import run_forked
 from tensordict import NonTensorData, TensorDict, tensorclass
 
 import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
@@ -167,8 +166,7 @@ storage.set(1, torch.ones(3))
 
 @pytest.mark.parametrize("how", ["exit", "signal"])
 def test_a_forked_child_never_removes_the_files_of_its_parent(tmp_path: Path, how: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", LEAVING, str(tmp_path / "maps"), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(LEAVING, tmp_path / "maps", how)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "maps").exists()  # the parent did, when it left
 
@@ -195,8 +193,7 @@ print(len(storage))
 
 
 def test_a_limit_on_file_size(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", LIMITED, str(tmp_path / "maps")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(LIMITED, tmp_path / "maps")
     assert done.stdout.splitlines() == ["6 False 0", "2"], done.stderr
 
 
@@ -242,8 +239,10 @@ def extend(storage: LazyMemmapStorage) -> None:
     storage.set(range(10, 15), steps(5, 10))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("temporary", [True, False])
+@pytest.mark.parametrize(
+    ("method", "temporary"),
+    [("fork", True), ("fork", False), ("spawn", True), pytest.param("spawn", False, marks=pytest.mark.slow)],
+)
 def test_a_child_extends_the_same_rows(tmp_path: Path, method: str, temporary: bool) -> None:
     storage = filled(LazyMemmapStorage(20, scratch_dir=None if temporary else tmp_path / "maps"))
     child = multiprocessing.get_context(method).Process(target=extend, args=(storage,))

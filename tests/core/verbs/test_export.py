@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from forked_scripts import run_forked
 from tensordict import TensorDict
 
 from rbtool.core.dataset import Chosen, TedReader, fs
@@ -235,9 +234,7 @@ export(work / "walks", work / "out" / "x", to=to)
 def test_a_limit_on_file_size(to: str, tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(3000, "terminated"), (2000, "truncated")])
     (tmp_path / "out").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), to], capture_output=True, text=True, check=False
-    )
+    done = run_forked(SCRIPT, tmp_path, to)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,0 +1,168 @@
+"""Scripts that run in forked processes: what this process has imported costs them nothing.
+
+`Forked` runs a script in a fork of this process. `Interpreter` forks from a process that has imported torch and
+tensordict alone, with an environment of its own.
+
+    python forked_scripts.py MODULE...
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["Forked", "Interpreter", "run_forked"]
+
+
+class Forked:
+    """A script that runs like `python -c SCRIPT ARGUMENTS...`, in a fork of this process."""
+
+    def __init__(self, script: str, *arguments: object) -> None:
+        self.returncode: int | None = None
+        self._streams = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(script, [str(argument) for argument in arguments], [stream.fileno() for stream in self._streams])
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has been waited for."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 120) -> int:
+        """Wait for the process to end, and return its exit code, or minus the number of the signal that ended it."""
+        ends = time.monotonic() + timeout
+        while self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > ends:
+                raise TimeoutError(f"the script did not end in {timeout} s")
+            else:
+                time.sleep(0.002)
+        return self.returncode
+
+    def read(self) -> list[str]:
+        """Return what was written to stdout and to stderr, and close both."""
+        said = []
+        for stream in self._streams:
+            with stream:
+                stream.seek(0)
+                said.append(stream.read().decode())
+        return said
+
+
+def run_forked(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fork of this process to its end."""
+    process = Forked(script, *arguments)
+    try:
+        code = process.wait()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        out, err = process.read()
+    return subprocess.CompletedProcess([script, *arguments], code, out, err)
+
+
+class Interpreter:
+    """Runs scripts in forks of a process that has imported a few modules, with these variables; close it at the end."""
+
+    def __init__(self, *modules: str, environment: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, *modules],
+            env=None if environment is None else dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(
+        self, script: str, *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end, in a folder and with these variables in place of those of the process."""
+        words = [str(argument) for argument in arguments]
+        asked = json.dumps([script, words, None if cwd is None else str(cwd), environment])
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{asked}\n".encode())
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the interpreter ended"
+        return subprocess.CompletedProcess([script, *words], **json.loads(answer))
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            self._process.kill()
+
+
+def _run(script: str, arguments: list[str], streams: list[int]) -> NoReturn:
+    """Become the interpreter of a script, and end as that does."""
+    code = 1
+    try:
+        for number, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
+            os.dup2(stream, number)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # What the parent registered for its own end, such as the removal of temporary folders, is not for its fork.
+        atexit._clear()
+        finalizers: Any = weakref.finalize
+        finalizers._registry.clear()
+        finalizers._registered_with_atexit = False
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"], sys.argv = main, ["-c", *arguments]
+        code = _execute(script, main)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _execute(script: str, main: types.ModuleType) -> int:
+    try:
+        exec(compile(script, "<string>", "exec"), main.__dict__)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        atexit._run_exitfuncs()
+    return 0
+
+
+def _serve(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        script, arguments, folder, environment = json.loads(line)
+        if folder is not None:
+            os.chdir(folder)
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        done = run_forked(script, *arguments)
+        print(json.dumps({"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])
