@@ -16,16 +16,27 @@ def wait(rows):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+SLOW = pytest.mark.slow
+SAID = {
+    signal.SIGINT: (130, "error: interrupted\n"),
+    signal.SIGTERM: (143, "error: terminated\n"),
+    signal.SIGHUP: (129, "error: the terminal was closed\n"),
+}
+
+
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "workers"),
     [
-        (signal.SIGINT, 130, "error: interrupted\n"),
-        (signal.SIGTERM, 143, "error: terminated\n"),
-        pytest.param(signal.SIGHUP, 129, "error: the terminal was closed\n", marks=pytest.mark.slow),
+        (signal.SIGINT, 2),
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGINT, 0, marks=SLOW),
+        pytest.param(signal.SIGTERM, 2, marks=SLOW),
+        pytest.param(signal.SIGHUP, 0, marks=SLOW),
+        pytest.param(signal.SIGHUP, 2, marks=SLOW),
     ],
 )
-def test_a_signal_ends_it_cleanly(number, code, said, workers, folder, environment):
+def test_a_signal_ends_it_cleanly(number, workers, folder, environment):
+    code, said = SAID[number]
     (folder / "waiting.py").write_text(WAITING)
     for name in ("begun", "never"):
         os.mkfifo(folder / name)

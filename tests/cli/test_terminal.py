@@ -11,6 +11,18 @@ ESCAPE = "\x1b["
 BAR = "━"
 
 
+@pytest.fixture(scope="module")
+def environment(forked):
+    """Commands are forked, but for those of `real`."""
+    return forked
+
+
+@pytest.fixture
+def real(variables):
+    """The variables of a shell whose commands start as they do for a user."""
+    return {"PATH": variables["PATH"]}
+
+
 @pytest.fixture
 def terminal(folder, environment):
     """Run a line of bash with stdout and stderr on a pseudo-terminal; return its code and all that was shown."""
@@ -22,8 +34,8 @@ def terminal(folder, environment):
     return run
 
 
-def test_a_bar_moves_in_a_terminal(terminal):
-    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there")
+def test_a_bar_moves_in_a_terminal(terminal, real):
+    code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there", **real)
     assert code == 0
     assert BAR in shown
     assert "converting" in shown
@@ -60,8 +72,8 @@ def test_a_byte_that_is_no_text_does_not_reach_the_terminal(terminal, folder):
     assert (code, shown) == (0, "caf\\x9b31m\r\n")
 
 
-def test_colours_in_a_terminal(terminal):
-    assert ESCAPE in terminal("rbtool inspect cartpole")[1]
+def test_colours_in_a_terminal(terminal, real):
+    assert ESCAPE in terminal("rbtool inspect cartpole", **real)[1]
     assert ESCAPE not in terminal("rbtool inspect cartpole --no-color")[1]
 
 
@@ -140,10 +152,10 @@ def test_the_first_episode_there_is_is_proposed(terminal):
     assert "try: rbtool inspect 'a part' --episode 3 --head 5" in shown
 
 
-def test_an_error_ends_the_bar(terminal):
+def test_an_error_ends_the_bar(terminal, real):
     line = "rbtool preprocess cartpole --fn prep.py:normalise --dest there --num-workers 0 --chunk-size 100"
     broken = "printf 'def normalise(rows):\\n    assert rows[\"episode\"].max() < 9\\n    return rows\\n' > prep.py"
-    code, shown = terminal(f"{broken}; {line}")
+    code, shown = terminal(f"{broken}; {line}", **real)
     assert code == 1
     assert shown.rstrip().splitlines()[-1].startswith(("\x1b[1;31merror: ", "\x1b[36mhint: "))
     assert "Traceback" not in shown
