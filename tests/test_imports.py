@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -72,11 +73,14 @@ def imports_in(source: str, importer: str, *, is_package: bool = False) -> Itera
                 yield Import(importer, f"{module}.{alias.name}", node.lineno, relative=node.level > 0)
 
 
-IMPORTS = [
-    found
-    for name, file in MODULES.items()
-    for found in imports_in(file.read_text(encoding="utf-8"), name, is_package=file.name == "__init__.py")
-]
+@functools.cache
+def all_imports() -> list[Import]:
+    """Return every import of the package."""
+    return [
+        found
+        for name, file in MODULES.items()
+        for found in imports_in(file.read_text(encoding="utf-8"), name, is_package=file.name == "__init__.py")
+    ]
 
 
 def within(name: str, package: str) -> bool:
@@ -123,12 +127,12 @@ def test_every_part_of_core_has_its_floor() -> None:
 
 
 def test_imports_point_one_way() -> None:
-    inside = [found for found in IMPORTS if within(found.target, "rbtool")]
+    inside = [found for found in all_imports() if within(found.target, "rbtool")]
     assert [str(found) for found in inside if not allowed(found.importer, found.target)] == []
 
 
 def test_imports_inside_the_package_are_relative() -> None:
-    absolute = [found for found in IMPORTS if within(found.target, "rbtool") and not found.relative]
+    absolute = [found for found in all_imports() if within(found.target, "rbtool") and not found.relative]
     assert [str(found) for found in absolute] == []
 
 
@@ -152,7 +156,7 @@ def test_modules_are_named_in_strings_in_one_place_only() -> None:
 def test_barred_libraries_are_not_imported(packages: tuple[str, ...], barred: set[str]) -> None:
     found = [
         str(found)
-        for found in IMPORTS
+        for found in all_imports()
         if found.target.split(".")[0] in barred and any(within(found.importer, package) for package in packages)
     ]
     assert found == []
@@ -162,7 +166,7 @@ def test_ted_and_errors_need_numpy_at_most() -> None:
     known = sys.stdlib_module_names | {"numpy", "rbtool"}
     found = [
         str(found)
-        for found in IMPORTS
+        for found in all_imports()
         if part_of_core(found.importer) in {"ted", "errors"} and found.target.split(".")[0] not in known
     ]
     assert found == []

@@ -38,18 +38,27 @@ class Call(NamedTuple):
         return f"line {self.node.lineno}: {ast.unparse(self.node)}"
 
 
+def written(node: ast.expr) -> str:
+    """Return an expression as it was written."""
+    if isinstance(node, ast.Name):  # these two are nearly all there are, and `unparse` takes long
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{written(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
 def calls_in(source: str) -> Iterator[Call]:
     """Yield every call of a module, under the full name of what is called."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     full = {"numpy": "np"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and not node.level:
             full |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             full |= {alias.asname: alias.name for alias in node.names if alias.asname and alias.asname != "np"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
-            head, dot, tail = ast.unparse(node.func).partition(".")
+            head, dot, tail = written(node.func).partition(".")
             yield Call(f"{full.get(head, head)}{dot}{tail}", node)
 
 
@@ -94,14 +103,13 @@ def prints(call: Call) -> bool:
     return call.name in PRINTING
 
 
-@pytest.mark.parametrize(("act", "only"), [(writes, WRITER), (prints, PRINTER)], ids=["writes", "prints"])
-def test_one_module_only(act, only: str) -> None:
+def test_one_module_only_writes_and_one_prints() -> None:
     found = [
         f"{name}, {call}"
         for file in source_tree.package_files()
-        if (name := file.relative_to(source_tree.ROOT).as_posix()) != only
+        if (name := file.relative_to(source_tree.ROOT).as_posix())
         for call in calls_in(file.read_text(encoding="utf-8"))
-        if act(call)
+        if (name != WRITER and writes(call)) or (name != PRINTER and prints(call))
     ]
     assert found == []
 

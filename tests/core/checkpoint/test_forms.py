@@ -1,7 +1,8 @@
 """What holds for every form: nothing is lost on the way there and back."""
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,14 @@ from rbtool.core.testing.strategies import dataset_plans
 FORMS = ["ted", "flat", "nested", "h5"]
 LEAVES = (Leaf(("observation",), "float64", (3,), "state"), Leaf(("info", "lap"), "int64", (), "after"))
 any_form = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of small files are written here, and no test of this module interrupts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def save(source: Path, target: Path, form: Form, compression: str | None = None) -> Manifest:

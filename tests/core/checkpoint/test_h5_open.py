@@ -144,6 +144,8 @@ def test_a_fifo_is_no_hdf5_file(tmp_path: Path) -> None:
 
 
 def _opens_hdf5_to_read(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in {"open", "File"}:
+        return False
     name = ast.unparse(call.func)
     if name == "h5f.open":
         return True

@@ -121,6 +121,9 @@ SYSTEMS = {"core/storages/advice.py"}
 
 
 def _opens_to_read(call: ast.Call) -> bool:
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if last not in {"memmap", "open", "read_bytes", "read_text"}:
+        return False
     name = ast.unparse(call.func)
     if name.endswith((".read_bytes", ".read_text")):
         return not name.startswith("self._source")  # a dataset of an HDF5 file
