@@ -67,7 +67,7 @@ def worker(rb: TensorDictReplayBuffer) -> None:
     rb.extend(TensorDict({"a": torch.ones(10)}, [10]))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_buffer_that_another_process_extends(method: str) -> None:
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(21))
     rb.extend(TensorDict({"a": torch.zeros(10)}, [10]))

@@ -24,7 +24,7 @@ def test_numbers_of_64_bits_are_counted() -> None:
         assert counter.value == (1 << 63) - 1
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_child_counts_on(method: str) -> None:
     counter = Counter(1 << 40)
     assert counter.share_() is counter

@@ -307,7 +307,7 @@ def run(method: str, storage: LazyTensorStorage) -> int:
     return child.exitcode or 0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("consolidated", [False, True])
 def test_a_child_extends_what_is_shared(method: str, consolidated: bool) -> None:
     storage = filled(LazyTensorStorage(20, consolidated=consolidated))

@@ -13,7 +13,7 @@ from rbtool.core.errors import SchemaError
 from rbtool.core.storages import LazyMemmapStorage
 from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
 
-CONTEXTS = [multiprocessing.get_context(method) for method in ("fork", "spawn")]
+FORK, SPAWN = (multiprocessing.get_context(method) for method in ("fork", "spawn"))
 WAIT = 60
 
 
@@ -33,8 +33,15 @@ def extended_elsewhere(context: BaseContext, writer: Writer, value: int) -> int 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("context", CONTEXTS, ids=["fork", "spawn"])
-@pytest.mark.parametrize("kind", [RoundRobinWriter, TensorDictRoundRobinWriter])
+@pytest.mark.parametrize(
+    ("context", "kind"),
+    [
+        pytest.param(FORK, RoundRobinWriter, id="fork-plain"),
+        pytest.param(FORK, TensorDictRoundRobinWriter, id="fork-tensordict"),
+        pytest.param(SPAWN, RoundRobinWriter, id="spawn-plain", marks=pytest.mark.slow),
+        pytest.param(SPAWN, TensorDictRoundRobinWriter, id="spawn-tensordict"),
+    ],
+)
 def test_a_child_goes_on_in_the_same_ring(context: BaseContext, kind: type[RoundRobinWriter]) -> None:
     storage, writer = LazyMemmapStorage(8), kind(track_generations=True)
     writer.register_storage(storage)
