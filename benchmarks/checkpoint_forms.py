@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rbtool.core.dataset import DatasetBuilder, Ingest, Origin, Piece, Request, fs
+from rbtool.core.format import DatasetBuilder, Ingest, Origin, Piece, Request, fs
 from rbtool.core.ted import Field, Timing, ted_fields
 from rbtool.core.verbs import checkpoint
 

@@ -30,7 +30,7 @@ from storages import state_rows
 from tensordict import TensorDict
 
 from rbtool.core import buffers, checkpointers, storages
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 
 try:
     logging.disable(logging.INFO)

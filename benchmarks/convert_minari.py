@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 import rbtool
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 

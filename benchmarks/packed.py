@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.dataset import Codec, EpisodeRow, Manifest, Origin, Request, row_builder
 from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.format import Codec, EpisodeRow, Manifest, Origin, Request, row_builder
 from rbtool.core.storages import PackedStorage
 from rbtool.core.ted import NEXT, EndReason, Field
 

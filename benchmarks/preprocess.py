@@ -27,7 +27,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, Request, TedReader
+from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request, TedReader
 from rbtool.core.ted import (
     ACTION,
     NEXT_DONE,

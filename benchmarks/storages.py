@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core import buffers, checkpointers, samplers, storages
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 
 try:
     logging.disable(logging.INFO)

@@ -193,7 +193,7 @@ class Output:
     @staticmethod
     def _json(document: dict[str, Any]) -> str:
         """One strict document; characters that stdout cannot write, and halves of a pair, are escaped."""
-        from ..core.dataset import plain
+        from ..core.format import plain
 
         strict = plain(document)
         text = json.dumps(strict, ensure_ascii=False, allow_nan=False, indent=1)

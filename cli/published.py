@@ -78,7 +78,7 @@ def without_final(boundary: Mapping[str, int]) -> str:
 
 def short_name(path: Path) -> str:
     """Name a dataset the shortest way that a shell and rbtool understand: `source:id`, or a path."""
-    from ..core.dataset import known_root
+    from ..core.format import known_root
 
     root, full = known_root(), os.path.abspath(path)
     if root and os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .dataset import OpenFiles, fs, leaf_path, load_json, read_tree
 from .errors import DatasetNotFoundError, UsageError
+from .format import OpenFiles, fs, leaf_path, load_json, read_tree
 from .ted import numpy_dtype
 
 __all__ = ["read_values", "write_values"]

@@ -24,7 +24,7 @@ FLOORS = (
     {"kernels"},
     {"checkpoint", "state_folder"},
     {"remote", "stats"},
-    {"dataset"},
+    {"format"},
     {"ted"},
     {"contract"},
     {"declarations", "errors", "progress", "secrets", "version"},
@@ -37,7 +37,7 @@ VERSION = "rbtool.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.dataset", "rbtool.core.remote", "rbtool.core.stats",
+    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.format", "rbtool.core.remote", "rbtool.core.stats",
     "rbtool.core.ted",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
@@ -190,13 +190,13 @@ def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("rbtool.core.ted.keys", "from ..dataset.tree import Leaf"),
+        ("rbtool.core.ted.keys", "from ..format.tree import Leaf"),
         ("rbtool.core.samplers.slices", "from ..writers.base import Writer"),
         ("rbtool.core.storages.base", "from .. import load_dataset"),
         ("rbtool.core.storages.base", "from ..samplers.slices import SliceSampler"),
         ("rbtool.core.writers.base", "from ..kernels.gather import gather"),
-        ("rbtool.core.dataset.reader", "from ...converters import minari"),
-        ("rbtool.core.dataset.reader", "def late():\n    from ..verbs.convert import convert"),
+        ("rbtool.core.format.reader", "from ...converters import minari"),
+        ("rbtool.core.format.reader", "def late():\n    from ..verbs.convert import convert"),
         ("rbtool.core.verbs.convert", "from ..testing import readers"),
         ("rbtool.converters.minari", "from ..cli import output"),
     ],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import source_tree
 
-WRITER = "core/dataset/fs.py"
+WRITER = "core/format/fs.py"
 PRINTER = "cli/output.py"
 
 WRITING = {

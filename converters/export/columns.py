@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.dataset import Array, Chosen, created_by, dump_json
 from ...core.errors import CorruptDataError, SchemaError
+from ...core.format import Array, Chosen, created_by, dump_json
 from ...core.ted import Field, Key
 
 __all__ = ["FORMAT", "Column", "about", "columns_of", "decoded", "episode_columns", "require_names"]

@@ -20,8 +20,8 @@ import numpy as np
 
 from ...core.checkpoint.h5_file import LatchedFile
 from ...core.checkpoint.h5_open import open_h5
-from ...core.dataset import Sink, fs
 from ...core.errors import RbtoolError
+from ...core.format import Sink, fs
 from ...core.ted import file_stem
 from .columns import FORMAT, Column, about, columns_of, episode_columns, require_names
 
@@ -62,7 +62,7 @@ class H5Sink(Sink):
         for name, values in episode_columns(self.chosen).items():
             h5.create_dataset(f"episodes/{name}", data=values)
         if self.chosen.text is not None:
-            from ...core.dataset import dump_json
+            from ...core.format import dump_json
 
             texts = [dump_json(row) for row in self.chosen.text]
             h5.create_dataset("episodes/text", data=texts, dtype=h5py.string_dtype())

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.checkpoint.h5_file import LatchedFile
-from ...core.dataset import Array, Sink, dump_json, fs, require_regular
+from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import SINGLETONS, Field
 from .columns import FORMAT, Column, about, columns_of, decoded, episode_columns, require_names
 

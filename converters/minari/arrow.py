@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.dataset import Array, load_json
 from ...core.errors import FormatError
+from ...core.format import Array, load_json
 from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
 from .arrow_forms import (
     as_array,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...core.dataset import open_regular
 from ...core.errors import CorruptDataError
+from ...core.format import open_regular
 
 __all__ = ["require_bounded_ipc", "require_bounded_parquet"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...core.dataset import Array
 from ...core.errors import CorruptDataError, FormatError
+from ...core.format import Array
 from .store import ColumnPath, Form
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...core.dataset import Array, Dropped
 from ...core.errors import FormatError
+from ...core.format import Array, Dropped
 from ...core.ted import REWARD, Field, Key, Role, Timing, key_name
 from .episode_text import EpisodeTexts
 from .extras import Extra, Rows

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.dataset import parse_json
 from ...core.errors import FormatError
+from ...core.format import parse_json
 from .metadata import MinariMetadata
 
 __all__ = ["env_metadata"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.dataset import dump_json
+from ...core.format import dump_json
 from ...core.ted import Key, key_name
 from .store import DERIVED, ColumnPath, column_name
 

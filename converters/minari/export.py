@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.checkpoint.h5_file import LatchedFile
-from ...core.dataset import Dropped, Sink, fs, parse_json
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
+from ...core.format import Dropped, Sink, fs, parse_json
 from .export_episode import EpisodeColumns
 from .export_spaces import space_of_fields, space_of_json
 from .metadata import HDF5_FILE, METADATA_FILE

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.dataset import Array, Chosen
 from ...core.errors import SchemaError
+from ...core.format import Array, Chosen
 from ...core.ted import (
     ACTION,
     EPISODE,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.dataset import float_from_json
 from ...core.errors import FormatError, SchemaError
+from ...core.format import float_from_json
 from ...core.ted import Field
 
 __all__ = ["space_of_fields", "space_of_json"]

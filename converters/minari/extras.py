@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from ...core.dataset import Dropped
 from ...core.errors import FormatError
+from ...core.format import Dropped
 from ...core.ted import file_stem
 from .store import Column, ColumnPath, Form, StoredEpisode, column_name
 from .text import LONGEST_ROW, look_at_text

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from ...core.dataset import Array
 from ...core.errors import CorruptDataError, FormatError
+from ...core.format import Array
 
 __all__ = ["decode_images"]
 

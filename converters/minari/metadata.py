@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.dataset import load_json, parse_json, read_regular
 from ...core.errors import FormatError
+from ...core.format import load_json, parse_json, read_regular
 from .spaces import Space, parse_space
 
 __all__ = ["HDF5_FILE", "METADATA_FILE", "MinariMetadata", "data_folder", "looks_like_minari"]

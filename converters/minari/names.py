@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from ...core.dataset import ENV_METADATA, HIDDEN
+from ...core.format import ENV_METADATA, HIDDEN
 from ...core.ted import Key, key_name, safe_part
 from .store import ColumnPath
 

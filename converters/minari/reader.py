@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.dataset import (
+from ...core.format import (
     Piece,
     Reader,
     SourceFacts,

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.dataset import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
 from ...core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ...core.format import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
 from ...core.remote import (
     Bucket,
     BucketObject,

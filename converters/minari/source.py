@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from ...core.dataset import (
+from ...core.errors import NetworkError, RbtoolError, UsageError
+from ...core.format import (
     Catalogue,
     CatalogueEntry,
     EpisodeRanges,
@@ -22,7 +23,6 @@ from ...core.dataset import (
     select_episodes,
     written_time,
 )
-from ...core.errors import NetworkError, RbtoolError, UsageError
 from ...core.remote import ask_all, fetch_files
 from .remotes import MinariBucket, MinariOrganisation, MinariRemote, raise_if_all_failed, state_of
 

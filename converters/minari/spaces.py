@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ...core.dataset import parse_json, plain, require_space
 from ...core.errors import FormatError
+from ...core.format import parse_json, plain, require_space
 
 __all__ = ["SPACE_TYPES", "Space", "SpaceLeaf", "SpacePath", "parse_space", "space_leaves", "strict_space"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ...core.dataset import Array
 from ...core.errors import CorruptDataError, RbtoolError
+from ...core.format import Array
 from .spaces import SpacePath
 
 __all__ = ["DERIVED", "Column", "ColumnPath", "EpisodeStore", "Form", "StoredEpisode", "column_name", "reading"]

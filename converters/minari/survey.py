@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ...core.dataset import normal_form
 from ...core.errors import FormatError
+from ...core.format import normal_form
 from .extras import ExtraColumns
 from .metadata import MinariMetadata
 from .required import RequiredColumns

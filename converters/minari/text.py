@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...core.dataset import Array
 from ...core.errors import FormatError
+from ...core.format import Array
 from .store import ColumnPath, StoredEpisode, column_name
 
 __all__ = ["LONGEST_ROW", "TextLook", "encode_text", "look_at_text", "text_rows"]

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
-from ..dataset import HIDDEN, Count, OpenFiles, Staging, decode, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..format import HIDDEN, Count, OpenFiles, Staging, decode, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..storages.codec import dtype_named, tensor_bytes
 from .prefetch import Draw
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from ..dataset import Array, bytes_of
+from ..format import Array, bytes_of
 
 __all__ = ["Blocks", "Stream"]
 

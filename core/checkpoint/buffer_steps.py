@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, Manifest, PlainReader, Request, StepReader
+from ..format import Array, EpisodeTable, Manifest, PlainReader, Request, StepReader
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key
 from .filled import STORAGE
 from .rows import leaf_parts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..dataset import Array, StepReader
+from ..format import Array, StepReader
 from ..progress import Progress
 from ..ted import NEXT, Field, Key
 from .layout import EXPLICIT_EPISODES, CompactLayout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..dataset import FINAL, StepReader
+from ..format import FINAL, StepReader
 from ..progress import Progress, Silent
 from ..ted import Field, Key, key_name
 from .rows import CHUNK_BYTES, differing_rows

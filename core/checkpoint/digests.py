@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..dataset import (
+from ..errors import CorruptDataError, FormatError
+from ..format import (
     HIDDEN,
     MANIFEST,
     Hasher,
@@ -25,8 +26,7 @@ from ..dataset import (
     load_json,
     open_regular,
 )
-from ..dataset.decoding import Count, decode
-from ..errors import CorruptDataError, FormatError
+from ..format.decoding import Count, decode
 from .user_block import data_start
 
 __all__ = ["DIGESTS", "require_digests", "write_digests"]

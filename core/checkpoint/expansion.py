@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array
 from ..errors import CorruptDataError
+from ..format import Array
 from ..ted import NEXT, Field, Key
 from .layout import CompactLayout
 from .rows import FEW_ROWS, Boundaries, without_ends

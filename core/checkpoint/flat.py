@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..dataset import (
+from ..errors import CorruptDataError, FormatError
+from ..format import (
     Array,
     FileRecord,
     FolderReader,
@@ -26,8 +27,7 @@ from ..dataset import (
     read_tree,
     record_file,
 )
-from ..dataset.mapped import Window
-from ..errors import CorruptDataError, FormatError
+from ..format.mapped import Window
 from ..progress import Progress
 from ..ted import Field, Key, key_name
 from .compact import write_compact

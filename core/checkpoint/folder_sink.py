@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..dataset import Array, FileRecord, Hasher, Leaf, fs, leaf_path, record_file, write_tree_meta
+from ..format import Array, FileRecord, Hasher, Leaf, fs, leaf_path, record_file, write_tree_meta
 from ..ted import Field, Key
 from .blocks import Blocks, Stream
 from .compact import Sink

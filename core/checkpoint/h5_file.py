@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..dataset import fs
+from ..format import fs
 
 __all__ = ["LatchedFile"]
 

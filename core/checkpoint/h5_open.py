@@ -16,8 +16,8 @@ from pathlib import Path
 
 from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p
 
-from ..dataset import open_regular, require_regular
 from ..errors import CorruptDataError, UsageError
+from ..format import open_regular, require_regular
 from .h5_chunks import unbounded_chunks
 
 __all__ = ["members", "open_h5", "root_members"]

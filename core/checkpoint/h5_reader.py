@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import (
+from ..errors import CorruptDataError, FormatError
+from ..format import (
     COLUMNS,
     FINAL,
     Array,
@@ -22,8 +23,7 @@ from ..dataset import (
     parse_episode_text,
     parse_json,
 )
-from ..dataset.mapped import Window, digest_mapped
-from ..errors import CorruptDataError, FormatError
+from ..format.mapped import Window, digest_mapped
 from ..ted import DTYPES, Field, Key, key_from_stem
 from .expansion import Expansion, require_ascending
 from .filled import FilledStorage

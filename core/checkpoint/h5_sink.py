@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ..dataset import Array, fs
+from ..format import Array, fs
 from ..ted import Field
 from .blocks import Blocks, Stream
 from .compact import Sink

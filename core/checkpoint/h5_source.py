@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import Array, open_regular
 from ..errors import CorruptDataError, RbtoolError
+from ..format import Array, open_regular
 
 if TYPE_CHECKING:
     import h5py

@@ -8,8 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..dataset import FileRecord, Manifest, StepReader, column_types, digest_bytes, episode_text_bytes, fs
-from ..dataset.mapped import digest_mapped
+from ..format import FileRecord, Manifest, StepReader, column_types, digest_bytes, episode_text_bytes, fs
+from ..format.mapped import digest_mapped
 from ..progress import Progress
 from ..ted import file_stem
 from .compact import write_compact

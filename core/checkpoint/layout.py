@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..dataset import HIDDEN
+from ..format import HIDDEN
 from ..ted import NEXT, SINGLETONS, Field, Key, safe_part, state_keys
 
 __all__ = ["EXPLICIT_EPISODES", "CompactForm", "CompactLayout", "Form"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, FileRecord, Leaf, fs, leaf_path, record_file
+from ..format import Array, FileRecord, Leaf, fs, leaf_path, record_file
 from ..ted import Key
 from .layout import EXPLICIT_EPISODES, CompactLayout
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..dataset import (
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
+from ..format import (
     COMMITS,
     HIDDEN,
     MANIFEST,
@@ -23,7 +24,6 @@ from ..dataset import (
     one_generation,
     unfinished_recording,
 )
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
 from .flat import CutFlatReader, FlatReader
 from .h5_reader import H5Reader
 from .torchrl_reader import find_torchrl

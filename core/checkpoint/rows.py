@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable
 from ..errors import CorruptDataError
+from ..format import Array, EpisodeTable
 
 __all__ = [
     "CHUNK_BYTES",

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..dataset import (
+from ..errors import CorruptDataError, FormatError
+from ..format import (
     FORMAT_VERSION,
     FileRecord,
     FolderReader,
@@ -24,7 +25,6 @@ from ..dataset import (
     write_documents,
     write_episode_text,
 )
-from ..errors import CorruptDataError, FormatError
 from ..progress import Progress, Silent
 from .compression import Compression
 from .filled import STORAGE, FilledStorage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..dataset import FileRecord, StepReader
+from ..format import FileRecord, StepReader
 from ..progress import Progress
 from .compact import Told
 from .folder_sink import FolderSink

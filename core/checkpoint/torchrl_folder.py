@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import Array, Leaf, OpenFiles, leaf_path, parse_json, read_tree
 from ..errors import CorruptDataError, FormatError
+from ..format import Array, Leaf, OpenFiles, leaf_path, parse_json, read_tree
 from ..ted import Field, Key, file_stem, key_name, role_of
 from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
 from .torchrl_leaves import Counts, StoredLeaves

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
-from ..dataset import Array, bytes_of, fs
+from ..format import Array, bytes_of, fs
 from ..ted import Field
 from .compression import Compression
 from .h5_file import LatchedFile

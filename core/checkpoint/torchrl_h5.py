@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import Array, OpenFiles, open_regular
 from ..errors import CorruptDataError, FormatError, SchemaError
+from ..format import Array, OpenFiles, open_regular
 from ..ted import Field, Key, dtype_name, key_name, role_of
 from .h5_source import H5Source
 from .torchrl_header import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import Array
 from ..errors import CorruptDataError, UsageError
+from ..format import Array
 from ..ted import DONE, FLAGS, NEXT, REWARD, Key
 from .filled import FilledStorage
 

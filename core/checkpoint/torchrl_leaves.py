@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, Closing, OpenFiles
 from ..errors import CorruptDataError, FormatError
+from ..format import Array, Closing, OpenFiles
 from ..ted import Field, Key, as_numbers, key_name
 from .rows import leaf_parts
 from .torchrl_header import TorchrlHeader, TorchrlKeys

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..dataset import Array, StepReader
+from ..format import Array, StepReader
 from ..ted import NEXT, Field, Key, as_numbers, field_named
 from .rows import differing_rows, leaf_parts
 from .torchrl_header import TorchrlHeader

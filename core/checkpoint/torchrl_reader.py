@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import (
+from ..errors import FormatError, RbtoolError, UsageError
+from ..format import (
     Array,
     EpisodeTable,
     Manifest,
@@ -26,7 +27,6 @@ from ..dataset import (
     read_tree,
     sum_rewards,
 )
-from ..errors import FormatError, RbtoolError, UsageError
 from ..ted import (
     NEXT,
     NEXT_TERMINATED,

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from ..dataset import Array, Leaf, bytes_of, fs, leaf_path, read_regular, write_tree_meta
+from ..format import Array, Leaf, bytes_of, fs, leaf_path, read_regular, write_tree_meta
 from ..ted import Field, Key, file_stem
 from .nested import nested_leaves, write_tables
 from .torchrl_folder import LENGTH

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from ..dataset import Array
+from ..format import Array
 from .buffer_steps import BufferSteps
 from .torchrl_header import TorchrlKeys
 from .torchrl_reader import TorchrlReader

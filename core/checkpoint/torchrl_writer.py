@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..dataset import Array, StepReader, fs
 from ..errors import SchemaError
+from ..format import Array, StepReader, fs
 from ..progress import Progress
 from ..ted import NEXT, Field, Key, field_named, key_name
 from .compression import Compression

@@ -9,8 +9,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ..dataset import Manifest, changed, is_canonical, is_ours, open_regular, parse_json
 from ..errors import CorruptDataError, FormatError, SchemaError
+from ..format import Manifest, changed, is_canonical, is_ours, open_regular, parse_json
 
 __all__ = ["block_bytes", "block_size", "data_start", "read_block", "verify_block"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..dataset import (
+from ..format import (
     Array,
     EpisodeTable,
     Hasher,

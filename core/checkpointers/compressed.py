@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dataset import fs, load_json, read_regular
-from ..dataset.tree import require_own_files
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..format import fs, load_json, read_regular
+from ..format.tree import require_own_files
 from ..storages import CompressedListStorage, Storage, register_checkpointer
 from ..storages.codec import to_bytestream
 from ..storages.compressed import Packed

@@ -17,8 +17,8 @@ from ..checkpoint import (
     require_digests,
     save_compact,
 )
-from ..dataset import fs, mend, provenance_step
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..format import fs, mend, provenance_step
 from ..progress import Silent
 from ..storages import LazyTensorStorage, Storage, TensorStorage
 from ..storages.layout import is_tree

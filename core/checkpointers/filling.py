@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..checkpoint import FilledStorage, leaf_parts
-from ..dataset import Array, StepReader
 from ..errors import CorruptDataError, SchemaError
+from ..format import Array, StepReader
 from ..storages import TensorStorage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns

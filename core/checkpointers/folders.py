@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..checkpoint import STORAGE, open_steps, require_digests, torchrl_form, write_digests
-from ..dataset import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..format import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
 
 __all__ = [
     "COMPRESSED_FILES",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Compression, H5Reader
-from ..dataset import is_inside
 from ..errors import UsageError
+from ..format import is_inside
 from .episodes import EpisodeCheckpointer
 from .keys import KeyLike
 from .nested import require_known

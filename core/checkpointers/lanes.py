@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..dataset import Array
+from ..format import Array
 from ..storages.memory import plain_column
 from ..ted import Field
 

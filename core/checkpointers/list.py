@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..dataset import Hasher, fs, load_json, open_regular
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..format import Hasher, fs, load_json, open_regular
 from ..storages import ListStorage, Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes
 from ..storages.documents import parse, read_dtype, read_shape

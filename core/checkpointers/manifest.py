@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..dataset import HIDDEN, Count, decode, dump_json, fs, is_inside, load_json
 from ..errors import CorruptDataError, FormatError
+from ..format import HIDDEN, Count, decode, dump_json, fs, is_inside, load_json
 from ..storages.codec import dtype_named
 from ..storages.documents import read_shape
 

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDictBase
 
 from ..checkpoint import FilledStorage
-from ..dataset import Array, PackedReader
 from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format import Array, PackedReader
 from ..storages import (
     CompressedListStorage,
     ListStorage,

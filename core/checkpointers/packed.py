@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import dataset_digests
-from ..dataset import Count, Manifest, decode, dump_json, fs, load_json
 from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format import Count, Manifest, decode, dump_json, fs, load_json
 from ..storages import LazyTensorStorage, PackedStorage, Storage, register_checkpointer
 from .base import StorageCheckpointerBase
 from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 
 from ..checkpoint import FilledStorage, differing_rows, leaf_parts
-from ..dataset import Array, StepReader
 from ..errors import SchemaError
+from ..format import Array, StepReader
 from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
 from ..storages.arrays import tensor_of
 from ..ted import Field, Key, key_name

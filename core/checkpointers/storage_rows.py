@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import STORAGE, FilledStorage
-from ..dataset import Array, EpisodeTable, Manifest, Request, StepReader, created_by
 from ..errors import SchemaError
+from ..format import Array, EpisodeTable, Manifest, Request, StepReader, created_by
 from ..storages import TensorStorage
 from ..storages.cursors import last_row
 from ..storages.describe import describe

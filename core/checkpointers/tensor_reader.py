@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..checkpoint import torchrl_form
-from ..dataset import Hasher, load_json
 from ..errors import CorruptDataError, FormatError, SchemaError
+from ..format import Hasher, load_json
 from ..storages import TensorStorage
 from ..storages.codec import tensor_bytes
 from ..storages.describe import structure_from

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import stat_fingerprint
-from ..dataset import load_json
 from ..errors import FormatError, SchemaError
+from ..format import load_json
 from ..storages import LazyTensorStorage, TensorStorage
 from ..storages.layout import is_tree
 from .folders import open_folder

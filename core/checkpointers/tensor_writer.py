@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..checkpoint import DIGESTS
-from ..dataset import Hasher, fs
+from ..format import Hasher, fs
 from ..storages import TensorStorage
 from ..storages.codec import tensor_bytes
 from ..storages.describe import describe

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import load_json
 from ..errors import CorruptDataError, FormatError
+from ..format import load_json
 from ..storages.codec import dtype_named
 from ..storages.documents import read_shape
 from ..storages.layout import SUFFIX, single_name

@@ -6,8 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from ..dataset import fs, has_manifest, mend, remove_dataset
 from ..errors import DatasetNotFoundError
+from ..format import fs, has_manifest, mend, remove_dataset
 from .buffer import DatasetReplayBuffer
 
 __all__ = ["BaseDatasetExperienceReplay"]

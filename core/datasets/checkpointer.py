@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..checkpoint import dataset_digests
 from ..checkpointers import PackedNote, TensorStorageCheckpointer, open_folder, require_equal_rows, writer_of
-from ..dataset import Manifest, PackedReader, TedReader
 from ..errors import RbtoolError, SchemaError, UsageError
+from ..format import Manifest, PackedReader, TedReader
 from ..storages import Storage, register_checkpointer
 from .storage import DatasetStorage
 

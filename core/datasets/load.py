@@ -12,8 +12,8 @@ from typing import Any, get_args
 import torch
 
 from ..checkpoint import is_steps, open_steps
-from ..dataset import PackedReader, TedReader, find_dataset, is_ours, reader_class, reader_names, storage_root
 from ..errors import DatasetNotFoundError, UsageError
+from ..format import PackedReader, TedReader, find_dataset, is_ours, reader_class, reader_names, storage_root
 from ..remote import KnownNames
 from ..storages import PackedStorage, Storage
 from .buffer import DatasetReplayBuffer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import open_steps
-from ..dataset import ENV_METADATA, decode, parse_json
+from ..format import ENV_METADATA, decode, parse_json
 from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 
 __all__ = ["environment_metadata"]

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..dataset import find_dataset, has_manifest
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
+from ..format import find_dataset, has_manifest
 from ..verbs.listing import list_remote
 from .base import BaseDatasetExperienceReplay
 from .metadata import environment_metadata

@@ -7,8 +7,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..dataset import Staging, fs, has_manifest, mend, remove_dataset, safe_id, storage_root
 from ..errors import UsageError
+from ..format import Staging, fs, has_manifest, mend, remove_dataset, safe_id, storage_root
 from ..remote import KnownNames, told_instead
 from ..verbs.download import DownloadResult, download
 

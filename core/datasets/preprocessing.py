@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..checkpointers import FlatStorageCheckpointer
-from ..dataset import Staging, fs
 from ..errors import SchemaError, UsageError
+from ..format import Staging, fs
 from ..preprocess import Unit
 from ..preprocess.start_methods import START_METHODS
 from ..progress import Silent

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..dataset import ListedFiles, PackedReader, TedReader, leaf_path, mend
 from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format import ListedFiles, PackedReader, TedReader, leaf_path, mend
 from ..storages import MappedDataset, PackedStorage, TensorStorage
 from ..storages.arrays import tensordict_of
 from ..storages.structure import structure_of

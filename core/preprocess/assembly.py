@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, FieldRange, FileRecord, PositionedTree, TreeWriter, fs, merge_ranges
+from ..format import Array, EpisodeTable, FieldRange, FileRecord, PositionedTree, TreeWriter, fs, merge_ranges
 from ..ted import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
 from .episodes import ResultEpisodes
 from .job import Finished, Task

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dataset import Array
+from ..format import Array
 from ..ted import Key
 
 __all__ = ["Block", "Column", "Pieces"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..dataset import (
+from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..format import (
     Dropped,
     EpisodeTable,
     Manifest,
@@ -19,7 +20,6 @@ from ..dataset import (
     digest_bytes,
     write_manifest,
 )
-from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import Field
 from .assembly import Assembled, Assembly

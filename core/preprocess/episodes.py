@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..dataset import Array, EpisodeTable, running_return
+from ..format import Array, EpisodeTable, running_return
 from ..ted import NEXT, Field, Key, as_numbers, end_reason, state_keys
 from ..ted.checks.following import rows_equal
 from .job import Finished

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-from ..dataset import digest_file, fs, read_regular
 from ..errors import UsageError
+from ..format import digest_file, fs, read_regular
 from .failures import error_text
 from .fingerprints import fingerprint_of
 from .imports import imported_modules, only_from

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..dataset import Array
+from ..format import Array
 from ..ted import Key, numpy_dtype
 from .block import Column
 from .tensors import Layout, require_layout

@@ -23,7 +23,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
-from ..dataset import read_regular
+from ..format import read_regular
 
 __all__ = ["FreshModules", "imported_modules", "only_from"]
 

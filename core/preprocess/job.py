@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..dataset import FieldRange, StepReader
+from ..format import FieldRange, StepReader
 from ..ted import Key
 from .block import Pieces
 from .work import Work

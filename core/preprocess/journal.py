@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..dataset import Count, FieldEntry, FieldRange, decode, digest_bytes, dump_json, fs, parse_json, read_regular
 from ..errors import FormatError
+from ..format import Count, FieldEntry, FieldRange, decode, digest_bytes, dump_json, fs, parse_json, read_regular
 from ..ted import Field
 from .block import Pieces
 from .job import Finished

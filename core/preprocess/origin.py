@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..dataset import ENV_METADATA, Dropped, Origin, Provenance, Request, StepReader
+from ..format import ENV_METADATA, Dropped, Origin, Provenance, Request, StepReader
 from ..ted import ACTION, Field, Key
 
 __all__ = ["result_origin"]

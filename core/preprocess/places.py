@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import Array, Hasher, bytes_of, fs, leaf_path
+from ..format import Array, Hasher, bytes_of, fs, leaf_path
 from ..ted import Field, Key
 
 __all__ = [

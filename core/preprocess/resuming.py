@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ..dataset import PositionedTree, plain
 from ..errors import RbtoolError, UsageError
+from ..format import PositionedTree, plain
 from ..ted import Field
 from .job import Finished, Task
 from .journal import read_journal

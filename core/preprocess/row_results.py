@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..dataset import Array
+from ..format import Array
 from ..ted import Key, numpy_dtype
 from .block import Column
 from .tensors import Layout, require_layout, row_of, tensor_of_column

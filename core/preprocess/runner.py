@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import Array, RowFiles, range_of, running_return
 from ..errors import CorruptDataError
+from ..format import Array, RowFiles, range_of, running_return
 from ..ted import (
     EPISODE,
     NEXT,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset import (
+from ..format import (
     Array,
     EpisodeTable,
     StepReader,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..dataset import HIDDEN, Array
+from ..format import HIDDEN, Array
 from ..storages.arrays import tensordict_of
 from ..ted import DTYPES, Key, key_name, numpy_dtype
 from .block import Column

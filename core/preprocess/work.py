@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ..dataset import EpisodeTable
+from ..format import EpisodeTable
 from ..ted import Field, Key
 from .block import Block
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ..dataset import StaleListing, is_inside
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..format import StaleListing, is_inside
 from .bounds import ERROR_BYTES, PAGES, head_in_time, paced, read_seconds
 from .offline import require_network
 from .retries import Transient, retry_after, retrying

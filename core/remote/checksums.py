@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dataset import open_regular
 from ..errors import FormatError, UsageError
+from ..format import open_regular
 
 __all__ = ["Hasher", "blocks_of", "hasher", "matches"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..dataset import RemoteFile, fs, is_inside
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
+from ..format import RemoteFile, fs, is_inside
 from .checksums import hasher, matches
 from .partial import Partial
 from .retries import Transient, retrying

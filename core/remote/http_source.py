@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..dataset import RemoteDataset, RemoteFile, Source
 from ..errors import DatasetNotFoundError, NetworkError, RbtoolError, UsageError
+from ..format import RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files
 from .http import HttpTransport
 from .offline import require_network

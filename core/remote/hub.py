@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from ..dataset import StaleListing, is_inside, parse_json
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
+from ..format import StaleListing, is_inside, parse_json
 from ..version import __version__
 from .bounds import PAGES, answer_to, bounded, paced
 from .http import HttpTransport, failure

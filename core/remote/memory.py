@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..dataset import Catalogue, decode, dump_json, fs, load_json, safe_id
 from ..errors import FormatError, UsageError
+from ..format import Catalogue, decode, dump_json, fs, load_json, safe_id
 from .names import Resolution
 
 __all__ = ["CatalogueFile", "KnownNames", "catalogue_age"]

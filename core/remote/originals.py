@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..dataset import (
+from ..errors import FormatError, UsageError
+from ..format import (
     Count,
     RemoteDataset,
     RemoteFile,
@@ -26,7 +27,6 @@ from ..dataset import (
     sweep,
     written_time,
 )
-from ..errors import FormatError, UsageError
 from .checksums import blocks_of, hasher, matches
 from .unverified import RECORD
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..dataset import Closing, RemoteFile, fs
+from ..format import Closing, RemoteFile, fs
 from .checksums import blocks_of, hasher
 
 __all__ = ["Partial"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from ..dataset import Closing
+from ..format import Closing
 
 __all__ = ["Answer", "Transport"]
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..dataset import Closing, Count, RemoteFile, decode, dump_json, fs, open_regular, parse_json
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
+from ..format import Closing, Count, RemoteFile, decode, dump_json, fs, open_regular, parse_json
 from .checksums import blocks_of
 from .retries import Transient, retrying
 from .threads import Watch

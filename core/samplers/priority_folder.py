@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import fs, load_json
 from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError
+from ..format import fs, load_json
 
 __all__ = ["NEVER_WRITTEN", "SCHEMA_VERSION", "plain_priorities", "read_priorities", "write_priorities"]
 

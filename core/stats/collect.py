@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..dataset import Array, StepReader
+from ..format import Array, StepReader
 from ..progress import Progress
 from ..ted import NEXT, Field, Key, as_numbers, is_floating, state_keys
 from .moments import Moments

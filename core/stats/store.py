@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..dataset import Manifest, digest_bytes, dump_json, fs, load_json, plain
 from ..errors import RbtoolError
+from ..format import Manifest, digest_bytes, dump_json, fs, load_json, plain
 from .collect import FieldStats
 
 __all__ = ["StatsStore"]

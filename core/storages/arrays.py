@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from ..dataset import Array
+from ..format import Array
 from ..ted import Field, Key
 
 __all__ = ["tensor_of", "tensordict_of"]

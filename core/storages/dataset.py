@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..dataset import Array, ListedFiles, TedReader, leaf_path
 from ..errors import CorruptDataError
+from ..format import Array, ListedFiles, TedReader, leaf_path
 from ..ted import Field
 from .advice import Pages, exceeds_memory
 from .arrays import tensor_of, tensordict_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..dataset.tree import require_own_files
 from ..errors import SchemaError
+from ..format.tree import require_own_files
 from ..ted.keys import file_stem
 from .structure import Constant, Leaf, Path, SequenceNode, Structure, TensorDictNode
 

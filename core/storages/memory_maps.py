@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..dataset import HIDDEN, Count, decode, fs, load_json
 from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
+from ..format import HIDDEN, Count, decode, fs, load_json
 from .codec import dtype_named
 from .describe import describe, structure_from
 from .layout import leaf_files, tree_documents

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..dataset import Array, EpisodeTable, PackedReader
 from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format import Array, EpisodeTable, PackedReader
 from ..ted import Field
 from .advice import exceeds_memory
 from .arrays import tensordict_of

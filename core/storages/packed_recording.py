@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase, is_tensor_collection
 
-from ..dataset import Array, Manifest, PackedReader, PackedRecorder
 from ..errors import SchemaError, UsageError
+from ..format import Array, Manifest, PackedReader, PackedRecorder
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .arrays import tensor_of, tensordict_of
 from .base import IndexedStorage

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset import Array, Codec, ListedFiles, PackedField, PackedReader
 from ..errors import CorruptDataError
+from ..format import Array, Codec, ListedFiles, PackedField, PackedReader
 from ..kernels import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted import Field
 from .advice import Pages

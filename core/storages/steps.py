@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..dataset import Array, StepReader
 from ..errors import SchemaError
+from ..format import Array, StepReader
 from ..ted import Field, Key
 from .arrays import tensor_of, tensordict_of
 from .base import IndexedStorage

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..dataset import (
+from ..format import (
     ENV_METADATA,
     Array,
     DatasetBuilder,
@@ -21,7 +21,7 @@ from ..dataset import (
     provenance_step,
     record_file,
 )
-from ..dataset import running_return as sum_rewards
+from ..format import running_return as sum_rewards
 from ..ted import (
     EPISODE,
     FLAGS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import fs
+from ..format import fs
 
 __all__ = ["flip", "flips", "without_digests"]
 

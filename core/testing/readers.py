@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import (
+from ..errors import RbtoolError, UsageError
+from ..format import (
     FINAL_STEPS,
     Array,
     DatasetBuilder,
@@ -22,7 +23,6 @@ from ..dataset import (
     TedReader,
     fs,
 )
-from ..errors import RbtoolError, UsageError
 from ..ted import NEXT, REWARD, Final, Key, ted_fields
 from .raising import error_of
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from ..dataset import RemoteDataset, Source, fs, is_inside
 from ..errors import DatasetNotFoundError, NetworkError
+from ..format import RemoteDataset, Source, fs, is_inside
 from .raising import error_of
 
 __all__ = ["SourceTests"]

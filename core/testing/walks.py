@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..dataset import Array, DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
+from ..format import Array, DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
 from ..ted import ACTION, REWARD, Field, Key, Timing, ted_fields
 
 __all__ = ["WALK_FIELDS", "Ending", "walk_pieces", "write_walks"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
-from ..dataset import (
+from ..errors import DatasetNotFoundError, RbtoolError, UsageError
+from ..format import (
     ListedFiles,
     fs,
     remove_at_once,
@@ -18,7 +19,6 @@ from ..dataset import (
     remove_leftover,
     require_removable,
 )
-from ..errors import DatasetNotFoundError, RbtoolError, UsageError
 from ..progress import Progress, Silent
 from ..remote import stored_originals
 from .cache_entries import CacheEntry, cache_entries, chosen_entries, existing_root

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..dataset import Manifest, fs, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
+from ..format import Manifest, fs, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
 from ..remote import Originals, stored_originals
 from .listing import fits, stored_name
 

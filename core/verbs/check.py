@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..checkpoint import BUFFER, STORAGE, open_steps
-from ..dataset import (
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..format import (
     FOLDER_RULES,
     UNVERIFIED,
     Array,
@@ -24,7 +25,6 @@ from ..dataset import (
     readable_rows,
     return_field_of,
 )
-from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..progress import Progress, Silent
 from ..ted import EndReason
 from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule

@@ -20,8 +20,8 @@ from ..checkpoint import (
     open_steps,
     require_digests,
 )
-from ..dataset import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
 from ..errors import CorruptDataError, RbtoolError
+from ..format import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
 from ..ted.checks import Finding
 
 __all__ = ["BUFFER_RULES", "NO_DIGESTS", "buffer_findings"]

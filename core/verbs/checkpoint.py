@@ -26,8 +26,8 @@ from ..checkpoint import (
     standing,
     steps_digest,
 )
-from ..dataset import Manifest, Staging, StepReader, find_dataset, fs, require_apart
 from ..errors import UsageError
+from ..format import Manifest, Staging, StepReader, find_dataset, fs, require_apart
 from ..progress import Progress, Silent
 from ..ted import row_bytes
 from .checkpoint_torchrl import (

@@ -19,7 +19,8 @@ from ..checkpoint import (
     standing,
     write_torchrl,
 )
-from ..dataset import (
+from ..errors import UsageError
+from ..format import (
     Manifest,
     Origin,
     Staging,
@@ -29,7 +30,6 @@ from ..dataset import (
     provenance_step,
     write_dataset,
 )
-from ..errors import UsageError
 from ..progress import Progress, Silent
 
 __all__ = ["build_dataset", "build_for_torchrl", "loaded_before", "size_for_torchrl", "staging_for_torchrl"]

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from ..checkpoint import Form
-from ..dataset import fs
 from ..errors import UsageError
+from ..format import fs
 from ..progress import Progress, Silent
 from .results import Result
 

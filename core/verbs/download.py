@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..dataset import (
+from ..errors import UsageError, nearest
+from ..format import (
     FinalStep,
     Layout,
     Manifest,
@@ -25,7 +26,6 @@ from ..dataset import (
     source_names,
     storage_root,
 )
-from ..errors import UsageError, nearest
 from ..progress import Progress, Silent
 from .layouts import final_step_arguments, layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload

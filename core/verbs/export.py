@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..checkpoint import open_steps, whole_episodes
-from ..dataset import (
+from ..errors import UsageError
+from ..format import (
     Chosen,
     Sink,
     SoundSteps,
@@ -29,7 +30,6 @@ from ..dataset import (
     sink_class,
     sound_steps,
 )
-from ..errors import UsageError
 from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since
 from .saved_steps import has_steps

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checkpoint import open_steps
-from ..dataset import (
+from ..errors import UsageError
+from ..format import (
     HIDDEN,
     Array,
     Dropped,
@@ -29,7 +30,6 @@ from ..dataset import (
     size_problems,
     table_with_returns,
 )
-from ..errors import UsageError
 from ..stats import mean_of
 from ..ted import NEXT, BoundaryCounts, EndReason, Field, Final, Key, as_numbers, key_name, row_bytes, ted_fields
 from .results import Result

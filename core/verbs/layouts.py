@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import BufferSteps, VerifyingReader, dataset_digest
-from ..dataset import (
+from ..errors import CorruptDataError, UsageError
+from ..format import (
     Layout,
     Manifest,
     Origin,
@@ -29,7 +30,6 @@ from ..dataset import (
     sound_steps,
     write_dataset,
 )
-from ..errors import CorruptDataError, UsageError
 from ..progress import Progress
 from ..ted import Field, row_bytes
 from .results import published_entries, seconds_since, standing, taken

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
-from ..dataset import Catalogue, Manifest, Source, has_manifest, source_class, storage_root, stored_datasets
 from ..errors import NetworkError, UsageError
+from ..format import Catalogue, Manifest, Source, has_manifest, source_class, storage_root, stored_datasets
 from ..progress import Progress, Silent
 from ..remote import CatalogueFile, catalogue_age
 from .results import Result

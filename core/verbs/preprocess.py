@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..checkpoint import open_steps, standing, whole_episodes
-from ..dataset import (
+from ..errors import UsageError
+from ..format import (
     Manifest,
     Provenance,
     SoundSteps,
@@ -24,7 +25,6 @@ from ..dataset import (
     sound_steps,
     table_with_returns,
 )
-from ..errors import UsageError
 from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes

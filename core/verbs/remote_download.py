@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..dataset import (
+from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
+from ..format import (
     FinalStep,
     Layout,
     Manifest,
@@ -28,7 +29,6 @@ from ..dataset import (
     reader_class,
     select_episodes,
 )
-from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .layouts import final_step_arguments, layout_arguments

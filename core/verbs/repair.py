@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..dataset import (
+from ..errors import CorruptDataError, DatasetNotFoundError
+from ..format import (
     COMMITS,
     Manifest,
     RecordingState,
@@ -18,7 +19,6 @@ from ..dataset import (
     repair_recording,
     require_restorable,
 )
-from ..errors import CorruptDataError, DatasetNotFoundError
 from ..progress import Progress, Silent
 from .results import Result, seconds_since
 

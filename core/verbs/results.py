@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..dataset import ListedFiles, Manifest, Request, has_manifest, plain
 from ..errors import CorruptDataError, RbtoolError, UsageError
+from ..format import ListedFiles, Manifest, Request, has_manifest, plain
 
 __all__ = ["Published", "Result", "published_entries", "seconds_since", "standing", "taken", "to_document"]
 

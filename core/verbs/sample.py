@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..checkpoint import open_steps
-from ..dataset import EpisodeTable, PackedReader, StepReader, TedReader, find_dataset
 from ..errors import UsageError
+from ..format import EpisodeTable, PackedReader, StepReader, TedReader, find_dataset
 from ..stats import mean_of
 from ..ted import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 from .results import Result

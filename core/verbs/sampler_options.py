@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset import EpisodeTable, StepReader
 from ..errors import UsageError
+from ..format import EpisodeTable, StepReader
 from ..ted import Field, as_numbers, unknown_field
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from ..checkpoint import (
     require_digests,
     whole_episodes,
 )
-from ..dataset import (
+from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..format import (
     HIDDEN,
     StepReader,
     has_manifest,
@@ -29,7 +30,6 @@ from ..dataset import (
     reader_class,
     reader_names,
 )
-from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 
 __all__ = ["has_steps", "is_of_buffer", "open_saved"]
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..dataset import (
+from ..errors import UsageError
+from ..format import (
     ENV_METADATA,
     HIDDEN,
     Ingest,
@@ -35,7 +36,6 @@ from ..dataset import (
     require_apart,
     row_builder,
 )
-from ..errors import UsageError
 from ..progress import Progress
 from ..remote import matches
 from ..ted import Field, ted_fields

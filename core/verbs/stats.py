@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..checkpoint import VerifyingReader, open_steps
-from ..dataset import StepReader, TedReader, find_dataset, known_root
 from ..errors import UsageError
+from ..format import StepReader, TedReader, find_dataset, known_root
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
 from ..ted import Field, key_name, unknown_field

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..dataset import Manifest, RemoteDataset
 from ..errors import CheckFailed
+from ..format import Manifest, RemoteDataset
 from .source_conversion import fetched_checksums, unverified_versions
 
 __all__ = ["compared_with", "require_unchanged", "unverified_note", "versions_of"]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset import dump_json, fs, load_json, read_regular
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError
+from ..format import dump_json, fs, load_json, read_regular
 from ..state_folder import read_values, write_values
 
 __all__ = ["counts_of", "read_array", "read_metadata", "read_state", "write_folder", "write_state"]

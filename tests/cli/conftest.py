@@ -15,7 +15,7 @@ from hub import Hub
 from minari_hub import lay_out_hub
 
 import rbtool
-from rbtool.core.dataset import PackedRecorder, TedReader
+from rbtool.core.format import PackedRecorder, TedReader
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 PREP = '''

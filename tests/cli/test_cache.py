@@ -9,7 +9,7 @@ import pytest
 from terminal import QUESTION, type_line
 
 from rbtool.cli.cache import ago
-from rbtool.core.dataset import MANIFEST, fs
+from rbtool.core.format import MANIFEST, fs
 from rbtool.core.remote import Originals
 from rbtool.core.testing.walks import write_walks
 

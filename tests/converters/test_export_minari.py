@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from minari import MinariDataset
 
-from rbtool.core.dataset import Manifest, TedReader
 from rbtool.core.errors import SchemaError
+from rbtool.core.format import Manifest, TedReader
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.minari import (
     assert_equals_minari,

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rbtool.converters.minari.reader import MinariReader
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 

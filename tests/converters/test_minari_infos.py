@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import ConvertResult, convert
 

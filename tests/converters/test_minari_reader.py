@@ -16,8 +16,8 @@ from gymnasium import spaces
 from pyarrow import dataset
 
 from rbtool.converters.minari.reader import MinariReader
-from rbtool.core.dataset import Reader, TedReader, open_source
 from rbtool.core.errors import DatasetNotFoundError, FormatError
+from rbtool.core.format import Reader, TedReader, open_source
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.verbs.convert import convert
@@ -265,7 +265,7 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
 
 def test_reading_needs_neither_minari_nor_gymnasium_nor_torch() -> None:
     script = (
-        "import sys; from pathlib import Path; from rbtool.core.dataset import open_source\n"
+        "import sys; from pathlib import Path; from rbtool.core.format import open_source\n"
         f"for folder in Path({str(DATA)!r}).glob('*/*-v0'):\n"
         "    with open_source(folder) as reader: reader.facts(); list(reader.pieces())\n"
         "print({'minari', 'gymnasium', 'torch', 'tensordict', 'pandas'} & sys.modules.keys())"

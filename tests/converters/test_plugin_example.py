@@ -14,14 +14,14 @@ import pytest
 from static_server import StaticServer
 
 import rbtool
-from rbtool.core.dataset import Reader, Source, TedReader
 from rbtool.core.errors import CheckFailed
+from rbtool.core.format import Reader, Source, TedReader
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.testing.sources import SourceTests
 
 # --- the example ---------------------------------------------------------------------------------------------------
 import os  # isort: skip
-from rbtool.core.dataset import Ids, Piece, SourceFacts  # isort: skip
+from rbtool.core.format import Ids, Piece, SourceFacts  # isort: skip
 from rbtool.core.remote import HttpSource  # isort: skip
 from rbtool.core.ted import Field  # isort: skip
 

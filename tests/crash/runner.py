@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 import rbtool
 from rbtool.core.checkpoint import TorchrlSteps, open_steps
-from rbtool.core.dataset.identity import ted_digest
+from rbtool.core.format.identity import ted_digest
 
 MODULES = {
     "exchange": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes", "h5py"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import StepReader
+from rbtool.core.format import StepReader
 from rbtool.core.preprocess.block import Block
 from rbtool.core.preprocess.job import Job, Task
 from rbtool.core.preprocess.work import Context, Started, Work

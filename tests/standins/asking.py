@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _make(what: str, arguments: list[str]) -> Any:
-    from rbtool.core.dataset import source_class
+    from rbtool.core.format import source_class
     from rbtool.core.remote import Bucket, Hub
 
     makers: dict[str, Any] = {"hub": Hub, "bucket": Bucket, "source": source_class("minari")}
@@ -122,7 +122,7 @@ def _describe(source: Any, dataset_id: str, revision: str | None = None) -> Any:
 
 def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = None) -> dict[str, Any]:
     """Fetch what is needed of a dataset; return it and how many bytes were heard of."""
-    from rbtool.core.dataset import parse_episodes
+    from rbtool.core.format import parse_episodes
 
     found = source.describe(dataset_id, totals=True)
     files = source.needed(found, parse_episodes(episodes) if episodes else None)
@@ -133,7 +133,7 @@ def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = Non
 
 def _fetch_again(source: Any, files: list[dict[str, Any]], folder: str) -> None:
     """Fetch files that were described some time ago."""
-    from rbtool.core.dataset import RemoteFile
+    from rbtool.core.format import RemoteFile
 
     listed = [RemoteFile(**{**file, "addresses": tuple(file["addresses"])}) for file in files]
     source.fetch(listed, Path(folder))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rbtool.core.dataset import EpisodeTable
+from rbtool.core.format import EpisodeTable
 from rbtool.core.preprocess.block import Block, Column, Pieces
 from rbtool.core.preprocess.function_work import FunctionWork
 from rbtool.core.preprocess.functions import find_function

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.testing.minari import make_episode, write_minari
 
 CAP = {"hdf5": 180 << 20, "arrow": 220 << 20, "parquet": 300 << 20}

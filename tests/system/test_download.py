@@ -11,7 +11,7 @@ from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
 
 from rbtool.core.checkpoint import compare_steps
-from rbtool.core.dataset import PackedReader, TedReader
+from rbtool.core.format import PackedReader, TedReader
 
 
 def test_the_first_line_a_user_types(machine):

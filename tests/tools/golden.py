@@ -23,7 +23,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import PackedRecorder, TedReader
+from rbtool.core.format import PackedRecorder, TedReader
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.checkpoint import load, save

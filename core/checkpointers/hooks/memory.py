@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from ...checkpoint import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink
-from ...dataset import Array
+from ...format import Array
 from ...storages.codec import dtype_named
 from ...ted import Field, Key
 from ..ragged import ragged_tensor

@@ -22,8 +22,8 @@ from ...checkpoint import (
     step_ends,
     with_ends,
 )
-from ...dataset import Array
 from ...errors import SchemaError
+from ...format import Array
 from ...storages import TensorStorage
 from ...ted import NEXT, Field, Key, field_named, key_name
 from ..storage_rows import StorageRows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from ...dataset import EpisodeTable
+from ...format import EpisodeTable
 from ...ted import Field, Key
 from .fields import Fields
 from .lazy import Lazy, Sheet

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dataset import Array
+from ...format import Array
 from ...ted import as_numbers, is_floating, numpy_dtype
 from ..block import Column
 from ..failures import ResultRefused

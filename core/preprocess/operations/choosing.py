@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...dataset import COLUMNS, Array, EpisodeTable, parse_episodes, select_episodes
 from ...errors import UsageError
+from ...format import COLUMNS, Array, EpisodeTable, parse_episodes, select_episodes
 from ..expressions import Condition, Name, parse_condition
 from .base import EpisodeChoice
 

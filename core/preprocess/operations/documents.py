@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ...dataset import fs
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
+from ...format import fs
 from .base import Operation
 from .normalize import Constants
 from .program import OPERATIONS, Program

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...dataset import Array
 from ...errors import UsageError, did_you_mean
+from ...format import Array
 from ...ted import Field, as_numbers
 from .base import FieldStep, RowOperation, Step
 from .fields import Fields

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from ...dataset import Array
+from ...format import Array
 from ...ted import Key, numpy_dtype
 from ..block import Block, Column, Pieces
 from .casting import cast_into

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dataset import Array
 from ...errors import UsageError
+from ...format import Array
 from ...ted import NEXT, Field, Key, as_numbers
 from ..endings import flagged
 from .base import RowOperation, Step

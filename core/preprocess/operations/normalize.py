@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ...dataset import Array
 from ...errors import SchemaError, UsageError, did_you_mean
+from ...format import Array
 from ...stats import Moments, QuantileSketch
 from ...ted import NEXT, SINGLETONS, Field, Key, as_numbers, key_name
 from .base import Derivation, FieldStep, RowOperation

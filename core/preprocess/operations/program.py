@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dataset import EpisodeTable
 from ...errors import UsageError
+from ...format import EpisodeTable
 from ...ted import NEXT, Field, Key, key_name
 from ..block import Block
 from .base import EpisodeChoice, Operation, RowOperation, Step

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ...dataset import MANIFEST, Manifest, Provenance, fs, load_json
 from ...errors import DatasetNotFoundError, UsageError
+from ...format import MANIFEST, Manifest, Provenance, fs, load_json
 from .choosing import Episodes, Filter
 from .documents import program_of_documents
 from .normalize import Normalize

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dataset import Array, one_step_reward
 from ...errors import UsageError
+from ...format import Array, one_step_reward
 from ...ted import NEXT_REWARD, Field, Key, as_numbers, key_name
 from ..endings import flagged
 from .base import RowOperation, Step

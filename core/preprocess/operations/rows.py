@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...dataset import Array
 from ...errors import UsageError
+from ...format import Array
 from ...ted import FLAGS, NEXT, SINGLETONS, Field, Key, as_numbers, key_name
 from ..endings import marked
 from ..expressions import Condition, Name, parse_condition

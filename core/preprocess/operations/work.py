@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...dataset import EpisodeTable
+from ...format import EpisodeTable
 from ...ted import Field, Key
 from ..block import Block
 from ..work import Context, Started, Work

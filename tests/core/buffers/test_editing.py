@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.dataset import Origin, TedReader, write_dataset
 from rbtool.core.datasets import DatasetStorage
 from rbtool.core.errors import MissingKeyError, SchemaError
+from rbtool.core.format import Origin, TedReader, write_dataset
 from rbtool.core.storages import (
     CompressedListStorage,
     LazyMemmapStorage,

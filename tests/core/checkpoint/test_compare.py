@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.checkpoint import Difference, compare_steps, open_steps
-from rbtool.core.dataset import EPISODES
+from rbtool.core.format import EPISODES
 from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
 
 LEAVES = (Leaf(("observation",), "float32", (2,), "state"), Leaf(("mask",), "int16", (), "root"))

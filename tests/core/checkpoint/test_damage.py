@@ -12,7 +12,7 @@ import pytest
 from rbtool import CorruptDataError, FormatError, RbtoolError
 from rbtool.core.checkpoint import FlatReader, Form, H5Reader, load_checkpoint, open_steps, save_checkpoint
 from rbtool.core.checkpoint.user_block import block_bytes, read_block
-from rbtool.core.dataset import TedReader, has_manifest
+from rbtool.core.format import TedReader, has_manifest
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.checkpoint import Form, open_steps, save_checkpoint
-from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, Request, TedReader
+from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request, TedReader
 from rbtool.core.ted import EndReason, Field
 from rbtool.core.testing.datasets import DatasetPlan, write_plan
 

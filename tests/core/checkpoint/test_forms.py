@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, SchemaError
 from rbtool.core.checkpoint import Compression, Form, load_checkpoint, open_steps, save_checkpoint
-from rbtool.core.dataset import MANIFEST, Manifest, StepReader
+from rbtool.core.format import MANIFEST, Manifest, StepReader
 from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
 from rbtool.core.testing.strategies import dataset_plans
 

@@ -14,7 +14,7 @@ import pytest
 
 from rbtool import CorruptDataError, FormatError, UsageError
 from rbtool.core.checkpoint import Compression, H5Reader, compare_steps, load_checkpoint, open_steps, save_checkpoint
-from rbtool.core.dataset import Array, Manifest, TedReader
+from rbtool.core.format import Array, Manifest, TedReader
 from rbtool.core.ted import Key
 from rbtool.core.testing.walks import write_walks
 

@@ -8,7 +8,7 @@ import pytest
 
 from rbtool import OutOfSpaceError
 from rbtool.core.checkpoint.h5_file import LatchedFile
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 
 
 def write(path: Path) -> None:

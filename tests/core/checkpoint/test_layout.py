@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.checkpoint import CompactLayout
 from rbtool.core.checkpoint.layout import CompactForm
-from rbtool.core.dataset import leaf_path
+from rbtool.core.format import leaf_path
 from rbtool.core.ted import Key
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan
 from rbtool.core.testing.strategies import dataset_plans

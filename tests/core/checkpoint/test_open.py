@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
 from rbtool.core.checkpoint import FlatReader, Form, H5Reader, is_steps, open_steps, save_checkpoint
-from rbtool.core.dataset import MANIFEST, Manifest, PlainReader, TedReader
+from rbtool.core.format import MANIFEST, Manifest, PlainReader, TedReader
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
 from rbtool.core.checkpoint.rows import Boundaries, differing_rows, with_ends, without_ends
-from rbtool.core.dataset import EpisodeRow, EpisodeTable
+from rbtool.core.format import EpisodeRow, EpisodeTable
 from rbtool.core.ted import EndReason
 
 lengths_of_episodes = st.lists(st.integers(1, 5), min_size=1, max_size=8)

@@ -5,7 +5,7 @@ import pytest
 
 from rbtool import CorruptDataError, SchemaError
 from rbtool.core.checkpoint.user_block import block_bytes, block_size, read_block, verify_block
-from rbtool.core.dataset import Manifest, Provenance, provenance_step
+from rbtool.core.format import Manifest, Provenance, provenance_step
 from rbtool.core.testing.walks import write_walks
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

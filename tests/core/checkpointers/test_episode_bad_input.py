@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.dataset import MANIFEST, Manifest
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -25,6 +24,7 @@ from rbtool.core.errors import (
     SchemaError,
     UsageError,
 )
+from rbtool.core.format import MANIFEST, Manifest
 from rbtool.core.storages import (
     CompressedListStorage,
     LazyStackStorage,

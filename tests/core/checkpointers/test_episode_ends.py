@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from rbtool.core.checkpointers.lanes import Order
 from rbtool.core.checkpointers.storage_rows import StorageRows, keys_of
-from rbtool.core.dataset import episode_returns, running_return
 from rbtool.core.errors import UsageError
+from rbtool.core.format import episode_returns, running_return
 from rbtool.core.storages import TensorStorage
 from rbtool.core.ted import EndReason
 
@@ -28,7 +28,7 @@ def test_returns_are_those_of_adding_one_by_one(lengths: list[int], seed: int) -
 
 @pytest.mark.parametrize("most", [1, 3, 1 << 20])
 def test_returns_are_added_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("rbtool.core.dataset.returns._MOST_STEPS", most)
+    monkeypatch.setattr("rbtool.core.format.returns._MOST_STEPS", most)
     done = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 0]).bool().unsqueeze(-1)
     data = TensorDict({"next": {"done": done, "reward": torch.arange(9.0).unsqueeze(-1)}}, [9])
     table = StorageRows(TensorStorage(data)).episodes

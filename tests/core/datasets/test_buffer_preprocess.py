@@ -14,9 +14,9 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.dataset import Manifest
 from rbtool.core.datasets import BaseDatasetExperienceReplay, DatasetReplayBuffer, MinariExperienceReplay, load_dataset
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
+from rbtool.core.format import Manifest
 from rbtool.core.storages import LazyMemmapStorage, ListStorage, TensorStorage
 from rbtool.core.transforms import CatTensors, Compose
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.dataset import MANIFEST, Manifest
 from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage, load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.format import MANIFEST, Manifest
 from rbtool.core.samplers import (
     PrioritizedSampler,
     RandomSampler,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from rbtool.core.dataset import MANIFEST, TedReader
 from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
+from rbtool.core.format import MANIFEST, TedReader
 from rbtool.core.testing.walks import write_walks
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, PackedReader, TedReader, fs, last_use
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from rbtool.core.format import MANIFEST, PackedReader, TedReader, fs, last_use
 from rbtool.core.remote import KnownNames
 from rbtool.core.remote.names import Resolution
 from rbtool.core.samplers import SamplerWithoutReplacement

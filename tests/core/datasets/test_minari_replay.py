@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.dataset import MANIFEST, Manifest, TedReader
 from rbtool.core.datasets import BaseDatasetExperienceReplay, MinariExperienceReplay, load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
+from rbtool.core.format import MANIFEST, Manifest, TedReader
 from rbtool.core.remote import KnownNames
 from rbtool.core.remote.names import Resolution
 from rbtool.core.samplers import SamplerWithoutReplacement

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rbtool
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.preprocess.beside import Beside, InTurn
 from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.dealing import Dealer, DealtWorker

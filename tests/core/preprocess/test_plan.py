@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, Request
 from rbtool.core.errors import UsageError
+from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request
 from rbtool.core.preprocess import Plan, Taking
 from rbtool.core.preprocess.plan import in_turn
 from rbtool.core.ted import EndReason, Field

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from acting_work import TASKS, Acting, be_told, die, job_of, once, times_told
 
-from rbtool.core.dataset import TedReader
 from rbtool.core.errors import UsageError
+from rbtool.core.format import TedReader
 from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerTrouble
 from rbtool.core.preprocess.job import Task

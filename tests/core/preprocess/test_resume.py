@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.dataset import Manifest, fs
+from rbtool.core.format import Manifest, fs
 from rbtool.core.preprocess import journal, places
 from rbtool.core.testing.walks import write_walks
 

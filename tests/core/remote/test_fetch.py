@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from static_server import SOUND, Fault, StaticServer
 
-from rbtool.core.dataset import RemoteFile
 from rbtool.core.errors import (
     AuthorisationError,
     CorruptDataError,
@@ -21,6 +20,7 @@ from rbtool.core.errors import (
     OutOfSpaceError,
     RbtoolError,
 )
+from rbtool.core.format import RemoteFile
 from rbtool.core.remote import HttpTransport, fetch_files
 
 SIZE = 600_000  # more than two blocks of what is written at once

@@ -15,8 +15,8 @@ import pytest
 from forked_scripts import run_forked
 from static_server import SOUND, Fault, StaticServer
 
-from rbtool.core.dataset import RemoteFile
 from rbtool.core.errors import DatasetNotFoundError, NetworkError
+from rbtool.core.format import RemoteFile
 from rbtool.core.remote import HttpTransport, Transport, fetch_files
 
 DATA = hashlib.shake_128(b"data").digest(600_000)
@@ -172,7 +172,7 @@ def test_a_gap_is_never_written(tmp_path: Path) -> None:
 
 CHILD = """
 import os, pathlib, signal, sys
-from rbtool.core.dataset import RemoteFile
+from rbtool.core.format import RemoteFile
 from rbtool.core.remote import HttpTransport, fetch_files
 folder, digest, size, at, *addresses = sys.argv[1:]
 count = 0

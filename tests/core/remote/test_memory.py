@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from rbtool.core.dataset import Catalogue, CatalogueEntry
+from rbtool.core.format import Catalogue, CatalogueEntry
 from rbtool.core.remote import CatalogueFile, KnownNames, Resolution, catalogue_age
 
 FOUND = Resolution("door-human-v1", "D4RL/door/human-v2", "words")

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from rbtool.core.dataset import RemoteDataset, RemoteFile
 from rbtool.core.errors import FormatError
+from rbtool.core.format import RemoteDataset, RemoteFile
 from rbtool.core.remote import Originals, stored_originals
 
 DATA = b"some bytes"

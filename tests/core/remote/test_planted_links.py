@@ -10,7 +10,7 @@ import pytest
 from static_server import StaticServer
 
 from rbtool import UsageError
-from rbtool.core.dataset import RemoteDataset, RemoteFile, Staging, fs
+from rbtool.core.format import RemoteDataset, RemoteFile, Staging, fs
 from rbtool.core.remote import CatalogueFile, HttpTransport, KnownNames, Originals, Resolution, fetch_files
 from rbtool.core.stats.store import StatsStore
 from rbtool.core.testing.walks import write_walks
@@ -95,7 +95,7 @@ def _names(root: Path) -> None:
 
 
 def _listing(root: Path) -> None:
-    from rbtool.core.dataset import Catalogue
+    from rbtool.core.format import Catalogue
 
     CatalogueFile(root, "minari", "key").save(Catalogue("test:", "2026-01-01T00:00:00Z", (), (), False))
 

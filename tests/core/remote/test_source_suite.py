@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from static_server import StaticServer
 
-from rbtool.core.dataset import Catalogue, EpisodeRanges, Ids, RemoteDataset, RemoteFile, Source
 from rbtool.core.errors import DatasetNotFoundError, FormatError
+from rbtool.core.format import Catalogue, EpisodeRanges, Ids, RemoteDataset, RemoteFile, Source
 from rbtool.core.remote import HttpSource, fetch_files
 from rbtool.core.testing.sources import SourceTests
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from static_server import SOUND, Fault, StaticServer
 
-from rbtool.core.dataset import RemoteFile, fs
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError
+from rbtool.core.format import RemoteFile, fs
 from rbtool.core.remote import HttpTransport, fetch_files
 
 SIZE = 600_000

@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.dataset import TedReader
 from rbtool.core.datasets import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.format import TedReader
 from rbtool.core.samplers import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.slices import scaled
 from rbtool.core.samplers.trajectories import trajectory_table

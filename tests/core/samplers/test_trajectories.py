@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.dataset import TedReader
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.format import TedReader
 from rbtool.core.samplers.lane_runs import Window
 from rbtool.core.samplers.signals import EpisodeSignal, FlagSignal, IdSignal, Signal
 from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table

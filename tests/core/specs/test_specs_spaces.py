@@ -11,8 +11,8 @@ import pytest
 import torch
 from forked_scripts import Interpreter
 
-from rbtool.core.dataset import plain
 from rbtool.core.errors import FormatError
+from rbtool.core.format import plain
 from rbtool.core.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, NonTensor, spec_from_space
 
 INF = float("inf")

@@ -10,7 +10,8 @@ import torch
 from forked_scripts import Interpreter
 
 from rbtool import TensorStorage
-from rbtool.core.dataset import (
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool.core.format import (
     MANIFEST,
     DatasetBuilder,
     EpisodeRow,
@@ -20,7 +21,6 @@ from rbtool.core.dataset import (
     digest_file,
     leaf_path,
 )
-from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
 from rbtool.core.storages import StepStorage, dataset_tensors
 from rbtool.core.ted import DTYPES, EndReason, Field
 from rbtool.core.testing.storages import StorageTests, same

@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.dataset import Origin, PackedRecorder, TedReader, write_dataset
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import SchemaError
+from rbtool.core.format import Origin, PackedRecorder, TedReader, write_dataset
 from rbtool.core.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,

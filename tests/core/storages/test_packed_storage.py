@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.dataset import Codec, Manifest, Origin, PackedSchema, TedReader, digest_file, write_dataset
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
+from rbtool.core.format import Codec, Manifest, Origin, PackedSchema, TedReader, digest_file, write_dataset
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.storages import PackedStorage, dataset_tensors, packed_rows
 from rbtool.core.storages.structure import structure_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.dataset import DatasetBuilder, EpisodeRow, Origin, RemoteDataset, RemoteFile, Request, fs
+from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, RemoteDataset, RemoteFile, Request, fs
 from rbtool.core.remote import Originals
 from rbtool.core.ted import EndReason, Field
 from rbtool.core.testing.walks import write_walks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, Staging, find_dataset, fs, lock_folder
+from rbtool.core.format import MANIFEST, Staging, find_dataset, fs, lock_folder
 from rbtool.core.testing.walks import write_walks
 
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.dataset import EPISODES, Manifest, PackedRecorder, TedReader, leaf_path, rows_of
+from rbtool.core.format import EPISODES, Manifest, PackedRecorder, TedReader, leaf_path, rows_of
 from rbtool.core.storages import LazyTensorStorage
 from rbtool.core.ted import Field
 from rbtool.core.ted.checks import ContinuityRule

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 import rbtool
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
 from rbtool.core.checkpoint import Form
-from rbtool.core.dataset import Manifest, Staging, TedReader, fs
+from rbtool.core.format import Manifest, Staging, TedReader, fs
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.results import to_document

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDict
 
-from rbtool.core.dataset import Manifest, TedReader, fs
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
+from rbtool.core.format import Manifest, TedReader, fs
 from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint, source_conversion

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rbtool.core.dataset import Manifest
 from rbtool.core.errors import DatasetNotFoundError, NetworkError, UsageError
+from rbtool.core.format import Manifest
 from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.download import download

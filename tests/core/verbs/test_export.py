@@ -15,8 +15,8 @@ import torch
 from forked_scripts import run_forked
 from tensordict import TensorDict
 
-from rbtool.core.dataset import Chosen, TedReader, fs
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpaceError, SchemaError, UsageError
+from rbtool.core.format import Chosen, TedReader, fs
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.checkpoint import save
@@ -135,7 +135,7 @@ def test_the_episode_table_says_where_rows_lie(walks: Path, tmp_path: Path) -> N
 def test_checkpoints_and_chunks(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(walks, tmp_path / "whole.npz", to="npz")
     save(walks, tmp_path / "saved", form="flat")
-    monkeypatch.setattr("rbtool.core.dataset.sinks._CHUNK_BYTES", 30)
+    monkeypatch.setattr("rbtool.core.format.sinks._CHUNK_BYTES", 30)
     monkeypatch.setattr("rbtool.converters.export.parquet._GROUP_BYTES", 200)
     export(tmp_path / "saved", tmp_path / "cut.npz", to="npz")
     assert (tmp_path / "cut.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()

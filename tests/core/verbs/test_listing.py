@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, TedReader
+from rbtool.core.format import MANIFEST, TedReader
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 

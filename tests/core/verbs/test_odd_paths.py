@@ -11,8 +11,8 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import MANIFEST, Manifest, safe_id
 from rbtool.core.errors import UsageError
+from rbtool.core.format import MANIFEST, Manifest, safe_id
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
 ODD = os.fsdecode(b"caf\xe9")

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.dataset import Manifest, Staging, TedReader, fs
+from rbtool.core.format import Manifest, Staging, TedReader, fs
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 

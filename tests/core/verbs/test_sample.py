@@ -10,7 +10,7 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps, save_checkpoint
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.ted import Field
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document

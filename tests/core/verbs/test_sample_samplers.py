@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 import rbtool
 from rbtool.core.checkpoint import open_steps, save_checkpoint
-from rbtool.core.dataset import TedReader
+from rbtool.core.format import TedReader
 from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler

@@ -13,8 +13,8 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import UNVERIFIED, PackedRecorder, TedReader, leaf_path
 from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format import UNVERIFIED, PackedRecorder, TedReader, leaf_path
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 
@@ -229,7 +229,7 @@ def bad_in_check(folder: Path) -> set[int]:
 def test_chunks_that_cannot_be_read_cost_their_episodes(
     walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, how: str
 ) -> None:
-    monkeypatch.setattr("rbtool.core.dataset.codecs._CHUNK_BYTES", 100)  # four records
+    monkeypatch.setattr("rbtool.core.format.codecs._CHUNK_BYTES", 100)  # four records
     folder = in_layout(walks, tmp_path / "form", form)
     data = next((folder / "fields").glob("observation.*[!x]"))
     offsets = np.fromfile(f"{data}.index", "<u8").tolist()

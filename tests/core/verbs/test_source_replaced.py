@@ -12,7 +12,7 @@ import pytest
 
 import rbtool
 from rbtool.core.checkpoint import open_steps
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 from rbtool.core.storages import LazyTensorStorage
 from rbtool.core.testing.walks import write_walks
 

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.dataset import TedReader
 from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format import TedReader
 from rbtool.core.stats import FieldStats
 from rbtool.core.ted import Field
 from rbtool.core.testing.walks import write_walks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rbtool.core.dataset import EpisodeTable
+from rbtool.core.format import EpisodeTable
 from rbtool.core.preprocess.block import Block, Column, Pieces
 from rbtool.core.preprocess.operations import Program, ProgramWork, program_of
 from rbtool.core.preprocess.work import Context

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.dataset import EpisodeRow, EpisodeTable
 from rbtool.core.errors import UsageError
+from rbtool.core.format import EpisodeRow, EpisodeTable
 from rbtool.core.preprocess.block import Column
 from rbtool.core.preprocess.operations import program_of
 from rbtool.core.ted import EndReason, as_numbers

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.dataset import MANIFEST, TedReader
 from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.format import MANIFEST, TedReader
 from rbtool.core.verbs.preprocess import preprocess, show_pipeline
 
 OPERATIONS = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rbtool.core.dataset import Piece, Reader, SourceFacts
+from rbtool.core.format import Piece, Reader, SourceFacts
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
 

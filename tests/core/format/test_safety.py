@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.dataset import (
+from rbtool.core.format import (
     MANIFEST,
     FileRecord,
     Manifest,

@@ -7,7 +7,7 @@ import pytest
 
 import rbtool
 from rbtool import DatasetNotFoundError, UsageError
-from rbtool.core.dataset import Request, dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
+from rbtool.core.format import Request, dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
 from rbtool.core.testing.walks import write_walks
 
 

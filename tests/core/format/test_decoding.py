@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.dataset.decoding import Count, FieldEntry, decode
-from rbtool.core.dataset.strict_json import dump_json, parse_json
+from rbtool.core.format.decoding import Count, FieldEntry, decode
+from rbtool.core.format.strict_json import dump_json, parse_json
 from rbtool.core.ted import Field
 
 

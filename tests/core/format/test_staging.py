@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rbtool import UsageError
-from rbtool.core.dataset import Manifest, Staging, TedReader, fs, mend
+from rbtool.core.format import Manifest, Staging, TedReader, fs, mend
 from rbtool.core.testing.walks import write_walks
 
 FIRST, SECOND = [(4, "truncated")], [(2, "terminated"), (3, "open")]
@@ -106,7 +106,7 @@ def test_failing_removes_what_was_begun(tmp_path: Path) -> None:
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from rbtool.core.dataset import Staging
+from rbtool.core.format import Staging
 staging = Staging(Path(sys.argv[1])).__enter__()
 (staging.path / "rest").write_text("x")
 os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,15 @@ from hypothesis import given, settings
 
 import rbtool
 from rbtool.core.checkpoint import compare_steps, open_steps
-from rbtool.core.dataset import (
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+    SchemaError,
+    UsageError,
+)
+from rbtool.core.format import (
     Codec,
     Manifest,
     Origin,
@@ -27,14 +35,6 @@ from rbtool.core.dataset import (
     packed_builder,
     packed_writer,
     write_dataset,
-)
-from rbtool.core.errors import (
-    CorruptDataError,
-    DatasetNotFoundError,
-    FormatError,
-    RbtoolError,
-    SchemaError,
-    UsageError,
 )
 from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from rbtool import CorruptDataError
-from rbtool.core.dataset import Codec
+from rbtool.core.format import Codec
 
 ROWS = b"rows" * 4
 

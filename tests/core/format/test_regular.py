@@ -17,8 +17,8 @@ from gymnasium import spaces
 
 import rbtool
 from rbtool.core.checkpoint import open_steps, save_checkpoint
-from rbtool.core.dataset import fs, lock_folder, open_regular, read_regular, require_regular
 from rbtool.core.errors import RbtoolError
+from rbtool.core.format import fs, lock_folder, open_regular, read_regular, require_regular
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.walks import write_walks
 
@@ -115,7 +115,7 @@ def test_every_file_may_be_a_fifo(kind: str, tmp_path: Path) -> None:
         (tmp_path / "aside").replace(file)
 
 
-READERS = {"core/dataset/fs.py", "core/dataset/regular.py", "core/dataset/locks.py"}
+READERS = {"core/format/fs.py", "core/format/regular.py", "core/format/locks.py"}
 USERS_OWN = {"core/secrets.py", "core/preprocess/operations/documents.py"}  # may be `<(command)`
 SYSTEMS = {"core/storages/advice.py"}
 

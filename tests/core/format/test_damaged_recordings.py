@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rbtool.core.checkpoint import compare_steps, open_steps
-from rbtool.core.dataset import PackedRecorder, TedReader
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
+from rbtool.core.format import PackedRecorder, TedReader
 from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.verbs.repair import repair
@@ -110,7 +110,7 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.dataset import recorded_fields
+    from rbtool.core.format import recorded_fields
 
     fields = recorded_fields.read_fields(recording, None).fields
     with monkeypatch.context() as patch:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.dataset import DatasetBuilder, Ingest, TedReader, digest_file
+from rbtool.core.format import DatasetBuilder, Ingest, TedReader, digest_file
 from rbtool.core.ted import NEXT_REWARD, ted_fields
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces, write_walks
@@ -72,7 +72,7 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
 
 
 def _origin():  # type: ignore[no-untyped-def]
-    from rbtool.core.dataset import Origin, Request
+    from rbtool.core.format import Origin, Request
 
     return Origin(Request("walks", "walks", "walks"))
 

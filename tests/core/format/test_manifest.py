@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.dataset import FORMAT_VERSION, MANIFEST, Manifest, Request, digest_bytes, dump_json, is_canonical
+from rbtool.core.format import FORMAT_VERSION, MANIFEST, Manifest, Request, digest_bytes, dump_json, is_canonical
 from rbtool.core.testing.walks import write_walks
 
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
-from rbtool.core.dataset import Leaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
+from rbtool.core.format import Leaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
 from rbtool.core.ted import DTYPES, Field
 from rbtool.core.testing.walks import write_walks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.dataset import fs
+from rbtool.core.format import fs
 
 
 @pytest.mark.parametrize("size", [1, 1 << 19, (1 << 19) + 1, 3 << 20])

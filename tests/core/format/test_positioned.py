@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.dataset import (
+from rbtool.core.errors import OutOfSpaceError, SchemaError
+from rbtool.core.format import (
     OpenFiles,
     PositionedTree,
     RowFiles,
@@ -21,7 +22,6 @@ from rbtool.core.dataset import (
     positioned,
     read_tree,
 )
-from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.ted import Field
 
 FIELDS = (
