@@ -19,10 +19,9 @@ def test_killed_here_and_there(strike: Strike, work: Path, job: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over", [(), ("--over",)])
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str, over: tuple[str, ...]) -> None:
-    counts = strike(work, job, *over)
+def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str) -> None:
+    counts = strike(work, job, "--over")
     assert counts["old"] + counts["new"] == counts["operations"]
     assert counts["new"] >= 1
 
