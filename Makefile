@@ -10,6 +10,9 @@ OLDER_TENSORDICT := 0.14.3
 
 # One thread a process: tests and type checks already run side by side.
 export OMP_NUM_THREADS ?= 1
+# Compiled modules are kept, whatever the shell says: without them each of the hundreds of processes that the tests
+# start compiles the package, which takes a second.
+export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 

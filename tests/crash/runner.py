@@ -7,8 +7,9 @@ WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` 
 the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
 system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
 one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
-byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume does so
-after every other strike. What a download has fetched may stay until its second run. `--strikes` spreads so many
+byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is run
+again both so and from the start, each on what the strike left. What a download has fetched may stay until its second
+run. `--strikes` spreads so many
 faults over the job, the last at its last operation; without it every operation is struck. Prints one JSON document.
 
 `--serve` reads lines of such arguments, each a JSON list that begins with a path for what is printed, runs each in a
@@ -251,13 +252,30 @@ def _trial(
         if job is not _download and name not in PREPROCESSING:  # those go on where they ended
             _nothing_left(out, dest, f"struck at {at}")
         filler.unlink(missing_ok=True)
-    _twice(_again(name, job, at), out, dest, new, f"struck at {at}")
+    kept = out.with_name(f"{out.name}-kept")
+    ways = _ways(name, job, at)
+    if len(ways) > 1:
+        shutil.copytree(out, kept, symlinks=True)
+    for number, way in enumerate(ways):
+        if number:
+            shutil.rmtree(out)
+            kept.rename(out)
+        _twice(way, out, dest, new, f"struck at {at}")
     return "new" if found == new else "old"
 
 
-def _again(name: str, job: Callable[[Path], object], at: int) -> Callable[[Path], object]:
-    """How a job is run again: where it can resume, every other time from the start."""
-    return (lambda dest: job(dest, resume=False)) if name in PREPROCESSING and at % 2 else job  # type: ignore[call-arg]
+def _ways(name: str, job: Callable[[Path], object], at: int) -> list[Callable[[Path], object]]:
+    """How a job is run again: where it can resume, so and from the start, each on what the strike left.
+
+    Where workers may outlive the strike by a moment, nothing can be copied: one way, in turn.
+    """
+    if name not in PREPROCESSING:
+        return [job]
+
+    def from_the_start(dest: Path) -> object:
+        return job(dest, resume=False)  # type: ignore[call-arg]
+
+    return [(job, from_the_start)[at % 2]] if _who(name) else [job, from_the_start]
 
 
 def _twice(job: Callable[[Path], object], out: Path, dest: Path, new: str, struck: str) -> None:
