@@ -1,4 +1,4 @@
-"""`cache ls`, `rm`, `prune` and `verify`: what is stored below the root, what may go, and whether it is sound."""
+"""`cache ls`, `rm`, `prune` and `verify`: list, remove and verify what is stored below the root."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _ORIGINALS = frozenset({"original", "partial"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLsResult(Result):
-    """All that lies below the root in the order of its names.
+    """Everything below the root, sorted by name.
 
-    `bytes` sums up each kind that there is, `prunable_bytes` what `prune` would free; `free_bytes` are left on the
-    disk.
+    `bytes` is the total of each kind, `prunable_bytes` what `prune` would free, and `free_bytes` the space left on
+    the disk.
     """
 
     kind: ClassVar[str] = "cache ls"
@@ -61,7 +61,7 @@ class CacheLsResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRemoval(Result):
-    """What was removed and how many bytes that freed; with `dry_run` nothing was, and this is what would be."""
+    """The removed entries and the bytes freed; with `dry_run`, what would be removed."""
 
     kind: ClassVar[str] = "cache removal"
     root: Path
@@ -86,7 +86,7 @@ class CachePruneResult(CacheRemoval):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheProblem:
-    """A file that is not what was written, or a dataset that cannot be read: `message` says so in one sentence."""
+    """A file that differs from what was written, or an unreadable dataset; `message` is one sentence."""
 
     name: str
     path: Path
@@ -95,7 +95,7 @@ class CacheProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVerifyResult(Result):
-    """How much was read and compared, and what differs."""
+    """How much was read and compared, and the differences."""
 
     kind: ClassVar[str] = "cache verify"
     root: Path
@@ -110,9 +110,9 @@ _Removal = TypeVar("_Removal", bound=CacheRemoval)
 
 
 def ls(*, root: PathLike | None = None) -> CacheLsResult:
-    """List all that lies below the root: datasets, originals, partial downloads, leftovers, listings of remotes.
+    """List everything below the root: datasets, originals, partial downloads, leftovers, listings of remotes.
 
-    Follows no links. Raises UsageError where the root is no folder; one that is not there holds nothing.
+    Links are not followed. A missing root is empty. Raises UsageError if the root is not a folder.
     """
     folder = existing_root(root)
     entries = cache_entries(folder)
@@ -132,14 +132,15 @@ def rm(
     dry_run: bool = False,
     confirm: Callable[[CacheRmResult], bool] | None = None,
 ) -> CacheRmResult:
-    """Remove datasets and checkpoints below the root, and the originals that they were made from.
+    """Remove datasets and checkpoints below the root, and the originals they were made from.
 
     Each name is `source:id`, a path below the root, or a shell pattern of names (`minari:D4RL/door/*`). An original
-    goes with the dataset of its name, and with the last of those that were made from it. `confirm` hears what will
-    be removed; if it returns False, nothing is. Cut short, each dataset is whole, or a leftover for `prune`.
+    is removed with the dataset of its name, and with the last dataset made from it. `confirm` is called with the
+    planned removal; if it returns False, nothing is removed. After an interruption each dataset is either complete
+    or a leftover for `prune`.
 
-    Raises, before anything is removed, DatasetNotFoundError for a name that fits nothing, and UsageError for a path
-    that is not below the root or not ours, for a dataset with files of others in it, and for one in use.
+    Raises, before anything is removed, DatasetNotFoundError for a name without a match, and UsageError for a path
+    outside the root or not written by rbtool, for a dataset that contains foreign files, and for one in use.
     """
     folder = existing_root(root)
     if not names:
@@ -148,7 +149,7 @@ def rm(
     chosen = _with_originals(entries, chosen_entries(entries, names, folder))
     for entry in chosen:
         if entry.in_use:
-            raise _under_way(entry)
+            raise _in_use_error(entry)
         if entry.what in _DATASETS:
             require_removable(entry.path)
     result = CacheRmResult(root=folder, removed=tuple(chosen), bytes=_bytes(chosen), dry_run=dry_run)
@@ -158,7 +159,7 @@ def rm(
         if entry.what in _DATASETS:
             remove_dataset(entry.path, below=folder)
         elif not _remove_original(entry, folder):
-            raise _under_way(entry)
+            raise _in_use_error(entry)
         _remove_empty_parents(entry.path, folder)
     return result
 
@@ -169,11 +170,10 @@ def prune(
     dry_run: bool = False,
     confirm: Callable[[CachePruneResult], bool] | None = None,
 ) -> CachePruneResult:
-    """Remove what no process works on and nobody asked to keep; never a dataset, a checkpoint or a kept original.
+    """Remove leftovers of dead processes, partial downloads, and listings of remotes older than 30 days.
 
-    These are leftovers of processes that died, partial downloads, and listings of remotes older than 30 days.
-    `confirm` hears what will be removed; if it returns False, nothing is. Raises UsageError where the root is no
-    folder.
+    Datasets, checkpoints, kept originals and anything in use stay. `confirm` is called with the planned removal; if
+    it returns False, nothing is removed. Raises UsageError if the root is not a folder.
     """
     folder = existing_root(root)
     chosen = [entry for entry in cache_entries(folder) if entry.prunable]
@@ -182,7 +182,9 @@ def prune(
         return result
     if confirm is not None and not confirm(result):
         return replace(result, dry_run=True)
-    still = {entry.path for entry in cache_entries(folder) if entry.prunable}  # the answer may have taken its time
+    still = {
+        entry.path for entry in cache_entries(folder) if entry.prunable
+    }  # `confirm` may have waited long for an answer
     removed = [entry for entry in chosen if entry.path in still and _remove_prunable(entry, folder)]
     for entry in removed:
         _remove_empty_parents(entry.path, folder)
@@ -190,13 +192,13 @@ def prune(
 
 
 def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | None = None) -> CacheVerifyResult:
-    """Compare every file of the datasets with the digests in their manifests, and kept originals with the remote's.
+    """Compare the files of datasets with the digests in their manifests, and kept originals with the remote's.
 
-    Takes all below the root, or those named as for `rm`. Problems are in the result, not exceptions. Raises
-    DatasetNotFoundError for a name that fits nothing and for a root that is not there, UsageError for a path that is
-    none of what is stored.
+    Verifies everything below the root, or the entries named as for `rm`. Problems are returned, not raised. Raises
+    DatasetNotFoundError for a name without a match and for a missing root, UsageError for a path that is not a
+    stored entry.
     """
-    begun, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
+    started, folder, progress = time.perf_counter(), existing_root(root), progress or Silent()
     if not folder.exists():
         raise DatasetNotFoundError(f"there is no folder {folder}, so nothing in it can be verified")
     entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS or entry.what == "original"]
@@ -208,7 +210,7 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
         found = (
             _dataset_problems(entry, progress)
             if entry.what in _DATASETS
-            else _told(originals[entry.path].problems(), entry, progress)
+            else _original_problems(originals[entry.path].problems(), entry, progress)
         )
         problems += [CacheProblem(name=entry.name, path=entry.path, message=message) for message in found]
     progress.done()
@@ -218,7 +220,7 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
         originals=sum(entry.what == "original" for entry in chosen),
         bytes=_bytes(chosen),
         problems=tuple(problems),
-        seconds=seconds_since(begun),
+        seconds=seconds_since(started),
     )
 
 
@@ -226,7 +228,7 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
 
 
 def _with_originals(entries: Sequence[CacheEntry], chosen: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Add the originals that no dataset is left of."""
+    """Add the originals of which no dataset remains."""
     paths = {entry.path for entry in chosen}
     left = {entry.original for entry in entries if entry.original and entry.path not in paths}
     orphans = {entry.original for entry in chosen if entry.original} - left
@@ -248,8 +250,8 @@ def _remove_prunable(entry: CacheEntry, root: Path) -> bool:
 
 
 def _remove_empty_parents(path: Path, root: Path) -> None:
-    """Remove the folders above that hold nothing any more, but for the root and those of the sources."""
-    with contextlib.suppress(OSError, UsageError):  # one that is not empty, or a link, ends it
+    """Remove the parent folders that are empty now, except the root and the folders of sources."""
+    with contextlib.suppress(OSError, UsageError):  # stop at a folder that is not empty, or at a link
         for folder in path.relative_to(root).parents:
             if len(folder.parts) > 1:
                 with fs.folder_below(root, (root / folder).parent) as within:
@@ -260,7 +262,7 @@ def _pruned(root: Path, entries: Sequence[CacheEntry], *, dry_run: bool) -> Cach
     return CachePruneResult(root=root, removed=tuple(entries), bytes=_bytes(entries), dry_run=dry_run)
 
 
-def _under_way(entry: CacheEntry) -> UsageError:
+def _in_use_error(entry: CacheEntry) -> UsageError:
     return UsageError(f"another process is fetching {entry.name}; nothing is removed", hint="try again when it is done")
 
 
@@ -272,7 +274,7 @@ def _bytes(entries: Sequence[CacheEntry] | Iterator[CacheEntry]) -> int:
 
 
 def _dataset_problems(entry: CacheEntry, progress: Progress) -> Iterator[str]:
-    """Say of each file that is missing, cut or changed what it is."""
+    """Yield a message for each file that is missing, cut or changed."""
     seen = 0
     try:
         with ListedFiles.at(entry.path) as files:
@@ -288,7 +290,7 @@ def _dataset_problems(entry: CacheEntry, progress: Progress) -> Iterator[str]:
     progress.advance(max(0, entry.bytes - seen))  # the manifest, and what it does not list
 
 
-def _told(problems: Iterator[str], entry: CacheEntry, progress: Progress) -> Iterator[str]:
+def _original_problems(problems: Iterator[str], entry: CacheEntry, progress: Progress) -> Iterator[str]:
     try:
         yield from problems
     except (RbtoolError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What lies below the root: datasets, originals, listings of remotes, and what interrupted work left behind."""
+"""Inventory of the storage root: datasets, originals, listings of remotes, and leftovers of interrupted work."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ _PATTERN = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
-    """Something below the root: a `dataset` or `checkpoint`; an `original` that was kept after its conversion; a
-    `partial` one, fetched in part or not converted; a `leftover` of a process that died, or that is still at work; a
-    cached `listing` of a remote.
+    """An item below the root.
 
-    `bytes` counts all its files. `last_used` is a UTC time: when a dataset was last opened by its name or path, when
-    anything else last changed. `original` names what a dataset was made from. `in_use` says that a process has it
-    locked, `prunable` that `prune` removes it, `problem` what is wrong with one that cannot be read.
+    `what` is one of
+
+    - `dataset`, `checkpoint`;
+    - `original`: source files that were kept after the conversion;
+    - `partial`: source files that are incomplete or not converted yet;
+    - `leftover`: temporary files of a process that died, or that is still running;
+    - `listing`: the cached listing of a remote.
+
+    `bytes` is the size of all its files. `last_used` is a UTC time: the last opening of a dataset by name or path, the
+    last change of anything else. `original` is the name of what a dataset was made from. `in_use` is True while a
+    process has it locked, `prunable` if `prune` removes it; `problem` is set if it cannot be read.
     """
 
     name: str
@@ -49,7 +55,7 @@ class CacheEntry:
 
 
 def existing_root(root: str | os.PathLike[str] | None) -> Path:
-    """Return the folder that holds everything, there or not; raise UsageError where it is no folder."""
+    """Return the storage root, which may be missing. Raises UsageError if it is not a folder."""
     folder = storage_root(root)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder, so nothing can be stored in it", hint="choose another --root")
@@ -57,11 +63,11 @@ def existing_root(root: str | os.PathLike[str] | None) -> Path:
 
 
 def cache_entries(root: Path) -> list[CacheEntry]:
-    """List all that lies below the root in the order of its names; links are not followed.
+    """List everything below the root, sorted by name. Links are not followed.
 
-    It counts as no use. What somebody removes meanwhile is left out.
+    Does not change `last_used`. Items that disappear during the scan are left out.
     """
-    left = list(_leftovers(root))  # first: it mends what a cut swap left, and a mended dataset is one to list
+    left = list(_leftovers(root))  # first: it completes an interrupted swap, whose dataset is then listed
     found = [*left, *_half_written(root), *_datasets(root), *_originals(root), *_listings(root)]
     return sorted(found, key=lambda entry: (entry.name, _ORDER.index(entry.what), str(entry.path)))
 
@@ -69,9 +75,9 @@ def cache_entries(root: Path) -> list[CacheEntry]:
 def chosen_entries(
     entries: Sequence[CacheEntry], names: Sequence[str | os.PathLike[str]], root: Path
 ) -> list[CacheEntry]:
-    """Choose entries by `source:id`, by shell pattern, or by a path below the root; in the order of their names.
+    """Select entries by `source:id`, shell pattern, or path below the root; sorted by name.
 
-    Raises DatasetNotFoundError for a name that fits nothing, UsageError for a path that is none of theirs.
+    Raises DatasetNotFoundError for a name without a match, UsageError for a path that is not that of an entry.
     """
     chosen: set[Path] = set()
     for given in names:
@@ -80,7 +86,7 @@ def chosen_entries(
         if not fitting and _PATTERN & set(name):
             fitting = [entry.path for entry in entries if fits(entry.name, name)]
         if not fitting:
-            path = _place(name, root)
+            path = _entry_path(name, root)
             fitting = [entry.path for entry in entries if entry.path == path]
         if not fitting:
             raise _not_stored(name, root, [entry.name for entry in entries])
@@ -88,8 +94,8 @@ def chosen_entries(
     return [entry for entry in entries if entry.path in chosen]
 
 
-def _place(name: str, root: Path) -> Path | None:
-    """The path as the entries have it, if it lies below the root; a link stays a link, and is none of theirs."""
+def _entry_path(name: str, root: Path) -> Path | None:
+    """Return the path in the form of `CacheEntry.path`; None if it is not below the root. Links are not followed."""
     path = Path(os.path.abspath(fs.expanded(name)))
     real, base = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(root))
     return root / real.relative_to(base) if name and base in real.parents else None
@@ -102,9 +108,9 @@ def _not_stored(name: str, root: Path, known: Sequence[str]) -> RbtoolError:
     near = same[0] if same else nearest(name, known)
     hint = f"did you mean {near}?" if near else "list what is stored: rbtool cache ls"
     if not os.path.lexists(fs.expanded(name)):
-        said = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
-        return DatasetNotFoundError(said, hint=hint)
-    if _place(name, root) is None:
+        message = f"nothing in {root} has a name like {name}" if _PATTERN & set(name) else f"{name} is not in {root}"
+        return DatasetNotFoundError(message, hint=hint)
+    if _entry_path(name, root) is None:
         return UsageError(f"{name} is not below the root {root}, so it is not stored there", hint=hint)
     return UsageError(f"{name} is below the root {root}, but is not a dataset or an original", hint=hint)
 
@@ -128,7 +134,7 @@ def _leftovers(root: Path) -> Iterator[CacheEntry]:
 
 
 def _half_written(root: Path) -> Iterator[CacheEntry]:
-    """Yield the remembered statistics that a process was writing when it died."""
+    """Yield the cached statistics that a process was writing when it died."""
     folder = root / ".stats"
     for path in sorted(folder.glob(".*.new")) if not folder.is_symlink() else ():
         if path.is_file() and not path.is_symlink():
@@ -183,7 +189,7 @@ def _originals(root: Path) -> Iterator[CacheEntry]:
 
 
 def _state(original: Originals) -> tuple[Literal["original", "partial"], str | None]:
-    """Tell whether somebody asked to keep it; where that cannot be read, somebody may have."""
+    """Return `original` if the user asked to keep it, also where that cannot be read, and what is wrong with it."""
     try:
         record = original.record()
     except (RbtoolError, OSError) as error:
@@ -209,7 +215,7 @@ def _listings(root: Path) -> Iterator[CacheEntry]:
 
 
 def _measure(folder: Path) -> tuple[int, float | None]:
-    """Bytes of a file, or of all in a folder, and when any of them last changed; links count for themselves."""
+    """Return the bytes of a file or folder and the time of its last change; links are not followed."""
     if not folder.is_dir():
         facts = folder.lstat()
         return facts.st_size, facts.st_mtime
@@ -226,7 +232,7 @@ def _measure(folder: Path) -> tuple[int, float | None]:
 
 
 def _in_use(folder: Path) -> bool:
-    """Tell whether another process has a folder locked; where that cannot be found out, it may have."""
+    """Return whether another process has a folder locked; True if that cannot be determined."""
     try:
         descriptor = lock_folder(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""`check`: whether a dataset keeps the rules of TED and of its own manifest."""
+"""`check`: test a dataset or checkpoint against the rules of TED and against its own manifest."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _IN_ANY = (
 _TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
 _DIGESTS = "TED013", "digests"
 _OPENS = "TED014", "opens"
-"""The rule before all others: manifest and files are whole enough to be opened."""
+"""The first rule: manifest and files can be opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult(Result):
-    """What the rules found. `skipped` names the rules that could not be tried on damaged files.
+    """The findings of the rules. `skipped` names the rules that cannot run on damaged files.
 
-    `unfinished` counts the episodes that go on: the last ones of the checkpoint of a buffer may, which is no problem.
-    `notes` list what could not be checked because the files hold nothing to check it with.
+    `unfinished` counts the episodes without an end, which is valid for the last ones of the checkpoint of a buffer.
+    `notes` name what cannot be checked because the files contain nothing to compare it with.
     """
 
     kind: ClassVar[str] = "check"
@@ -67,7 +67,7 @@ class CheckResult(Result):
     seconds: float
 
     def failed(self, fail_on: Literal["error", "warn"] = "error") -> bool:
-        """Tell whether the findings are bad enough: errors, or with `warn` anything at all."""
+        """Return whether there are errors or, with `warn`, any findings."""
         return bool(self.errors or (fail_on == "warn" and self.warnings))
 
 
@@ -77,22 +77,23 @@ def check(
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> CheckResult:
-    """Try every rule on a dataset, a checkpoint, or a TED folder that something else wrote.
+    """Run every rule on a dataset, a checkpoint, or a TED folder that another tool wrote.
 
-    `dataset` is a path or `source:id`. Of the checkpoint of a buffer, ours or TorchRL's, it is also found out whether
-    its parts contradict each other; it may hold what makes up no steps, or end with episodes that are not over. Reads
-    everything once for the digests and once for the rows; memory stays bounded. Problems are findings, not
-    exceptions, and so is a file behind a sound manifest that this rbtool cannot read; DatasetNotFoundError,
-    FormatError and, for a raw dataset, UsageError mean that there is nothing to check.
+    `dataset` is a path or `source:id`. The checkpoint of a buffer (rbtool's or TorchRL's) is also checked for
+    consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
+    are read once for the digests and once for the rows, in bounded memory.
+
+    Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
+    Raises DatasetNotFoundError, FormatError and, for a raw dataset, UsageError if there is nothing to check.
     """
-    begun, path = time.perf_counter(), find_dataset(dataset, root)
+    started, path = time.perf_counter(), find_dataset(dataset, root)
     if (path / BUFFER).is_file():
-        return _check_buffer(path, progress or Silent(), begun)
+        return _check_buffer(path, progress or Silent(), started)
     has_steps(path)
     try:
         reader = open_steps(path, damaged=True)
     except FormatError as error:
-        return _unopened(path, error, begun)
+        return _unopened(path, error, started)
     with reader:
         findings = [finding for rule in FOLDER_RULES for finding in rule.findings(reader)]
         suspect = any(finding.rule in {"TED012", "TED013"} for finding in findings)
@@ -101,7 +102,7 @@ def check(
         data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
-        result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, begun)
+        result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, started)
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
         notes += _without_final(reader)
@@ -109,8 +110,8 @@ def check(
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
-def _check_buffer(path: Path, progress: Progress, begun: float) -> CheckResult:
-    """Try the rules about saved buffers, and, where it holds steps of episodes, those about rows."""
+def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult:
+    """Run the rules about saved buffers and, if the buffer holds steps of episodes, those about rows."""
     findings, verified = buffer_findings(path)
     notes = () if verified else (NO_DIGESTS,)
     names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
@@ -119,13 +120,13 @@ def _check_buffer(path: Path, progress: Progress, begun: float) -> CheckResult:
         reader = None if findings else open_saved(path)
     except CorruptDataError as error:
         findings, reader = [Finding(*_OPENS, "error", str(error))], None
-    except (FormatError, SchemaError, UsageError):  # what it holds makes up no steps
-        return replace(_result(path, findings, 0, 0, [], begun), rules=len(BUFFER_RULES), notes=notes)
+    except (FormatError, SchemaError, UsageError):  # its contents are not steps
+        return replace(_result(path, findings, 0, 0, [], started), rules=len(BUFFER_RULES), notes=notes)
     if reader is None:
-        return replace(_result(path, findings, 0, 0, names, begun), rules=len(BUFFER_RULES), notes=notes)
+        return replace(_result(path, findings, 0, 0, names, started), rules=len(BUFFER_RULES), notes=notes)
     with reader:
         found, episodes, skipped = _data_findings(reader, progress, damaged=False)
-        result = _result(path, found, reader.manifest.steps, episodes, skipped, begun)
+        result = _result(path, found, reader.manifest.steps, episodes, skipped, started)
         return replace(
             result, rules=total - len(skipped), notes=notes, unfinished=0 if skipped else _unfinished(reader)
         )
@@ -136,7 +137,7 @@ def _is_of_buffer(reader: StepReader) -> bool:
 
 
 def _unfinished(reader: StepReader) -> int:
-    """Count the episodes of a buffer's checkpoint that were not over: in a dataset each has an end."""
+    """Count the unfinished episodes of the checkpoint of a buffer; in a dataset every episode has an end."""
     if not _is_of_buffer(reader):
         return 0
     table = reader.episodes
@@ -144,7 +145,7 @@ def _unfinished(reader: StepReader) -> int:
 
 
 def _without_final(reader: StepReader) -> list[str]:
-    """Say how many episodes have no observation after their last step in the source."""
+    """Return notes on the episodes whose last step has no next observation in the source."""
     counts = reader.manifest.boundary
     repeated, dropped = counts.final_repeated, counts.final_dropped
     notes = [f"the last next observation of {repeated:,} episodes is a repetition: their source has none"]
@@ -152,8 +153,8 @@ def _without_final(reader: StepReader) -> list[str]:
     return [note for note, count in zip(notes, (repeated, dropped), strict=True) if count]
 
 
-def _unopened(path: Path, error: FormatError, begun: float) -> CheckResult:
-    """Say why a dataset cannot be opened; where its list of files is sound, also which others are damaged."""
+def _unopened(path: Path, error: FormatError, started: float) -> CheckResult:
+    """Report why a dataset cannot be opened and, if its list of files is valid, which other files are damaged."""
     try:
         files = ListedFiles.at(path)
     except (FormatError, OSError):
@@ -167,11 +168,11 @@ def _unopened(path: Path, error: FormatError, begun: float) -> CheckResult:
             others = (finding for rule in FOLDER_RULES for finding in rule.findings_of_files(files))
             found += [finding for finding in others if finding.message != str(error)]
         tried = [rule.rule_id for rule in FOLDER_RULES if rule.listed]
-    return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], begun)
+    return _result(path, found, 0, 0, [rule for rule in _all_rules() if rule not in tried], started)
 
 
 def _all_rules() -> list[str]:
-    """The stable names of all rules that look into an open dataset."""
+    """Return the stable ids of all rules that run on an open dataset."""
     return [
         *(rule.rule_id for rule in DATA_RULES),
         EpisodeTableRule.rule_id,
@@ -180,7 +181,7 @@ def _all_rules() -> list[str]:
 
 
 def _result(
-    path: Path, findings: list[Finding], steps: int, episodes: int, skipped: list[str], begun: float
+    path: Path, findings: list[Finding], steps: int, episodes: int, skipped: list[str], started: float
 ) -> CheckResult:
     errors = sum(finding.severity == "error" for finding in findings)
     return CheckResult(
@@ -192,14 +193,14 @@ def _result(
         skipped=tuple(skipped),
         errors=errors,
         warnings=len(findings) - errors,
-        seconds=seconds_since(begun),
+        seconds=seconds_since(started),
     )
 
 
 def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], int, list[str]]:
-    """Run the rules that read rows; return what they found, how many episodes there are, and the rules not run.
+    """Run the rules that read rows; return their findings, the number of episodes, and the ids of the rules not run.
 
-    On damaged files, or when the episode table cannot be read, none can run.
+    None runs on damaged files or if the episode table cannot be read.
     """
     names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
     if damaged:
@@ -233,7 +234,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
 
 
 def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str, str]) -> Iterator[Finding]:
-    """Report the marked episodes of a table with all of their steps, if there are any."""
+    """Yield one finding about the marked episodes of a table, with all their steps, if there are any."""
     if lost.any():
         text = f"{int(lost.sum()):,} of {len(lost):,} episodes {what}"
         steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
@@ -241,7 +242,7 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
 
 
 def _as_converted(reader: StepReader) -> bool:
-    """Whether no step of the provenance may have changed observations."""
+    """Return whether no step of the provenance can have changed observations."""
     return {step.verb for step in reader.manifest.provenance} <= {"convert", "download"}
 
 

@@ -1,4 +1,4 @@
-"""Rules about saved buffers: whether their parts are consistent and digests verify their bytes."""
+"""Rules for saved buffers: their parts are consistent, and their bytes match the digests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LISTS = ("items.json", "metadata.json")
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How many elements a storage holds, the rows it has room for and its lanes; None where its files do not say."""
+    """Length, capacity in rows, lanes, capacity in elements and write cursor of a storage; None if not recorded."""
 
     length: int
     rows: int | None = None
@@ -51,7 +51,7 @@ class _Extent:
 
 
 def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
-    """Return the contradictions in the folder of a saved buffer, and whether digests verify it."""
+    """Return the inconsistencies in the folder of a saved buffer, and whether digests cover all of it."""
     findings: list[Finding] = []
     verified = False
     try:
@@ -92,13 +92,13 @@ def _verified(path: Path) -> bool:
 def _verify_tensors(storage: Path) -> None:
     """Compare the leaves of a storage of tensors with their digests."""
     if (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None:
-        from ..checkpointers import verify_tensors  # loads torch, which nothing else here needs
+        from ..checkpointers import verify_tensors  # lazy: imports torch
 
         verify_tensors(storage)
 
 
 def _own(storage: Path) -> FlatReader | H5Reader | None:
-    """Open the storage if it holds whole episodes in one of our forms."""
+    """Open the storage if it holds whole episodes in one of rbtool's own forms."""
     places = [storage, *sorted(storage.glob("*.h5"))] if storage.is_dir() else []
     place = next((place for place in places if is_ours(place)), None)
     reader = None if place is None else open_steps(place)
@@ -106,7 +106,7 @@ def _own(storage: Path) -> FlatReader | H5Reader | None:
 
 
 def _extent(storage: Path) -> _Extent:
-    """Find out how much a storage holds from whatever its files say."""
+    """Read the extent of a storage from its metadata, whatever its format."""
     if not storage.is_dir():
         return _Extent(0)
     reader: StepReader | None = _own(storage)
@@ -147,7 +147,7 @@ def _tensor_extent(storage: Path) -> _Extent:
 
 
 def _common(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sizes that all shapes begin with."""
+    """Return the leading sizes that all shapes share."""
     found = []
     for sizes in zip(*shapes, strict=False):
         if len(set(sizes)) > 1:

@@ -1,4 +1,4 @@
-"""`checkpoint save`, `checkpoint load` and `checkpoint verify`: steps in the form that suits whoever reads them."""
+"""`checkpoint save`, `checkpoint load` and `checkpoint verify`: steps in the form that a reader needs."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ PathLike: TypeAlias = str | os.PathLike[str]
 Library: TypeAlias = Literal["torchrl"]
 _H5_NAME = "checkpoint.h5"
 _LOST = frozenset({"episodes.seed", "episodes.has_seed", "episodes.end_reason", "episodes_text"})
-"""What TorchRL's layout has no place for."""
+"""Entries that TorchRL's layout cannot store."""
 _ROWS_ONLY = "TorchRL's layout keeps the rows alone: no episode table, no text, no spaces, no digests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaveResult(Published):
-    """A checkpoint. `dataset_digest` is the content digest of the dataset that loading gives again.
+    """A checkpoint. `dataset_digest` is the content digest of the dataset that `load` restores.
 
-    `explicit_next` counts the episodes whose next observations do not follow and are stored in full.
+    `explicit_next` counts the episodes whose next observations are not the next rows and are stored in full.
     """
 
     kind: ClassVar[str] = "checkpoint save"
@@ -74,9 +74,10 @@ class CheckpointLoadResult(Published):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointVerifyResult(Result):
-    """Whether a checkpoint holds, bit for bit, the steps, episodes and text of a dataset; if not, where they differ.
+    """Whether a checkpoint equals a dataset bit for bit in steps, episodes and text; if not, the differences.
 
-    `notes` name what of the dataset the checkpoint's layout has no place for, which is no difference.
+    `notes` name the entries of the dataset that the checkpoint's layout cannot store; they do not count as
+    differences.
     """
 
     kind: ClassVar[str] = "checkpoint verify"
@@ -108,11 +109,11 @@ def save(
     `dataset` is a path or `source:id`. `form` is `ted` (a copy), `flat` (each observation once), `nested` (flat,
     and ragged tensors for tensordict) or `h5` (one file, which `compression` may make smaller: `gzip`, `gzip:1` to
     `gzip:9`, `lzf`). `for_library="torchrl"` writes the rows as TorchRL lays out a storage in that form; SchemaError
-    is raised for what that cannot hold. What is at `dest` stays unless `force` is set; an equal checkpoint there is
-    left as it is, which TorchRL's layout does not tell. Raises UsageError, DatasetNotFoundError, FormatError,
-    CorruptDataError for a damaged source, OutOfSpaceError.
+    is raised for what that cannot hold. `dest` is replaced only with `force`; an equal checkpoint there is left as it
+    is, except in TorchRL's layout, which does not record what it was made from. Raises UsageError,
+    DatasetNotFoundError, FormatError, CorruptDataError for a damaged source, OutOfSpaceError.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     chosen = _require_form(form, compression, for_library)
     path, target = find_dataset(dataset, root), fs.expanded(dest).absolute()
     require_apart(path, target)
@@ -125,7 +126,7 @@ def save(
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
             return CheckpointSaveResult(
-                **{**published_entries(manifest, target, begun), **changes},
+                **{**published_entries(manifest, target, started), **changes},
                 compression=str(chosen),
                 explicit_next=manifest.boundary.explicit_next,
                 dataset_digest=digest,
@@ -163,7 +164,7 @@ def _save_for_torchrl(
     progress: Progress | None,
     result: Callable[..., CheckpointSaveResult],
 ) -> CheckpointSaveResult:
-    """Write the layout of another library: nothing in it says whether an older one there is equal."""
+    """Write TorchRL's layout. It has no manifest, so an equal checkpoint at `target` cannot be recognised."""
     size, staging = size_for_torchrl(source, form), staging_for_torchrl(target, replace=force)
     staging.refuse_if_taken()
     notes = (*source.manifest.notes, _ROWS_ONLY)
@@ -187,18 +188,18 @@ def load(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointLoadResult:
-    """Load the dataset that a checkpoint was saved from to `dest`, with the same content digest.
+    """Restore the dataset of a checkpoint at `dest`, with the same content digest.
 
-    `layout` and `compress` are those of `convert`: a dataset in layout `packed` is the one that converting afterwards
-    would make, and is compared with the digest of the dataset that was saved.
-    Of the checkpoint of a buffer or a storage of steps, ours or TorchRL's (the folder of either, or the file), the
-    valid rows become a dataset, lane after lane and the oldest first; an unfinished episode ends truncated, as a note
-    says.
-    What is at `dest` stays unless `force` is set; an equal dataset there is left as it is. Raises CorruptDataError,
-    with nothing at `dest`, for a checkpoint that is damaged; UsageError, DatasetNotFoundError, FormatError,
-    OutOfSpaceError.
+    `layout` and `compress` are those of `convert`: a dataset in layout `packed` equals the one that converting
+    afterwards makes, and is compared with the digest of the saved dataset.
+
+    The valid rows of the checkpoint of a buffer or of a storage of steps, rbtool's or TorchRL's (a folder or a file),
+    become a dataset, lane by lane and oldest first. An unfinished episode is marked truncated, with a note.
+
+    `dest` is replaced only with `force`; an equal dataset there is left as it is. Raises CorruptDataError, with
+    nothing at `dest`, for a damaged checkpoint; UsageError, DatasetNotFoundError, FormatError, OutOfSpaceError.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     path, target = find_dataset(checkpoint), fs.expanded(dest).absolute()
     require_apart(path, target)
     wanted = require_layout(layout, compress)
@@ -219,7 +220,7 @@ def load(
             return _equal_dataset(target, dataset_digest(source.manifest))
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
-            return CheckpointLoadResult(**{**published_entries(manifest, target, begun), **changes}, form=form)
+            return CheckpointLoadResult(**{**published_entries(manifest, target, started), **changes}, form=form)
 
         if not force and (there := before()):
             return result(there, already_there=True)
@@ -251,11 +252,11 @@ def verify(
 ) -> CheckpointVerifyResult:
     """Check a checkpoint against its own digests, then compare it value for value with a dataset.
 
-    Bits are compared: NaN equals NaN, 0.0 does not equal -0.0. `dataset` is a path or `source:id`, of a dataset or
-    of another checkpoint. What TorchRL's layout has no place for, it need not hold: a note says so. Differences are
-    in the result; CorruptDataError means that the checkpoint is damaged.
+    Bits are compared: NaN equals NaN, 0.0 does not equal -0.0. `dataset` is a path or `source:id` of a dataset or of
+    another checkpoint. Entries that TorchRL's layout cannot store are named in a note and are not differences.
+    Differences are returned; CorruptDataError is raised if the checkpoint is damaged.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with open_saved(find_dataset(checkpoint)) as saved, open_steps(find_dataset(dataset, root)) as steps:
         _require_checkpoint(saved)
         saved.verify_files()
@@ -271,7 +272,7 @@ def verify(
             equal=not differences,
             differences=differences,
             notes=(f"TorchRL's layout has no place for {', '.join(lost)}",) if lost else (),
-            seconds=seconds_since(begun),
+            seconds=seconds_since(started),
         )
 
 
@@ -295,7 +296,7 @@ def _require_checkpoint(reader: StepReader) -> None:
 
 
 def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
-    """The manifest of a checkpoint of the same data in the same form."""
+    """Return the manifest at `target` if it is a checkpoint of the same data in the same form."""
     there = standing(target)
     if there is None or (there.kind, there.layout) != ("checkpoint", form) or dataset_digest(there) != digest:
         return None
@@ -309,7 +310,7 @@ def _equal_dataset(target: Path, digest: str) -> Manifest | None:
 
 
 def _size(source: StepReader, form: Form) -> int:
-    """Bytes that the rows will take, as far as that can be known before."""
+    """Estimate the bytes of the rows."""
     steps, episodes = source.manifest.steps, source.manifest.episodes
     if form == "ted":
         return row_bytes(source.fields) * steps

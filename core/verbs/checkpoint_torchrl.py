@@ -1,4 +1,4 @@
-"""Checkpoints in TorchRL's layouts, which datasets go out to, and those of buffers, which they come in from."""
+"""Write datasets in TorchRL's checkpoint layouts, and restore datasets from the checkpoints of buffers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _FILE = "checkpoint.h5"
 _LOAD = "checkpoint load"
 
 
-class _Staging(Staging):
-    """A `Staging` that also replaces, where it may, a checkpoint in TorchRL's layout."""
+class _TorchrlStaging(Staging):
+    """A `Staging` that can also replace a checkpoint in TorchRL's layout."""
 
     def refuse_if_taken(self) -> None:
-        """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        """Raise UsageError if the destination must not be replaced; changes nothing."""
         place, inside = find_torchrl(self.destination), self.destination
         if place is None or is_ours(inside) or not (place == inside or place.parent == inside):
             super().refuse_if_taken()
@@ -56,12 +56,12 @@ class _Staging(Staging):
 
 
 def staging_for_torchrl(target: Path, *, replace: bool) -> Staging:
-    """A place to build in; it also replaces an older checkpoint in TorchRL's layout."""
-    return _Staging(target, replace=replace)
+    """Return a staging folder whose publication can replace an older checkpoint in TorchRL's layout."""
+    return _TorchrlStaging(target, replace=replace)
 
 
 def size_for_torchrl(source: StepReader, form: CompactForm) -> int:
-    """Bytes that the rows will take; SchemaError where a leaf has no place in TorchRL's layout."""
+    """Return the bytes of the rows; SchemaError if TorchRL's layout cannot store a leaf."""
     filled = FilledStorage.of_dataset(source.manifest.steps)
     return TorchrlPlan.of(source.fields, filled, TorchrlKeys(), form).bytes(source.manifest.episodes)
 
@@ -69,23 +69,23 @@ def size_for_torchrl(source: StepReader, form: CompactForm) -> int:
 def build_for_torchrl(
     source: StepReader, staging: Staging, form: CompactForm, compression: Compression, progress: Progress | None
 ) -> tuple[str | None, int]:
-    """Write TorchRL's layout of a dataset, whose digests are checked; return the name to publish and the bytes.
+    """Write a dataset in TorchRL's layout and verify its digests; return the name to publish and the bytes.
 
-    The name is that of an H5 file where the destination ends in `.h5`; else the folder is published.
+    The name is that of an H5 file if the destination ends in `.h5`; None publishes the folder.
     """
-    told = progress or Silent()
+    progress = progress or Silent()
     checked = source
     if isinstance(source, TedReader):
         checked = VerifyingReader(source)
     else:
         source.verify_files()
-    told.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
+    progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
     target = staging.path / _FILE if form == "h5" else staging.path
     filled = FilledStorage.of_dataset(source.manifest.steps)
-    write_torchrl(checked, target, form, filled, TorchrlKeys(), told, compression)
+    write_torchrl(checked, target, form, filled, TorchrlKeys(), progress, compression)
     if checked is not source:
         checked.verify_files()
-    told.done()
+    progress.done()
     size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
     return (_FILE if form == "h5" and staging.destination.suffix == ".h5" else None), size
 
@@ -93,20 +93,20 @@ def build_for_torchrl(
 def build_dataset(
     source: BufferSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
 ) -> Manifest:
-    """Write the dataset of what a buffer saved, whose digests are checked, into a new folder."""
-    told = progress or Silent()
+    """Write the steps of a saved buffer as a dataset into a new folder, and verify their digests."""
+    progress = progress or Silent()
     source.verify_files()
-    told.start("loading", source.manifest.steps, "steps")
+    progress.start("loading", source.manifest.steps, "steps")
     step = provenance_step(_LOAD, arguments, {"content_digest": source.manifest.content_digest})
     planned = source.planned
     origin = replace(Origin.of(planned, source.documents()), provenance=(*planned.provenance, step))
-    manifest = write_dataset(source, folder, "ted", origin, progress=told.advance)
-    told.done()
+    manifest = write_dataset(source, folder, "ted", origin, progress=progress.advance)
+    progress.done()
     return manifest
 
 
 def loaded_before(target: Path, source: BufferSteps) -> Manifest | None:
-    """The manifest of a dataset at `target` that was made of these files as they are now."""
+    """Return the manifest at `target` if it is a dataset loaded from these very files."""
     there = standing(target)
     if there is None or there.kind != "dataset" or not there.provenance:
         return None

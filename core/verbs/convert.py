@@ -1,4 +1,4 @@
-"""`convert`: a dataset in a foreign format, anywhere on disk, or in another layout, becomes a TED dataset."""
+"""`convert`: make a TED dataset of one in another format or layout, anywhere on disk."""
 
 from __future__ import annotations
 
@@ -42,31 +42,34 @@ def convert(
     final_step: str = "auto",
     progress: Progress | None = None,
 ) -> ConvertResult:
-    """Convert the dataset at `path`, recognised by its content, into a TED dataset at `dest`.
+    """Convert the dataset at `path`, whose format is detected from its content, into a TED dataset at `dest`.
 
-    `path` may also be a dataset of ours, `source:id` or a path, or a checkpoint, ours or TorchRL's, to be written in
-    another `layout`: `ted`, or `packed`, which takes less room and is faster to draw from. There `compress` makes
-    fields smaller: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). The rows are the same in either.
-    `episodes` chooses some of a foreign dataset by its numbers, like `0:100,250`. What is at `dest` is replaced only
-    with `force`; an equal conversion of an unchanged source that stands there is left as it is (`already_there`).
-    `skip_bad` takes the sound episodes of a damaged dataset in TED, and notes name the others.
-    `final_step` is what becomes of a last step after which the source has no observation: `auto` keeps it if it is
-    terminated, with the last observation repeated, and leaves it out otherwise, so that the step before it is the
-    truncated end; `drop` leaves all of them out, `repeat` keeps all. The episode table says what was done.
-    `dry_run` does everything up to writing and gives sizes. Values and element types are those of the source.
+    `path` may also be an rbtool dataset (`source:id` or a path) or a checkpoint of rbtool or TorchRL, which is then
+    written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from. `compress` compresses
+    fields of layout `packed`: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). Values and element
+    types are those of the source in every layout.
+
+    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the valid episodes
+    of a damaged TED dataset; notes name the others. `final_step` applies to a last step without a next observation in
+    the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops it otherwise, so
+    that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The episode table
+    records which.
+
+    `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
+    (`already_there`). `dry_run` does everything up to writing and returns sizes.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
-    `dest`, OutOfSpaceError; in every case `dest` is what it was.
+    `dest`, OutOfSpaceError; `dest` is unchanged in every case.
     """
     source, destination = find_dataset(path, root), fs.expanded(dest)
-    heard = progress or Silent()
+    progress = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     ends = require_final_step(final_step)
     if is_steps(source) or is_of_buffer(source):
         _refuse_choices(source, episodes, final_step)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
-            force=force, dry_run=dry_run, progress=heard, skip_bad=skip_bad,
+            force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
     if skip_bad:
@@ -76,7 +79,7 @@ def convert(
         )
     chosen = normal_form(episodes) if episodes is not None else None
     with open_source(source, final_step=ends) as reader:
-        facts = facts_of(reader, episodes if chosen else None, heard)
+        facts = facts_of(reader, episodes if chosen else None, progress)
         ends = ends if facts.final_missing else "auto"
         request = Request(
             facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends
@@ -93,14 +96,14 @@ def convert(
             | final_step_arguments(ends),
             force=force,
             dry_run=dry_run,
-            progress=heard,
+            progress=progress,
             compress=methods,
         )
         return ConvertResult(**conversion.run(), source=source)
 
 
 def _refuse_choices(source: Path, episodes: str | None, final_step: str) -> None:
-    """Refuse what is about raw datasets for one that is TED."""
+    """Raise UsageError if options for raw datasets are given for a TED dataset."""
     if final_step != "auto":
         raise UsageError("--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
     if episodes is not None:

@@ -1,4 +1,4 @@
-"""`demo`: every step from recorded episodes to training batches, on data made on the spot."""
+"""`demo`: record episodes with gymnasium and run every verb on them, from Minari dataset to training batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Policy: TypeAlias = Callable[[Observation, np.random.Generator], Any]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A Minari dataset to record: its id, the environment, how many episodes, and who plays."""
+    """A Minari dataset to record: id, environment, number of episodes, policy."""
 
     id: str
     environment: str
@@ -39,18 +39,18 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The short name that files are called by."""
+        """The short name, used for files."""
         return self.id.split("/")[0]
 
 
 def _balance(observation: Observation, draw: np.random.Generator) -> Any:
-    """Push the cart under the falling pole; now and then at random, so that episodes end at different steps."""
+    """Push the cart under the falling pole; half of the actions are random, so that episode lengths differ."""
     wanted = int(observation[2] + 0.3 * observation[3] + 0.1 * observation[1] > 0)
     return np.int64(draw.integers(2) if draw.random() < 0.5 else wanted)
 
 
 def _swing(observation: Observation, draw: np.random.Generator) -> Any:
-    """Push the pendulum until it has the energy to stand, then hold it there; with some noise."""
+    """Swing the pendulum up by its energy, then balance it; with some noise."""
     cosine, sine, speed = map(float, observation)
     if cosine > 0.9:
         torque = -12 * math.atan2(sine, cosine) - 3 * speed
@@ -67,7 +67,7 @@ RECORDINGS = (
 
 @contextlib.contextmanager
 def minari_folder(folder: Path) -> Iterator[None]:
-    """Make `folder` the local Minari cache (`MINARI_DATASETS_PATH`) inside the context, and nowhere else."""
+    """Set `MINARI_DATASETS_PATH`, the local Minari cache, to `folder` within the context."""
     before = os.environ.get("MINARI_DATASETS_PATH")
     os.environ["MINARI_DATASETS_PATH"] = str(folder.absolute())  # Minari joins a relative one twice
     try:
@@ -80,10 +80,9 @@ def minari_folder(folder: Path) -> Iterator[None]:
 
 
 def record_all(folder: Path, progress: Progress) -> None:
-    """Record all of `RECORDINGS` into the Minari cache at `folder`, which must not exist; the seeds are fixed.
+    """Record all of `RECORDINGS` into a new Minari cache at `folder`; the seeds are fixed.
 
-    The episodes go into `EpisodeBuffer`s by hand: Minari's own collector needs jax. The folder appears when all
-    of it is there.
+    Fills `EpisodeBuffer`s directly, because Minari's own collector needs jax. The folder appears when it is complete.
     """
     building = folder.with_name(f".{folder.name}.new")
     fs.remove(building)
@@ -96,7 +95,7 @@ def record_all(folder: Path, progress: Progress) -> None:
         with minari_folder(building):
             for recording in RECORDINGS:
                 buffers = []
-                for buffer in _play(recording):
+                for buffer in _recorded_episodes(recording):
                     buffers.append(buffer)
                     progress.advance(1)
                 minari.create_dataset_from_buffers(
@@ -111,8 +110,8 @@ def record_all(folder: Path, progress: Progress) -> None:
     fs.rename(building, folder)
 
 
-def _play(recording: Recording) -> Iterator[Any]:
-    """Play the episodes and yield a Minari buffer for each."""
+def _recorded_episodes(recording: Recording) -> Iterator[Any]:
+    """Run the episodes and yield a Minari buffer for each."""
     import gymnasium
     from minari.data_collector import EpisodeBuffer
 
@@ -166,10 +165,10 @@ def scaled(rows, scale):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoDataset:
-    """One dataset of the demo: where each step left what it made, and the digests of its content.
+    """One dataset of the demo: the output path of each step, and content digests.
 
-    `checkpoints` maps each form to its path. `loaded` is the dataset that one of them gave back: it has the digest
-    of `normalised`.
+    `checkpoints` maps each form to its path. `loaded` is the dataset restored from one of them, with the digest of
+    `normalised`.
     """
 
     name: str
@@ -186,7 +185,7 @@ class DemoDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult(Result):
-    """Where everything is, and commands to go on with."""
+    """Where everything is, and commands to continue with."""
 
     kind: ClassVar[str] = "demo"
     folder: Path
@@ -202,30 +201,30 @@ def demo(
     progress: Progress | None = None,
     show: Callable[[Any], None] = lambda result: None,
 ) -> DemoResult:
-    """Record CartPole and Pendulum episodes and take them through every verb, all inside `folder`.
+    """Record CartPole and Pendulum episodes and run every verb on them, all inside `folder`.
 
-    `show` gets the results of inspect, check, verify and sample as they come; `progress` is told the command that does
-    each step from a shell. Run again, it keeps the recordings and `prep.py` and makes the rest anew. Needs no
-    network. Raises UsageError where `folder` holds anything else.
+    `show` is called with the results of inspect, check, verify and sample; `progress` gets a note with the shell
+    command of each step. A second run keeps the recordings and `prep.py` and replaces the rest. Needs no network.
+    Raises UsageError if `folder` is not empty and not from a demo.
     """
-    begun, home, progress = time.perf_counter(), Path(folder), progress or Silent()
+    started, home, progress = time.perf_counter(), Path(folder), progress or Silent()
     _claim(home)
     if not (home / "minari").exists():
         progress.note(f"recording episodes of {' and '.join(one.environment for one in RECORDINGS)}")
         record_all(home / "minari", progress)
     progress.note(f"$ export MINARI_DATASETS_PATH={_quoted(home / 'minari')} RBTOOL_HOME={_quoted(home / 'store')}")
-    datasets = tuple(_Tour(home, recording, progress, show).run() for recording in RECORDINGS)
+    datasets = tuple(_DemoRun(home, recording, progress, show).run() for recording in RECORDINGS)
     return DemoResult(
         folder=home,
         root=home / "store",
         datasets=datasets,
         suggestions=_suggestions(home, datasets[0]),
-        seconds=round(time.perf_counter() - begun, 1),
+        seconds=round(time.perf_counter() - started, 1),
     )
 
 
 def _claim(home: Path) -> None:
-    """Make the folder ours, or refuse one that holds something else."""
+    """Create and mark the folder; UsageError if it is not empty and not from a demo."""
     if home.exists() and not (home / _MARK).exists() and not (home.is_dir() and not any(home.iterdir())):
         raise UsageError(f"{home} is there already and not from a demo; it is left alone", hint="name another folder")
     fs.make_folder(home)
@@ -247,8 +246,8 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-class _Tour:
-    """The way of one dataset through the verbs."""
+class _DemoRun:
+    """Runs the verbs on one dataset."""
 
     def __init__(self, home: Path, recording: Recording, progress: Progress, show: Callable[[Any], None]) -> None:
         self.home = home
@@ -259,12 +258,12 @@ class _Tour:
         self.stored = f"minari:{recording.id}"
 
     def run(self) -> DemoDataset:
-        """Go all the way."""
+        """Run all steps."""
         from .download import download
         from .sample import sample
 
         name = self.recording.name
-        self._tell("download", "minari", self.recording.id, "--local")
+        self._note_command("download", "minari", self.recording.id, "--local")
         with minari_folder(self.home / "minari"):
             got = download("minari", self.recording.id, local=True, root=self.root, progress=self.progress)
         self._inspect()
@@ -272,7 +271,7 @@ class _Tour:
         digest = self._preprocess(normalised)
         checkpoints = {str(form): self._save(normalised, form) for form in FORMS}
         self._load(checkpoints["flat"], self.home / "loaded" / name)
-        self._tell("sample", normalised, "-n", "256", "--seed", "0")
+        self._note_command("sample", normalised, "-n", "256", "--seed", "0")
         self.show(sample(normalised, 256, seed=0))
         return DemoDataset(
             name=self.stored,
@@ -287,17 +286,17 @@ class _Tour:
             loaded=self.home / "loaded" / name,
         )
 
-    def _tell(self, *words: str | Path, replaces: Path | None = None) -> None:
-        """Name the command that does the next step."""
+    def _note_command(self, *words: str | Path, replaces: Path | None = None) -> None:
+        """Note the shell command of the next step."""
         force = ["--force"] if replaces is not None and replaces.exists() else []
         self.progress.note(f"$ {shlex.join(['rbtool', *map(str, words), *force])}")
 
     def _inspect(self) -> None:
         from .inspect import inspect
 
-        self._tell("inspect", self.stored)
+        self._note_command("inspect", self.stored)
         self.show(inspect(self.stored, root=self.root))
-        self._tell("inspect", self.stored, "--episode", "0", "--head", "3")
+        self._note_command("inspect", self.stored, "--episode", "0", "--head", "3")
         self.show(inspect(self.stored, root=self.root, episode=0, head=3))
 
     def _preprocess(self, dest: Path) -> str:
@@ -305,9 +304,11 @@ class _Tour:
         from .preprocess import preprocess
 
         function, root = f"{self.home / 'prep.py'}:{self.recording.name}", self.root
-        self._tell("preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest)
+        self._note_command(
+            "preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest
+        )
         made = preprocess(self.stored, function, dest, num_workers=2, force=True, root=root, progress=self.progress)
-        self._tell("check", dest)
+        self._note_command("check", dest)
         self.show(check(dest, progress=self.progress))
         return made.content_digest or ""
 
@@ -315,14 +316,14 @@ class _Tour:
         from .checkpoint import save, verify
 
         dest = self.home / "checkpoints" / f"{self.recording.name}.{form}"
-        self._tell("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
+        self._note_command("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
         save(dataset, dest, form=form, force=True, progress=self.progress)
-        self._tell("checkpoint", "verify", dest, dataset)
+        self._note_command("checkpoint", "verify", dest, dataset)
         self.show(verify(dest, dataset, progress=self.progress))
         return dest
 
     def _load(self, saved: Path, dest: Path) -> None:
         from .checkpoint import load
 
-        self._tell("checkpoint", "load", saved, dest, replaces=dest)
+        self._note_command("checkpoint", "load", saved, dest, replaces=dest)
         load(saved, dest, force=True, progress=self.progress)

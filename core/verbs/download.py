@@ -1,4 +1,4 @@
-"""`download`: a dataset of a known source, by its id, becomes a TED dataset under the root."""
+"""`download`: fetch a dataset of a known source by id and store it as TED below the root."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ __all__ = ["DownloadResult", "download"]
 class DownloadResult(Published):
     """The dataset at `path`.
 
-    `id` of `source` is what it is; `asked` are the words that named it, and `resolved` says how they led to it:
-    `exact`, `latest` (the version was filled in), `words` (another name with the same words in it). `fetched_from`
-    is where its original lies, for people. `fetch` tells what was fetched, None if nothing had to be: `files` and
-    `bytes` in all, `bytes_present` of them that were there from before, `bytes_free` on the disk before it began.
-    `originals` is the folder of the original files, where they were to be kept.
+    `id` is the dataset of `source`; `asked` is the requested name, and `resolved` how it was resolved: `exact`,
+    `latest` (the version was filled in), `words` (another name with the same words). `fetched_from` is the address of
+    the original, for display. `fetch` describes the transfer, None if there was none: `files` and `bytes` in total,
+    `bytes_present` already present, `bytes_free` on the disk before it started. `originals` is the folder of the
+    original files, if they are kept.
     """
 
     kind: ClassVar[str] = "download"
@@ -76,35 +76,35 @@ def download(
 ) -> DownloadResult:
     """Fetch dataset `id` of `source`, verify it, and convert it into `<root>/<source>/<id>`.
 
-    `"source:ID"` in one word will do, too. `id` may lack its version (the latest is taken), or be a name from before
-    namespaces, like `door-human-v1`: the dataset with the same words is taken then, which the result says. `exact_id`
-    refuses both. An equal request that was fulfilled before is answered at once, without the network; `frozen` asks
-    the remote whether it still has the very same files, and raises CheckFailed if not. `revision` is a branch, tag or
-    commit of the remote. A choice of `episodes`, or a revision, goes to `<id>@<8 hex digits>`. An interrupted fetch
-    goes on where it ended when it is asked for again. `keep_source` keeps the original files. `force` and `dry_run`
-    are those of `convert`, as are `layout` and `compress`: another layout is another dataset, `<id>@<8 hex digits>`.
-    `final_step` is that of `convert`, too: another one is another dataset. Another `compress` is not: what is there
-    stays without `force`, and the notes of the result say how it is stored.
+    `source` may also be `"source:ID"`. `id` may omit its version (the latest is taken), or be a name from before
+    namespaces, like `door-human-v1`: then the dataset with the same words is taken, as `resolved` records. `exact_id`
+    disables both. `revision` is a branch, tag or commit of the remote.
 
-    With `local` the original is taken from the source's own local cache (its `local_cache`), by its
-    exact id and without any use of the network.
+    An equal request that was completed before is answered without the network; `frozen` compares the files of the
+    remote with those it was made from, and raises CheckFailed if they differ. An interrupted fetch resumes when the
+    request is repeated. `keep_source` keeps the original files. With `local` the original is taken from the source's
+    own local cache (its `local_cache`), by exact id and without the network.
+
+    `layout`, `compress`, `final_step`, `force` and `dry_run` are those of `convert`. A selection of `episodes`, a
+    revision, another layout or another `final_step` is another dataset, at `<id>@<8 hex digits>`. Another `compress`
+    is not: without `force` an existing dataset stays, with a note on how it is compressed.
 
     Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
-    if the bytes never match the remote's checksums, and what `convert` raises.
+    if the bytes do not match the remote's checksums after retries, and the errors of `convert`.
     """
     source, id = _named(source, id)
     origin = source_class(source)()
     safe_id(id)
     chosen = episodes if episodes is not None and normal_form(episodes) else None
-    heard = progress or Silent()
+    progress = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
-    named_codecs(methods)  # what can be wrong with them whatever the fields are
+    named_codecs(methods)  # fails early on methods that are invalid for any field
     ends = require_final_step(final_step)
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
         return DownloadResult(
-            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), ends, force, dry_run, heard)
+            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), ends, force, dry_run, progress)
         )
     with origin:
         fetching = RemoteDownload(
@@ -120,14 +120,14 @@ def download(
             keep_source=keep_source,
             exact_id=exact_id,
             frozen=frozen,
-            progress=heard,
+            progress=progress,
             final_step=ends,
         )
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
 
 def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
-    """Take `source:id` apart, wherever it stands."""
+    """Return source and id, of which either may be given as `source:id`."""
     if dataset_id is None:
         source, _, dataset_id = source.partition(":")
     dataset_id = dataset_id.removeprefix(f"{source}:")
@@ -194,7 +194,7 @@ def _from_cache(
 
 
 def _origin(entries: Mapping[str, Any], original: Path) -> str:
-    """Where a dataset came from: one that was there already may have come from the remote."""
+    """Return the origin of a dataset; one that existed before may come from the remote."""
     if entries["request"]["origin"] == "remote":
         steps = Manifest.load(entries["path"]).provenance
         return str(steps[0].arguments.get("from", "")) if steps else ""

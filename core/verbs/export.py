@@ -1,4 +1,4 @@
-"""`export`: a dataset, or some of its episodes, in a format of other tools."""
+"""`export`: write a dataset, or some of its episodes, in a format of other tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SMALL_FILES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult(Published):
-    """What was made at `path`, in the format `layout`, of the dataset at `source`."""
+    """The export at `path`, in the format `layout`, of the dataset at `source`."""
 
     kind: ClassVar[str] = "export"
     source: Path
@@ -61,17 +61,17 @@ def export(
 ) -> ExportResult:
     """Write a dataset (a path or `source:id`) to `dest` in the format `to`: one of `sink_names()`.
 
-    What each format makes, and what is in it, is said in the modules of `rbtool.converters` that write it. Element
-    types stay; what a format cannot hold is refused before anything is written, and what it has no place for is
-    named in the result. `episodes` chooses some by their numbers, like `0:100,250`; `skip_bad` takes the sound ones of
-    a damaged dataset, and notes name the others. What is at `dest` is replaced only with `force`, and only if it is
-    an export in this format. `dry_run` does everything up to writing.
+    The modules of `rbtool.converters` that write a format document its contents. Element types are kept; data that a
+    format cannot represent is refused before anything is written, and keys that it has no place for are listed in the
+    result. `episodes` selects episodes by number, like `0:100,250`; `skip_bad` takes the valid ones of a damaged
+    dataset, and notes name the others. `dest` is replaced only with `force`, and only if it is an export in this
+    format. `dry_run` does everything up to writing.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
-    SchemaError where the format cannot hold it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
-    for the checkpoint of a buffer that is not one of steps; OutOfSpaceError. In every case `dest` is what it was.
+    SchemaError if the format cannot represent it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
+    for the checkpoint of a buffer without steps; OutOfSpaceError. `dest` is unchanged in every case.
     """
-    begun, heard = time.perf_counter(), progress or Silent()
+    started, progress = time.perf_counter(), progress or Silent()
     kind = sink_class(to)
     source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
@@ -86,17 +86,17 @@ def export(
         staging.refuse_if_taken()
         fs.require_space(destination.parent, sink.size() + _SMALL_FILES)
         if dry_run:
-            return _result(sink, destination, source, to, episodes, begun, sink.size(), dry_run=True)
+            return _result(sink, destination, source, to, episodes, started, sink.size(), dry_run=True)
         reader.verify_files()
         with staging:
             built = staging.path / "export"
-            heard.start(f"exporting to {to}", sink.size(), "bytes")
-            sink.write(built, heard.advance)
-            heard.done()
+            progress.start(f"exporting to {to}", sink.size(), "bytes")
+            sink.write(built, progress.advance)
+            progress.done()
             size = sum(file.stat().st_size for file in (built, *built.rglob("*")) if file.is_file())
             if not staging.publish("export"):
                 raise UsageError(f"another process put something at {destination}", hint="add --force to replace it")
-        return _result(sink, destination, source, to, episodes, begun, size)
+        return _result(sink, destination, source, to, episodes, started, size)
 
 
 def _rows(reader: StepReader, episodes: str | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -115,7 +115,7 @@ def _result(
     source: Path,
     to: str,
     episodes: str | None,
-    begun: float,
+    started: float,
     size: int,
     *,
     dry_run: bool = False,
@@ -126,12 +126,14 @@ def _result(
     manifest = chosen.reader.manifest
     ranges = None if whole or episodes is None else normal_form(episodes)
     entries = published_entries(
-        replace(manifest, request=replace(manifest.request, episodes=ranges or manifest.request.episodes)), path, begun
+        replace(manifest, request=replace(manifest.request, episodes=ranges or manifest.request.episodes)),
+        path,
+        started,
     )
     changes = {
         "layout": to, "steps": chosen.steps, "episodes": len(numbers), "bytes": size, "content_digest": None,
         "boundary": chosen.table.counts().to_dict(), "renamed_keys": {}, "notes": (*_damage(chosen), *sink.notes),
-        "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(begun),
+        "dropped_keys": tuple(asdict(item) for item in sink.dropped), "seconds": seconds_since(started),
     }  # fmt: skip
     return ExportResult(**(entries | changes), source=source, dry_run=dry_run)
 
@@ -141,7 +143,7 @@ def _damage(chosen: Chosen) -> tuple[str, ...]:
 
 
 class _ExportStaging(Staging):
-    """A staging folder for an export, which replaces another in the same format and nothing else."""
+    """A staging folder whose publication can replace an export in the same format and nothing else."""
 
     def __init__(self, destination: Path, made: Callable[[Path], bool], *, replace: bool) -> None:
         super().__init__(destination, replace=replace)
@@ -166,7 +168,7 @@ class _ExportStaging(Staging):
         return self._place_file(built)
 
     def _place_file(self, built: Path) -> bool:
-        """Put a file, or a folder, in place; an empty folder may lie there."""
+        """Move a file or folder to the destination, which may be an empty folder."""
         if self.destination.is_dir() and not any(self.destination.iterdir()):
             fs.remove_empty_folder(self.destination, within=self._parent)
         if self.replace and self.destination.exists():

@@ -1,4 +1,4 @@
-"""`inspect`: what is in a dataset, a checkpoint, or a raw dataset of a known format."""
+"""`inspect`: summarise a dataset, a checkpoint, or a raw dataset in a known format, or show one of its episodes."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class RowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeView:
-    """An episode: its number, its length in steps, how it ends, and some of its rows (the last one always).
+    """An episode: its number, its length in steps, how it ends, and some of its rows, always with the last one.
 
-    `total_reward` is None where rewards are sums over n steps and those of single steps are not kept. `final` says of
-    the observation after the last step whether it is `observed`, is the last one `repeated`, or was absent, so that
-    the step before it was `dropped`.
+    `total_reward` is None if rewards are sums over n steps and those of single steps are not stored. `final` describes
+    the observation after the last step: `observed`, `repeated` (a copy of the one before), or `dropped` (missing in
+    the source, so that the step was left out).
     """
 
     episode: int
@@ -69,7 +69,7 @@ class EpisodeView:
 
 
 def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView:
-    """Show an episode of what rbtool wrote."""
+    """Return an episode of a dataset or checkpoint of rbtool."""
     table = table_with_returns(reader)
     row = _row_of(table, number)
     start = int(table.start[row])
@@ -83,7 +83,7 @@ def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView
 
 
 def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | None) -> EpisodeView:
-    """Show an episode of a raw dataset."""
+    """Return an episode of a raw dataset."""
     row = _row_of(table, number)
     source = reader.facts().fields
     fields, timings = ted_fields(source), {field.key: timing for field, timing in source}
@@ -123,7 +123,7 @@ def _row_of(table: EpisodeTable, number: int) -> int:
 
 
 def _wanted(length: int, head: int | None) -> list[int]:
-    """Steps to show: the first ones, and the last."""
+    """Return the steps to show: the first `head`, and the last."""
     return sorted({*range(min(length, length if head is None else head)), length - 1})
 
 
@@ -172,7 +172,7 @@ _NO_RETURNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Smallest, mean and largest of a number per episode, and how many episodes fall into each of ten equal bins."""
+    """Minimum, mean and maximum of a number per episode, and a histogram of ten equal bins."""
 
     min: float
     mean: float
@@ -181,7 +181,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: np.ndarray[Any, Any]) -> Spread | None:
-        """Summarise one number an episode; None without episodes. NaN and infinite ones count in no bin."""
+        """Summarise one number per episode; None without episodes. Bins leave out NaN and infinite values."""
         if not len(numbers):
             return None
         finite = numbers[np.isfinite(numbers)]
@@ -195,14 +195,14 @@ class Spread:
 
 
 def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Count in equal bins; scaled, for the width of a bin may be beyond float64."""
+    """Count values in equal bins. Values are scaled, because the width of a bin can overflow float64."""
     scaled = np.ldexp(finite, -int(np.frexp(np.abs(finite).max())[1]))
     return np.histogram(scaled, bins=_BINS)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldView:
-    """One leaf: `shape` of a row, `bytes` of all its rows, `min` and `max` where they are recorded."""
+    """One leaf: `shape` of a row, `bytes` of all rows, `min` and `max` if recorded."""
 
     key: Key
     dtype: str
@@ -215,11 +215,12 @@ class FieldView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult(Result):
-    """What there is. `type` is dataset, checkpoint or source (a raw dataset, not converted).
+    """A summary. `type` is `dataset`, `checkpoint` or `source` (a raw dataset).
 
-    `layouts` says of a dataset how many bytes its rows take in each layout (without compression in the one it is not
-    in), and `bytes_saved` how many it saves beside layout `ted`. `first_episode` is the source's number of the first,
-    None without any. `problems` name the files that are missing or have another size than the manifest says.
+    `layouts` maps each layout of datasets to the bytes of the rows in it, uncompressed unless it is the current one;
+    `bytes_saved` is the difference between layout `ted` and the current one. `first_episode` is the source's number of
+    the first episode, None without any. `problems` name the files that are missing or differ in size from the
+    manifest.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -258,12 +259,12 @@ def inspect(
 ) -> InspectResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
-    `dataset` is a path or `source:id`. Of what rbtool wrote only the manifest and the episode table are read, so
-    the time does not grow with the data; of n-step data also the reward of every step, for `returns`. With `episode`,
-    the source's number of one, its first `head` steps (all by default) and its last are shown too.
+    `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
+    the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
+    source's number of an episode of which the first `head` steps (all by default) and the last are included.
 
-    Raises DatasetNotFoundError, FormatError, or UsageError for an episode that is not there and for the
-    checkpoint of a buffer that is not one of steps.
+    Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
+    without steps.
     """
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, it must be 1 or more")
@@ -311,7 +312,7 @@ def _of_steps(
 
 
 def _layouts(reader: StepReader) -> dict[str, int]:
-    """Bytes of the rows in each layout that a dataset can have."""
+    """Return the bytes of the rows in each layout of datasets; {} for a checkpoint."""
     manifest = reader.manifest
     if manifest.kind != "dataset":
         return {}
@@ -376,7 +377,7 @@ def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[Key, FieldRan
 
 
 def _name(path: Path, manifest: Manifest, root: Path | None) -> str:
-    """Call a dataset below the root `source:id`, anything else by its path."""
+    """Return `source:id` for a dataset below the root, the path for anything else."""
     folder = Path(os.path.abspath(path))
     parts = folder.relative_to(root).parts if root is not None and folder.is_relative_to(root) else ()
     if manifest.kind == "dataset" and len(parts) > 1:

@@ -1,4 +1,4 @@
-"""The layouts a dataset can be written in, and datasets written again in another one."""
+"""Layouts of datasets, and rewriting a dataset in another layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..format import (
 )
 from ..progress import Progress
 from ..ted import Field, row_bytes
-from .results import published_entries, seconds_since, standing, taken
+from .results import existing_result, occupied_error, published_entries, seconds_since
 from .saved_steps import open_saved
 
 __all__ = [
@@ -49,7 +49,7 @@ _REWRITING = ("convert", "checkpoint load")
 
 
 def require_layout(layout: str, compress: Sequence[str]) -> Layout:
-    """Return a layout that datasets have; UsageError for others, and for compression where there is none."""
+    """Validate a layout of datasets; UsageError for an unknown one, and for compression in a layout without it."""
     if layout == "packed":
         return "packed"
     if layout != "ted":
@@ -60,24 +60,24 @@ def require_layout(layout: str, compress: Sequence[str]) -> Layout:
 
 
 def final_step_arguments(final_step: str) -> dict[str, Any]:
-    """What the provenance says of last steps without an observation after them; nothing of the default."""
+    """Return the provenance entry for last steps without a next observation; {} for the default."""
     return {} if final_step == "auto" else {"final_step": final_step}
 
 
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
-    """What the provenance says of it; nothing of the default."""
-    said = {"layout": layout} if layout != "ted" else {}
-    return said | ({"compress": sorted(compress)} if compress else {})
+    """Return the provenance entries of layout and compression; {} for the defaults."""
+    named = {"layout": layout} if layout != "ted" else {}
+    return named | ({"compress": sorted(compress)} if compress else {})
 
 
 def refuse_other_compression(destination: Path, manifest: Manifest, compress: Sequence[str]) -> None:
-    """Raise UsageError if the dataset that stands at `destination` was compressed in another way."""
+    """Raise UsageError if the existing dataset at `destination` was compressed in another way."""
     if manifest.provenance[-1].arguments.get("compress", []) != sorted(compress):
-        raise taken(destination, "was compressed in another way")
+        raise occupied_error(destination, "was compressed in another way")
 
 
 def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: int) -> int:
-    """Bytes of all rows in a layout, as long as nothing is compressed and all next rows follow."""
+    """Return the bytes of all rows in a layout, without compression and with every `next` row implied."""
     if layout == "packed":
         return PackedSchema.of(fields).size(steps, episodes)
     return row_bytes(fields) * steps
@@ -85,8 +85,10 @@ def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: in
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """One dataset or checkpoint of ours (or a tensordict folder), or a checkpoint of TorchRL's, written again at
-    `destination` as a dataset in a layout. `verb` is who asks."""
+    """Rewrites a dataset or checkpoint of rbtool or TorchRL, or a tensordict folder, as a dataset at `destination`.
+
+    `verb` is the verb that is recorded in the provenance.
+    """
 
     source: Path
     asked: str
@@ -100,29 +102,29 @@ class Rewriting:
     skip_bad: bool = False
 
     def run(self) -> dict[str, Any]:
-        """Write it, unless an equal dataset is there already; return the entries of a `Published`.
+        """Write the dataset unless an equal one exists; return the entries of a `Published`.
 
         Every byte of the source is compared with its digest, and the rows of a checkpoint with the digest of the
-        dataset that it was saved from; those of a buffer's become a dataset. UsageError for what may not be replaced,
-        CorruptDataError for a damaged source, OutOfSpaceError.
+        dataset that it was saved from. Raises UsageError if the destination must not be replaced, CorruptDataError for
+        a damaged source, OutOfSpaceError.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         require_apart(self.source, self.destination)
         explained = damage_explained(self.source, can_skip=self.verb == "convert" and not self.skip_bad)
         with explained, open_saved(self.source, damaged=self.skip_bad) as opened:
             reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
-            manifest = self._rewritten(reader, begun)
+            manifest = self._rewritten(reader, started)
         if isinstance(manifest, dict):
             return manifest
         there, already = manifest
-        return published_entries(there, self.destination, begun) | {"already_there": already, "dry_run": self.dry_run}
+        return published_entries(there, self.destination, started) | {"already_there": already, "dry_run": self.dry_run}
 
-    def _rewritten(self, reader: StepReader, begun: float) -> dict[str, Any] | tuple[Manifest, bool]:
-        """Return what stands there in the end and whether it did before, or what would be written."""
+    def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, bool]:
+        """Return the manifest at the destination and whether it existed before; with `dry_run`, the planned entries."""
         if not self.dry_run:
             mend(self.destination)
-        there = None if self.force else self._standing(reader)
+        there = None if self.force else self._existing(reader)
         if there is not None:
             return there, True
         staging = Staging(self.destination, replace=self.force)
@@ -132,31 +134,31 @@ class Rewriting:
             fs.require_space(self.destination.parent, size + _SMALL_FILES)
         if self.dry_run:
             planned = replace(_planned(reader), layout=self.layout, request=self._request(reader.manifest))
-            changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(begun)}
-            return published_entries(planned, self.destination, begun) | changes
+            changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(started)}
+            return published_entries(planned, self.destination, started) | changes
         with staging:
             manifest = self._write(reader, staging.path)
             if staging.publish():
                 return manifest, False
-        there = None if self.force else self._standing(reader)
+        there = None if self.force else self._existing(reader)
         if there is None or there.content_digest != manifest.content_digest:
-            raise taken(self.destination, "was put there by another process just now")
+            raise occupied_error(self.destination, "was put there by another process just now")
         return there, True
 
-    def _standing(self, reader: StepReader) -> Manifest | None:
-        there = standing(self.destination, self._request(reader.manifest))
+    def _existing(self, reader: StepReader) -> Manifest | None:
+        there = existing_result(self.destination, self._request(reader.manifest))
         if there is None or not there.provenance:
             return there
         made = there.provenance[-1]
         if made.inputs.get("content_digest") != reader.manifest.content_digest:
-            raise taken(self.destination, "was made from another dataset")
-        if made.verb not in _REWRITING:  # the requests of what preprocess makes of its own results are equal
-            raise taken(self.destination, f"was made from the same dataset by {made.verb}")
+            raise occupied_error(self.destination, "was made from another dataset")
+        if made.verb not in _REWRITING:  # preprocess results keep the request of their source
+            raise occupied_error(self.destination, f"was made from the same dataset by {made.verb}")
         if there.steps != reader.manifest.steps:
-            raise taken(self.destination, f"has {there.steps:,} of its steps, not {reader.manifest.steps:,}")
-        sound = isinstance(reader, SoundSteps)  # whose notes name the files that are damaged, and the episodes left out
+            raise occupied_error(self.destination, f"has {there.steps:,} of its steps, not {reader.manifest.steps:,}")
+        sound = isinstance(reader, SoundSteps)  # whose notes name the damaged files and the episodes left out
         if sound != bool(made.arguments.get("skip_bad")) or (sound and there.notes != reader.manifest.notes):
-            raise taken(self.destination, "was made while other files of the dataset were damaged")
+            raise occupied_error(self.destination, "was made while other files of the dataset were damaged")
         refuse_other_compression(self.destination, there, self.compress)
         return there
 
@@ -199,12 +201,12 @@ def _planned(reader: StepReader) -> Manifest:
 
 
 def _is_saved(reader: StepReader) -> bool:
-    """Whether these are the rows of a checkpoint of ours, which knows the digest of its dataset."""
+    """Return whether the reader is of an rbtool checkpoint, whose manifest records the digest of its dataset."""
     return reader.manifest.kind == "checkpoint" and not isinstance(reader, BufferSteps)
 
 
 def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:
-    """Raise CorruptDataError unless what was written is the dataset that a checkpoint was saved from."""
+    """Raise CorruptDataError unless the written dataset is the one that the checkpoint was saved from."""
     expected, found = dataset_digest(reader.manifest), made.content_digest
     if made.layout == "packed":
         with PackedReader(folder) as written:

@@ -1,4 +1,4 @@
-"""`list`: which datasets are stored below the root."""
+"""`list`: the datasets that are stored below the root, and `list --remote`: those that a source offers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDataset:
-    """A dataset below the root. `created` is the UTC time of the last step of how it was made.
+    """A dataset below the root. `created` is the UTC time of the last step of its provenance.
 
-    `problem` says what is wrong with one that cannot be read; its other entries are then empty.
+    `problem` is set if it cannot be read; its other entries are then empty.
     """
 
     name: str
@@ -46,7 +46,7 @@ class StoredDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListResult(Result):
-    """The stored datasets in the order of their names."""
+    """The stored datasets, sorted by name."""
 
     kind: ClassVar[str] = "list"
     root: Path
@@ -54,10 +54,10 @@ class ListResult(Result):
 
 
 def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | None = None) -> ListResult:
-    """List every dataset below the root, those that cannot be read too.
+    """List every dataset below the root, including unreadable ones.
 
-    `pattern` keeps the names, `source:id`, that it fits: as a shell pattern where it has one of `*?[`, else as a
-    part of the name. A root that is not there holds nothing. Raises UsageError where the root is no folder.
+    `pattern` filters the names `source:id`: it is a shell pattern if it contains one of `*?[`, else a part of the
+    name. A missing root is empty. Raises UsageError if the root is not a folder.
     """
     folder = storage_root(root)
     if folder.exists() and not folder.is_dir():
@@ -72,15 +72,15 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
 
 
 def stored_name(path: Path, root: Path) -> str:
-    """Name what lies at a path below the root: `source:id`, or the path itself where it is too short for that."""
+    """Return the name of a path below the root: `source:id`, or the path itself if it has one part only."""
     source, *rest = path.relative_to(root).parts or ("",)
     return f"{source}:{'/'.join(rest)}" if rest else str(path)
 
 
 def fits(name: str, pattern: str | None) -> bool:
-    """Tell whether a pattern keeps `source:id`: as a shell pattern where it has one of `*?[`, else as a part of it.
+    """Return whether `source:id` matches a pattern: a shell pattern if it contains one of `*?[`, else a part of it.
 
-    The source may be left out of a pattern, and upper and lower case are alike.
+    A pattern may omit the source. Case is ignored.
     """
     if pattern is None:
         return True
@@ -110,7 +110,7 @@ _FRESH = 24 * 3600  # seconds: datasets are published by the month
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEntry:
-    """A dataset that can be fetched; None for what the remote does not say. `stored` says that it was fetched."""
+    """A dataset that can be fetched; entries that the remote does not give are None. `stored` if it was fetched."""
 
     name: str
     bytes: int | None
@@ -121,10 +121,10 @@ class RemoteEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteListResult(Result):
-    """The datasets of a remote in the order of their names.
+    """The datasets of a remote, sorted by name.
 
-    `fetched` is when it was asked (UTC), `age` how many seconds ago, `cached` whether that was an earlier time.
-    `problems` has a sentence for each part of the remote that could not be read.
+    `fetched` is the time of the listing (UTC), `age` its age in seconds, `cached` whether it was stored before.
+    `problems` has one sentence for each part of the remote that could not be read.
     """
 
     kind: ClassVar[str] = "list_remote"
@@ -145,25 +145,25 @@ def list_remote(
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> RemoteListResult:
-    """List the datasets that a source has to offer, with their sizes.
+    """List the datasets that a source offers, with their sizes.
 
-    `pattern` keeps the names, `source:id`, that it fits, as `list` does. The listing is kept below the root and used
-    for a day; `refresh` asks again. Where the network is forbidden an older one does.
+    `pattern` filters names as in `list_datasets`. The listing is cached below the root for a day; `refresh` fetches
+    it again. If the remote cannot be reached, an older one is used.
 
     Raises UsageError for an unknown source, NetworkError and AuthorisationError.
     """
-    folder, heard = storage_root(root), progress or Silent()
+    folder, progress = storage_root(root), progress or Silent()
     with source_class(source)() as origin:
         kept = CatalogueFile(folder, origin.name, origin.key)
         known = kept.load()
         usable = known is not None and not known.unreachable and catalogue_age(known) < _FRESH
         cached = usable and not refresh
-        catalogue = known if known is not None and cached else _asked(origin, known, heard)
+        catalogue = known if known is not None and cached else _fetched(origin, known, progress)
         if not cached and catalogue is not known:
             try:
                 kept.save(catalogue)
             except (OSError, UsageError) as error:
-                heard.note(f"the listing cannot be kept below {folder}: {error}")
+                progress.note(f"the listing cannot be kept below {folder}: {error}")
     return RemoteListResult(
         source=source,
         remote=catalogue.remote,
@@ -175,11 +175,11 @@ def list_remote(
     )
 
 
-def _asked(source: Source, known: Catalogue | None, progress: Progress) -> Catalogue:
-    """Ask the remote; where it cannot be reached, what is known has to do."""
+def _fetched(source: Source, known: Catalogue | None, progress: Progress) -> Catalogue:
+    """Fetch the listing of the remote; fall back on the known one if the remote cannot be reached."""
     done = 0
 
-    def heard(count: int, total: int) -> None:
+    def on_listed(count: int, total: int) -> None:
         nonlocal done
         if done == 0:
             progress.start("listing", total, "datasets")
@@ -187,7 +187,7 @@ def _asked(source: Source, known: Catalogue | None, progress: Progress) -> Catal
         done = count
 
     try:
-        catalogue = source.catalogue(known, progress=heard)
+        catalogue = source.catalogue(known, progress=on_listed)
     except NetworkError as error:
         if known is None:
             raise

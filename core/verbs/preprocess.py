@@ -1,4 +1,4 @@
-"""`preprocess`: a dataset through a function or a program of operations, into a new dataset."""
+"""`preprocess`: apply a function or a program of operations to a dataset and write the result as a new dataset."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ __all__ = ["PipelineResult", "PreprocessResult", "preprocess", "show_pipeline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessResult(Published):
-    """The new dataset, the one it was made from, and how: `num_workers` 0 means in one process.
+    """The new dataset, its source, and how it was made; `num_workers` is 0 without worker processes.
 
-    `function` names the work: a function, or `operations`, which `arguments` describe.
+    `function` is the name of the function, or `operations`, which `arguments` describe.
     """
 
     kind: ClassVar[str] = "preprocess"
@@ -77,33 +77,34 @@ def preprocess(
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> PreprocessResult:
-    """Take `dataset` (a path or `source:id`) through `fn` or built-in operations into a new dataset at `dest`.
+    """Apply `fn` or built-in operations to `dataset` (a path or `source:id`) and write the result to `dest`.
 
     `fn` is a callable, `FILE.py:NAME` or `module:name`. By `unit` it takes
 
     - `step`: a tensordict of some consecutive steps, batch size `[K]`, and returns any number of rows;
-    - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` where that gives the same (`vmap` decides);
+    - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` if results are equal, or as set by `vmap`;
     - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
 
-    What it returns is a tensordict or a dict of tensors under any keys; the first chunk decides keys, element types
-    and shapes. Its tensors are its own to edit. Episodes stay as they are where as many rows come back; returns, flags
-    and continuity are taken from the result. Instead of `fn`: `operations` maps the options of the command line to
-    their values (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` a dataset or a
-    `manifest.json` whose last step is done again, what chose episodes there with `replay_filters` only.
+    It returns a tensordict or a dict of tensors under any keys; the first chunk fixes keys, dtypes and shapes. It may
+    edit its input in place. Episodes are kept if as many rows come back; returns, flags and continuity are taken from
+    the result. Instead of `fn`: `operations` maps the options of the command line to their values
+    (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a
+    `manifest.json` whose last step is applied again, with its episode filters only if `replay_filters` is set.
 
-    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) go to `num_workers` processes, one a core by
-    default, which read and write by path; 0 stays in this process. The same `content_digest` comes out whatever the
-    number. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than
-    `timeout` seconds, is tried `retries` times more; with `keep_going` the others finish before the error is raised.
-    Finished chunks of a run that ended early are kept beside `dest`, and `resume` goes on from there. `start_method` is
-    `fork`, `spawn` or `forkserver`, `engine` `local` or `ray`. `num_frames` takes the first so many steps (an episode
-    cut there is marked truncated), `skip_bad` the sound episodes of a damaged dataset; notes name the others. What
-    is at `dest` is replaced with `force`; a dataset that the same work has made from the same data stays.
-    Raises UsageError for arguments that make no sense and functions that cannot be found, imported or sent to a worker;
-    RbtoolError where the function raises and SchemaError where it returns something else than in the first chunk, both
-    naming steps and episodes; OutOfSpaceError. In each case nothing changes at `dest`.
+    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, one
+    per core by default, which read and write by path; 0 uses this process. The `content_digest` does not depend on
+    `num_workers`. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes
+    longer than `timeout` seconds, is retried `retries` times; with `keep_going` the others finish before the error is
+    raised. Finished chunks of an interrupted run are kept next to `dest`, and `resume` continues from them.
+    `start_method` is `fork`, `spawn` or `forkserver`; `engine` is `local` or `ray`. `num_frames` limits the steps (an
+    episode cut there is marked truncated); `skip_bad` takes the valid episodes of a damaged dataset, and notes name
+    the others. `dest` is replaced only with `force`; a result of the same work on the same data is left as it is.
+
+    Raises UsageError for invalid arguments and for functions that cannot be found, imported or sent to a worker;
+    RbtoolError if the function raises, and SchemaError if its result differs from the first chunk in keys, dtypes or
+    shapes, both naming steps and episodes; OutOfSpaceError. `dest` is unchanged in every case.
     """
-    begun, destination, path = time.perf_counter(), _place(dest), find_dataset(dataset, root)
+    started, destination, path = time.perf_counter(), _destination(dest), find_dataset(dataset, root)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
@@ -114,16 +115,16 @@ def preprocess(
         whole = Preprocessing(taking, work, plan, seed, settings)
         step = _step(whole, num_frames)
         if work.is_described() and not force and (there := _already_there(destination, step)) is not None:
-            return _result(published_entries(there, destination, begun), whole, already_there=True)
+            return _result(published_entries(there, destination, started), whole, already_there=True)
         staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
         staging.refuse_if_taken()
         if dry_run:
             return _preview(whole, destination)
-        return _publish(whole, staging, os.fspath(dataset), step, progress, begun)
+        return _publish(whole, staging, os.fspath(dataset), step, progress, started)
 
 
 def _opened(path: Path, skip_bad: bool) -> StepReader:
-    has_steps(path)  # says best what something else is
+    has_steps(path)  # raises the best error for anything else
     reader = whole_episodes(open_steps(path, damaged=skip_bad))
     try:
         return sound_steps(reader) if skip_bad else reader
@@ -132,17 +133,17 @@ def _opened(path: Path, skip_bad: bool) -> StepReader:
         raise
 
 
-def _place(dest: str | os.PathLike[str] | None) -> Path:
+def _destination(dest: str | os.PathLike[str] | None) -> Path:
     if dest is None:
         raise UsageError("no destination is named (dest)", hint="say where the result should go: --dest DIR")
     return fs.expanded(dest).absolute()
 
 
 def _publish(
-    whole: Preprocessing, staging: Staging, asked: str, step: Provenance, progress: Progress | None, begun: float
+    whole: Preprocessing, staging: Staging, asked: str, step: Provenance, progress: Progress | None, started: float
 ) -> PreprocessResult:
     manifest = whole.publish(staging, asked, step, progress or Silent())
-    entries = published_entries(manifest, staging.destination, begun)
+    entries = published_entries(manifest, staging.destination, started)
     return _result(entries, whole, arguments=manifest.provenance[-1].arguments)
 
 
@@ -208,7 +209,7 @@ def _taking(reader: StepReader, work: Work, num_frames: int | None) -> Taking:
 
 
 def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
-    """What the provenance says: all that decides the contents, so not the number of workers."""
+    """Return the provenance step: everything that affects the contents, so not the number of workers."""
     work = whole.work
     arguments = {
         **work.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
@@ -220,14 +221,16 @@ def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
 
 
 def _already_there(destination: Path, step: Provenance) -> Manifest | None:
-    """The dataset at `destination`, if the same work has made it from the same data in the same way."""
+    """Return the manifest at `destination` if the same work has made it from the same data."""
     manifest = standing(destination)
     if manifest is None or not manifest.provenance:
         return None
     last = manifest.provenance[-1]
     if last.arguments.get("skip_bad") or step.arguments.get("skip_bad"):
-        return None  # the digest of a damaged dataset is that of the whole one: what was taken of it is not known
-    asked = {name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)}  # as may be
+        return None  # a damaged dataset has the digest of the intact one: the episodes taken are not recorded
+    asked = {
+        name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)
+    }  # vmap=None accepts either result
     known = {name: last.arguments.get(name) for name in asked}
     same = (last.verb, known, last.inputs) == (step.verb, asked, step.inputs)
     return manifest if same else None
@@ -261,9 +264,9 @@ def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult(Result):
-    """Operations in their order: as JSON, and as the `text` of a pipeline file.
+    """Operations in order: as JSON, and as the `text` of a pipeline file.
 
-    `notes` say what a replay leaves out.
+    `notes` name what a replay leaves out.
     """
 
     kind: ClassVar[str] = "pipeline"
@@ -279,9 +282,9 @@ def show_pipeline(
     *,
     replay_filters: bool = False,
 ) -> PipelineResult:
-    """Say what `preprocess` would do with these arguments, without a dataset to do it to.
+    """Return the operations that `preprocess` runs with these arguments; needs no dataset.
 
-    UsageError for operations that make no sense on any dataset.
+    Raises UsageError for operations that are invalid for every dataset.
     """
     from ..preprocess.operations import filters_left_out, pipeline_text, program_of
 

@@ -1,4 +1,4 @@
-"""From an id to a dataset below the root, by way of the remote; and the finding that nothing need be fetched."""
+"""Download of a dataset from a remote into the storage root, without the network if an equal one is stored."""
 
 from __future__ import annotations
 
@@ -32,9 +32,15 @@ from ..format import (
 from ..progress import Progress, readable_size
 from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, told_instead
 from .layouts import final_step_arguments, layout_arguments
-from .results import published_entries, seconds_since, standing
-from .source_conversion import SourceConversion, facts_of
-from .verification import compared_with, require_unchanged, unverified_note, versions_of
+from .results import existing_result, published_entries, seconds_since
+from .source_conversion import (
+    SourceConversion,
+    compared_with,
+    facts_of,
+    require_unchanged,
+    unverified_note,
+    versions_of,
+)
 
 __all__ = ["Fetch", "RemoteDownload"]
 
@@ -48,7 +54,7 @@ _COMMIT = re.compile(r"@([0-9a-f]{7})[0-9a-f]{33}\b")
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What there was to fetch: `files` of `bytes` in all, some of which were present, onto a disk with room."""
+    """A transfer: `files` and `bytes` in total, `bytes_present` already there, `bytes_free` on the disk."""
 
     files: int
     bytes: int
@@ -58,7 +64,7 @@ class Fetch:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteDownload:
-    """One request to a remote; `run` fulfils it, and asks the network only for what is not known here."""
+    """One request to a remote; `run` uses the network only for what is not stored."""
 
     source: Source
     asked: str
@@ -77,41 +83,41 @@ class RemoteDownload:
 
     @property
     def _normal(self) -> str | None:
-        """The choice of episodes as requests are compared by it."""
+        """The selection of episodes in normal form, by which requests are compared."""
         return normal_form(self.episodes) if self.episodes else None
 
     def run(self) -> dict[str, Any]:
         """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         if self.frozen and self.force:
             raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
         found, there = self._remembered()
         if found is None:
             found = self._find()
-            there = self._standing(found)
+            there = self._existing(found)
         if self.frozen:
             self._require_unchanged(there, found, self.revision)
         if there is None:
-            return self._fetch_and_convert(found, begun)
+            return self._fetch_and_convert(found, started)
         if self.keep_source and not self.dry_run and not self._kept(found):
-            return self._there(there, found, begun) | self._keep(there, found)
-        return self._there(there, found, begun)
+            return self._there(there, found, started) | self._keep(there, found)
+        return self._there(there, found, started)
 
     # Names -----------------------------------------------------------------------------------------
 
     def _remembered(self) -> tuple[Resolution | None, Manifest | None]:
-        """What the words mean and the dataset that stands under that name, if both can be told without the network."""
+        """Resolve the id and find the stored dataset without the network; (None, None) if that is not possible."""
         known = [Resolution(self.asked, self.asked, "exact")]
         before = None if self.exact_id else KnownNames(self.root, self.source.name).get(self.asked)
         for found in (*known, *([before] if before else [])):
-            there = self._standing(found)
+            there = self._existing(found)
             if there is not None:
-                self._say_meaning(found, remembered=True)
+                self._note_resolution(found, remembered=True)
                 return found, there
         return None, None
 
     def _find(self) -> Resolution:
-        """What the words mean, by the catalogue where need be."""
+        """Resolve the id, with the names of the remote if necessary."""
         if self.exact_id or is_complete(self.asked):
             return Resolution(self.asked, self.asked, "exact")
         if set(self.asked) & set("*?["):
@@ -123,7 +129,7 @@ class RemoteDownload:
         listed = self.source.ids()
         if self.asked in listed.ids:
             return Resolution(self.asked, self.asked, "exact")
-        if listed.unreachable:  # the right one may be among those that could not be read
+        if listed.unreachable:  # the match may be among the names that could not be read
             raise NetworkError(
                 f"{self.asked!r} cannot be matched with the names of {self.source.remote}: {listed.problems[0]}",
                 hint="try again later, or give the id in full",
@@ -131,16 +137,16 @@ class RemoteDownload:
         for problem in listed.problems:
             self.progress.note(f"passed over: {problem}")
         found = resolve(self.asked, listed.ids, self.source.name)
-        self._say_meaning(found)
+        self._note_resolution(found)
         if not self.dry_run:
-            with contextlib.suppress(OSError, UsageError):  # a convenience: what cannot be written says so later
+            with contextlib.suppress(OSError, UsageError):  # only a cache of names
                 KnownNames(self.root, self.source.name).put(found)
         return found
 
-    def _say_meaning(self, found: Resolution, *, remembered: bool = False) -> None:
+    def _note_resolution(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
-            told = told_instead(found.asked, found.id, before=remembered)
-            self.progress.note(f"{told} (--exact-id refuses such a substitution)")
+            substitution = told_instead(found.asked, found.id, before=remembered)
+            self.progress.note(f"{substitution} (--exact-id refuses such a substitution)")
         elif found.how == "latest" and remembered:
             self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
         elif found.how == "latest":
@@ -157,17 +163,17 @@ class RemoteDownload:
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
 
-    def _standing(self, found: Resolution) -> Manifest | None:
+    def _existing(self, found: Resolution) -> Manifest | None:
         if self.force:
             return None
         if not self.dry_run:
             mend(self._destination(found))
-        return standing(self._destination(found), self._request(found))
+        return existing_result(self._destination(found), self._request(found))
 
-    def _there(self, manifest: Manifest, found: Resolution, begun: float) -> dict[str, Any]:
-        """Describe the dataset that is there already."""
+    def _there(self, manifest: Manifest, found: Resolution, started: float) -> dict[str, Any]:
+        """Return the entries of the existing dataset."""
         first = manifest.provenance[0].arguments if manifest.provenance else {}
-        entries = published_entries(manifest, self._destination(found), begun)
+        entries = published_entries(manifest, self._destination(found), started)
         return {
             **entries,
             "notes": (*entries["notes"], *self._compressed_otherwise(manifest)),
@@ -180,7 +186,7 @@ class RemoteDownload:
         }
 
     def _compressed_otherwise(self, manifest: Manifest) -> list[str]:
-        """Say so where what is there is compressed in another way than is asked for; UsageError for no field."""
+        """Return a note if the stored dataset is compressed in another way; UsageError for an unknown field."""
         parse_codecs(self.compress, manifest.fields)
         stored = manifest.provenance[-1].arguments.get("compress", []) if manifest.provenance else []
         if self.layout != "packed" or stored == sorted(self.compress):
@@ -189,7 +195,7 @@ class RemoteDownload:
         return [f"it is stored {how} and stays so: --force changes that"]
 
     def _require_unchanged(self, manifest: Manifest | None, found: Resolution, revision: str | None) -> None:
-        """Raise CheckFailed unless the remote has, at a revision, the very files that the dataset was made from."""
+        """Raise CheckFailed unless the remote has, at a revision, the files that the dataset was made from."""
         if manifest is None:
             raise DatasetNotFoundError(
                 f"--frozen compares the remote with what is stored, and {self._destination(found)} is not there",
@@ -203,7 +209,7 @@ class RemoteDownload:
         return Originals(self.root, self.source.name, found.id)
 
     def _kept(self, found: Resolution) -> bool:
-        """Tell whether the originals that this request needs are there to stay."""
+        """Return whether all originals that this request needs are present and kept."""
         originals = self._originals(found)
         with contextlib.suppress(FormatError, UsageError):
             record = originals.record()
@@ -227,10 +233,10 @@ class RemoteDownload:
             raise not_found(found.id, listed.ids, self.source.name) from error
 
     def _needed(self, remote: RemoteDataset) -> RemoteDataset:
-        """The remote dataset with those files alone, and as many episodes, as this request needs.
+        """Return the remote dataset reduced to the files and episodes that this request needs.
 
-        Raises UsageError for episodes that it certainly does not have. A remote that gives only their count leaves
-        the rest to the conversion: their numbers may have gaps, so that the largest is not the count less one.
+        Raises UsageError for episodes that it cannot have. If the remote gives only their count, the conversion checks
+        the rest: numbers can have gaps, so the largest need not be the count minus one.
         """
         if self.episodes is None:
             return remote
@@ -241,15 +247,15 @@ class RemoteDownload:
             count = expected_episodes(chosen, count)
         return replace(remote, files=tuple(self.source.needed(remote, chosen)), episodes=count, steps=None)
 
-    def _fetch_and_convert(self, found: Resolution, begun: float) -> dict[str, Any]:
+    def _fetch_and_convert(self, found: Resolution, started: float) -> dict[str, Any]:
         Staging(self._destination(found), replace=self.force, below=self.root).refuse_if_taken()
         if self.dry_run:
-            return self._estimate(found, begun)
+            return self._estimate(found, started)
         originals = self._originals(found)
-        with originals.lock(lambda: self._say_waiting(found)):
-            there = self._standing(found)  # whoever had the lock may have made the very same
+        with originals.lock(lambda: self._note_waiting(found)):
+            there = self._existing(found)  # the previous holder of the lock may have made it
             if there is not None:
-                return self._there(there, found, begun)
+                return self._there(there, found, started)
             remote, fetch = self._fetch(found, originals, self.revision)
             try:
                 entries = self._convert(found, remote, originals)
@@ -265,21 +271,21 @@ class RemoteDownload:
             "fetched_from": remote.address,
             "fetch": fetch,
             "originals": originals.files if kept else None,
-            "seconds": seconds_since(begun),
+            "seconds": seconds_since(started),
         }
 
     def _keep(self, manifest: Manifest, found: Resolution) -> dict[str, Any]:
-        """Fetch the originals of a dataset that is there, to keep them: in the state that it was made from."""
+        """Fetch and keep the originals of an existing dataset, in the revision it was made from."""
         commit = _COMMIT.fullmatch(f"@{manifest.resolved_revision}")
         revision = manifest.resolved_revision if commit else self.revision
         self._require_unchanged(manifest, found, revision)
         originals = self._originals(found)
-        with originals.lock(lambda: self._say_waiting(found)):
+        with originals.lock(lambda: self._note_waiting(found)):
             fetch = self._fetch(found, originals, revision)[1]
         return {"fetch": fetch, "originals": originals.files}
 
     def _fetch(self, found: Resolution, originals: Originals, revision: str | None) -> tuple[RemoteDataset, Fetch]:
-        """Bring all that is needed to the originals; once more if the remote changes under our hands."""
+        """Fetch the needed originals; once more if the remote changes during the fetch."""
         try:
             try:
                 return self._fetch_listed(self._describe(found, revision), originals)
@@ -304,11 +310,11 @@ class RemoteDownload:
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         present = originals.present(remote)
-        # What comes of it is hardly smaller than half of it, and lies beside it for a while.
+        # The dataset is rarely smaller than half of the originals, and both exist at the same time.
         fs.require_space(self.root, max(0, remote.bytes - present) + remote.bytes // 2)
         return Fetch(len(remote.files), remote.bytes, present, fs.free_space(self.root))
 
-    def _say_waiting(self, found: Resolution) -> None:
+    def _note_waiting(self, found: Resolution) -> None:
         self.progress.note(f"another process is fetching {found.id}: waiting for it")
 
     # Converting ------------------------------------------------------------------------------------
@@ -348,8 +354,8 @@ class RemoteDownload:
                 root=self.root,
             ).run()
 
-    def _estimate(self, found: Resolution, begun: float) -> dict[str, Any]:
-        """Say what there would be to fetch; what it becomes is known only as far as the remote says it."""
+    def _estimate(self, found: Resolution, started: float) -> dict[str, Any]:
+        """Return the entries of a dry run: what would be fetched, and what the remote records about it."""
         whole = self._describe(found, self.revision, totals=True)
         remote = self._needed(whole)
         unknown = self.episodes is not None and self.source.episode_numbers(whole) is None
@@ -371,7 +377,7 @@ class RemoteDownload:
             "resolved": found.how,
             "fetched_from": remote.address,
             "fetch": fetch,
-            "seconds": seconds_since(begun),
+            "seconds": seconds_since(started),
         }
 
 

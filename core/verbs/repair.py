@@ -1,4 +1,4 @@
-"""`repair`: a recording that was cut short becomes a dataset of all that is sound in it."""
+"""`repair`: make a dataset of the valid episodes of an interrupted recording."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["RepairResult", "repair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult(Result):
-    """What was restored at `path`: `steps` in `episodes`.
+    """The restored dataset at `path`: `steps` in `episodes`.
 
-    `lost_episodes` were finished once and are not sound any more, or come after one that is not; `cut_bytes` belonged
-    to no sound episode. The files `remade` were damaged, and could be made again without loss. `repaired` is False
-    where nothing was to be done, `dry_run` says that nothing was.
+    `lost_episodes` were finished and are damaged, or follow a damaged one; `cut_bytes` belong to no valid episode. The
+    files `remade` were damaged and could be rebuilt without loss. `repaired` is False if there was nothing to do or
+    with `dry_run`.
     """
 
     kind: ClassVar[str] = "repair"
@@ -54,23 +54,23 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Restore the longest sound beginning of the recording at `path`, and make a dataset of it.
+    """Restore the longest valid prefix of the recording at `path` as a dataset.
 
-    Every byte is compared with the digest that was noted when its episode was finished. The episode that was under way
-    is cut. Episodes that were finished once, and are damaged, come after a damaged one, or are not named by the log any
-    more, are given up only with `yes`. A recording that is a sound dataset is left as it is.
+    Every byte is compared with the digest that was recorded when its episode was finished. The unfinished episode is
+    cut. Finished episodes that are damaged, follow a damaged one, or are missing from the log are discarded only with
+    `yes`. A recording that is a valid dataset already is left as it is.
 
-    DatasetNotFoundError where nothing is, FormatError for what was not recorded, CorruptDataError where episodes would
-    be given up, where none would be kept, and where it is not known any more what was recorded, UsageError while
+    Raises DatasetNotFoundError if there is nothing at `path`, FormatError if it is not a recording, CorruptDataError
+    if episodes would be discarded, none would be kept, or the contents cannot be determined, and UsageError while
     another process records there.
     """
-    begun, folder, heard = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
+    started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
     mend(folder)
     if not folder.exists():
         raise DatasetNotFoundError(f"there is nothing at {folder}")
-    heard.start("looking over", None, "episodes")
-    state = examine_recording(folder, heard.advance)
-    heard.done()
+    progress.start("looking over", None, "episodes")
+    state = examine_recording(folder, progress.advance)
+    progress.done()
     require_restorable(folder, state)
     if state.lost and not yes and not dry_run:
         raise CorruptDataError(_loss(folder, state), hint="add --yes to keep what can be, and to give up the rest")
@@ -87,12 +87,12 @@ def repair(
         repaired=not state.sealed and not dry_run,
         dry_run=dry_run,
         content_digest=digest,
-        seconds=seconds_since(begun),
+        seconds=seconds_since(started),
     )
 
 
 def _loss(folder: Path, state: RecordingState) -> str:
-    """Say what would be given up, and why."""
+    """Return a message that names the episodes that would be discarded, and the reason."""
     least, total = "at least " * state.unlisted, len(state.commits) + state.lost
     reason = (
         f"{COMMITS} was cut, and nothing is left to compare the others with"

@@ -1,6 +1,7 @@
-"""What the verbs return: frozen dataclasses that the command line renders, and prints whole under `--json`.
+"""Results of the verbs, and the search for an equal result at the destination.
 
-Each document has `schema`, the version of its shape, and `kind`, the name of the verb.
+Results are frozen dataclasses that the command line renders, or prints in full with `--json`. Each document has
+`schema`, the version of its structure, and `kind`, the name of the verb.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any, ClassVar
 from ..errors import CorruptDataError, RbtoolError, UsageError
 from ..format import ListedFiles, Manifest, Request, has_manifest, plain
 
-__all__ = ["Published", "Result", "published_entries", "seconds_since", "standing", "taken", "to_document"]
+__all__ = [
+    "Published",
+    "Result",
+    "existing_result",
+    "occupied_error",
+    "published_entries",
+    "seconds_since",
+    "to_document",
+]
 
 
 class Result:
@@ -27,9 +36,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Result):
-    """A dataset or checkpoint that a verb put at `path`, or would put there (`dry_run`).
+    """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
-    `already_there` says that an equal one stood there and nothing was written. `bytes` counts all files.
+    `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files.
     """
 
     kind: ClassVar[str] = "published"
@@ -49,8 +58,8 @@ class Published(Result):
     seconds: float = 0.0
 
 
-def published_entries(manifest: Manifest, path: Path, begun: float) -> dict[str, Any]:
-    """The entries of a `Published` as a manifest tells them; `begun` is when the verb started (perf_counter)."""
+def published_entries(manifest: Manifest, path: Path, started: float) -> dict[str, Any]:
+    """Return the entries of a `Published` from a manifest; `started` is the start of the verb (perf_counter)."""
     return {
         "path": path,
         "layout": manifest.layout,
@@ -63,13 +72,13 @@ def published_entries(manifest: Manifest, path: Path, begun: float) -> dict[str,
         "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys),
         "notes": manifest.notes,
         "request": manifest.request.to_dict(),
-        "seconds": seconds_since(begun),
+        "seconds": seconds_since(started),
     }
 
 
-def seconds_since(begun: float) -> float:
-    """How long a verb took, to the millisecond."""
-    return round(time.perf_counter() - begun, 3)
+def seconds_since(started: float) -> float:
+    """Return the seconds since `started` (perf_counter), rounded to milliseconds."""
+    return round(time.perf_counter() - started, 3)
 
 
 def to_document(result: Any) -> dict[str, Any]:
@@ -89,17 +98,17 @@ def _plain_paths(value: Any) -> Any:
     return value
 
 
-def standing(destination: Path, request: Request) -> Manifest | None:
-    """Return the manifest of the dataset at `destination` if an equal request made it and all its files are there.
+def existing_result(destination: Path, request: Request) -> Manifest | None:
+    """Return the manifest of the dataset at `destination` if an equal request made it and its files are complete.
 
-    None if the place is free of datasets. Raises UsageError if another dataset is there, or a damaged one.
+    None if there is no dataset. Raises UsageError if there is another dataset, or a damaged one.
     """
     if not has_manifest(destination):
         return None
     try:
         files = ListedFiles.at(destination)
     except RbtoolError as error:
-        raise taken(destination, f"is damaged ({error})") from error
+        raise occupied_error(destination, f"is damaged ({error})") from error
     with files:
         return _equal(files, destination, request)
 
@@ -107,18 +116,18 @@ def standing(destination: Path, request: Request) -> Manifest | None:
 def _equal(files: ListedFiles, destination: Path, request: Request) -> Manifest:
     manifest = files.manifest
     if manifest.kind != "dataset":
-        raise taken(destination, f"is a {manifest.kind} of {_shown(manifest.request)}, not a dataset")
+        raise occupied_error(destination, f"is a {manifest.kind} of {_shown(manifest.request)}, not a dataset")
     if manifest.request.identity() != request.identity():
-        raise taken(destination, f"is dataset {_shown(manifest.request)}, not {_shown(request)}")
+        raise occupied_error(destination, f"is dataset {_shown(manifest.request)}, not {_shown(request)}")
     try:
         files.check_sizes()
     except CorruptDataError as error:
-        raise taken(destination, f"is damaged ({error})") from error
+        raise occupied_error(destination, f"is damaged ({error})") from error
     return manifest
 
 
-def taken(destination: Path, why: str) -> UsageError:
-    """Make the error that says why a destination is not written to."""
+def occupied_error(destination: Path, why: str) -> UsageError:
+    """Return the error for a destination that must not be overwritten."""
     return UsageError(f"{destination} is there already and {why}", hint="add --force to replace it")
 
 

@@ -1,4 +1,4 @@
-"""`sample`: a batch of a dataset, as a buffer would give it, and how fast such batches come."""
+"""`sample`: draw a batch of a dataset as a replay buffer does, describe it, and measure the sampling speed."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _LEAST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTiming:
-    """How long `batches` batches took, one after the other, in all (`seconds`) and each (`median_us`, `p95_us`).
+    """Timing of `batches` consecutive batches: total `seconds`, and per batch `median_us` and `p95_us`.
 
-    The first ones, a tenth of the time, are left out: they read files and compile kernels. `threads` is how many
-    threads torch may use.
+    A warm-up of a tenth of the time is left out: it reads files and compiles kernels. `threads` is the number of
+    threads of torch.
     """
 
     batches: int
@@ -66,7 +66,7 @@ class SampleTiming:
 
 
 def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
-    """Return for how long to measure, None for not at all; UsageError for a time that is none."""
+    """Return for how many seconds to measure, None to measure nothing; UsageError for an invalid time."""
     if seconds is None:
         return SECONDS if asked else None
     if not asked:
@@ -77,33 +77,33 @@ def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
 
 
 def timed(draw: Callable[[], int], seconds: float, *, step_bytes: float, threads: int) -> SampleTiming:
-    """Call `draw`, which returns how many steps it drew, again and again for about so many seconds."""
+    """Call `draw`, which returns the number of steps it drew, repeatedly for about `seconds`."""
     _until(draw, seconds * _WARM_UP)
-    taken, steps = _until(draw, seconds)
-    total = float(taken.sum())
+    durations, steps = _until(draw, seconds)
+    total = float(durations.sum())
     return SampleTiming(
-        batches=len(taken),
+        batches=len(durations),
         seconds=round(total, 6),
-        batches_per_second=len(taken) / total,
+        batches_per_second=len(durations) / total,
         steps_per_second=steps / total,
         bytes_per_second=steps * step_bytes / total,
-        median_us=float(np.median(taken)) * 1e6,
-        p95_us=float(np.percentile(taken, 95)) * 1e6,
+        median_us=float(np.median(durations)) * 1e6,
+        p95_us=float(np.percentile(durations, 95)) * 1e6,
         threads=threads,
     )
 
 
 def _until(draw: Callable[[], int], seconds: float) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], int]:
-    """Draw until the time is over, and a few batches in any case; return how long each took, and all their steps."""
-    taken: list[float] = []
+    """Draw for `seconds`, and at least `_LEAST` batches; return the seconds of each, and the total number of steps."""
+    durations: list[float] = []
     steps = 0
     stop = time.perf_counter() + seconds
-    while len(taken) < _LEAST or time.perf_counter() < stop:
-        begun = time.perf_counter()
+    while len(durations) < _LEAST or time.perf_counter() < stop:
+        started = time.perf_counter()
         drawn = draw()
-        taken.append(time.perf_counter() - begun)
+        durations.append(time.perf_counter() - started)
         steps += drawn
-    return np.array(taken), steps
+    return np.array(durations), steps
 
 
 _INDEX = "index"
@@ -112,10 +112,10 @@ _MASK = ("collector", "mask")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledField:
-    """One leaf of the batch: its whole shape, its bytes, and what its values are like.
+    """One leaf of the batch: its full shape, its bytes, and a summary of its values.
 
-    `min`, `mean` and `max` leave NaN out; they are None for flags, text and complex numbers. `true_fraction` is
-    how much of a flag is set, None for anything else.
+    `min`, `mean` and `max` leave NaN out; they are None for flags, text and complex numbers. `true_fraction` is the
+    share of True in a flag, None for anything else.
     """
 
     key: str
@@ -130,10 +130,10 @@ class SampledField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSlice:
-    """Steps `first` to `last` of an episode, the source's number of which is `episode`; row `start` is the first.
+    """Steps `first` to `last` of the episode with the source's number `episode`; `start` is the row of the first.
 
-    `length` counts the steps, and `padding` how often the last one was repeated to fill the slice up: the mask of
-    the slice is `length` times true, `padding` times false.
+    `length` is the number of steps, `padding` the number of repetitions of the last one that fill the slice up: the
+    mask is `length` times True, then `padding` times False.
     """
 
     episode: int
@@ -146,10 +146,10 @@ class SampledSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult(Result):
-    """A batch of `n` steps: storage rows, the source's numbers of their episodes, steps within those.
+    """A batch of `n` steps: storage rows (`indices`), the source's episode numbers, and steps within the episodes.
 
-    `options` are those that the sampler was given. `slices` is empty for a sampler that draws single steps, `timing`
-    None where no time was taken. `fields` are the leaves of the batch, with what the sampler adds to it.
+    `options` are the given options of the sampler. `slices` is empty for a sampler that draws single steps, `timing`
+    None without `time`. `fields` are the leaves of the batch, with those that the sampler adds.
     """
 
     kind: ClassVar[str] = "sample"
@@ -169,7 +169,7 @@ class SampleResult(Result):
 def sampled_slices(
     batch: TensorDictBase, rows: np.ndarray[Any, Any], table: EpisodeTable, options: SamplerOptions, batch_size: int
 ) -> tuple[SampledSlice, ...]:
-    """Take the rows of a batch apart into its slices."""
+    """Split the rows of a batch into its slices."""
     if not options.in_slices:
         return ()
     steps = options.steps_of_a_slice(batch_size)
@@ -200,7 +200,7 @@ def _slice(rows: np.ndarray[Any, Any], padding: int, table: EpisodeTable) -> Sam
 
 
 def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
-    """Describe the leaves of a batch: those of the dataset in its order, then what the sampler added."""
+    """Describe the leaves of a batch: those of the dataset in order, then those that the sampler added."""
     for field in fields:
         yield _sampled(field.name, field.dtype, batch.get(field.key), is_text=field.role == "text")
     known = {_INDEX, *(field.name for field in fields)}
@@ -254,31 +254,31 @@ def sample(
 ) -> SampleResult:
     """Draw a batch of `n` steps, 256 by default, of a dataset or a checkpoint (a path or `source:id`).
 
-    The same seed draws the same steps, which are those of the first batch of `load_dataset(…, seed=seed)` with that
-    sampler; without one a fresh seed is drawn and reported. Only the rows drawn are read, unless `verify` asks for
-    all files to be compared with their digests first.
+    The same seed gives the same steps, equal to the first batch of `load_dataset(…, seed=seed)` with that sampler; by
+    default a new seed is generated and reported. Only the sampled rows are read, unless `verify` is set, which first
+    compares all files with their digests.
 
     `sampler` is one of
 
     - `random`: steps, with replacement;
     - `without-replacement`: steps, each once an epoch, shuffled unless `shuffle=False`; `drop_last` leaves out what
       is less than a batch at the end of an epoch;
-    - `slice`: `num_slices` runs of `slice_len` consecutive steps of one episode (one of the two is enough). Episodes
+    - `slice`: `num_slices` slices of `slice_len` consecutive steps of one episode (one of the two is enough). Episodes
       are equally likely unless `weight="step"`;
-    - `slice-without-replacement`: such runs, every episode once an epoch;
+    - `slice-without-replacement`: slices, each episode once an epoch;
     - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha` (0.6), where `priority` is the name
-      of a leaf, like `next.reward`; all equal without one. `beta` (0.4) is the exponent of the weights;
-    - `prioritized-slice`: runs whose first steps are drawn by priority.
+      of a leaf, like `next.reward`; by default all are equal. `beta` (0.4) is the exponent of the weights;
+    - `prioritized-slice`: slices whose first steps are drawn by priority.
 
-    Slices lie anywhere in their episode, or at its `anchor`, `start` or `end`. Episodes shorter than a slice are left
-    out, unless `strict=False`, which takes them whole, or `pad`, which fills them up with their last step.
-    `batched` makes batches `[slices, steps]`. `time` also measures, for about `seconds` (2), how fast batches come.
+    `anchor` places slices at `any` position of their episode, its `start` or its `end`. Episodes shorter than a slice
+    are left out, unless `strict=False`, which takes them whole, or `pad`, which repeats their last step. `batched`
+    gives batches of shape `[slices, steps]`. `time` also measures the sampling speed for about `seconds` (2).
 
-    Raises UsageError for a sampler that is none, options that it does not take or that contradict each other, an `n`
-    below 1, no episode as long as a slice, a priority that is no leaf of finite numbers, a seed that is no number
-    from 0 to 2^64 - 1, `verify` of what has no digests, a dataset without steps, a raw dataset, and the checkpoint of
-    a buffer that is not one of steps; DatasetNotFoundError or FormatError where there is nothing to draw from, and
-    CorruptDataError for damaged files.
+    Raises UsageError for an unknown sampler, options that it does not take or that contradict each other, an `n`
+    below 1, no episode as long as a slice, a priority that is not a leaf of finite numbers, a seed outside
+    0 … 2^64 - 1, `verify` without digests, a dataset without steps, a raw dataset, and the checkpoint of a buffer
+    without steps; DatasetNotFoundError or FormatError if there is nothing to sample from, and CorruptDataError for
+    damaged files.
     """
     options = SamplerOptions(
         sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
@@ -335,10 +335,10 @@ def _timing(buffer: TensorDictReplayBuffer, seconds: float, step_bytes: float) -
 
 
 def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -> TensorDictReplayBuffer:
-    """Make the buffer that the steps are drawn from."""
+    """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
-    import torch  # not before: it takes seconds, and what is wrong with the request is told at once
+    import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers import TensorDictReplayBuffer
     from ..writers import ImmutableDatasetWriter
@@ -356,7 +356,7 @@ def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -
 
 
 def _storage(reader: StepReader) -> Storage:
-    """Map the leaves where they lie as tensors; else read the rows out of whatever holds them."""
+    """Map the leaves if they are stored as tensors; else use a storage that reads rows from the files."""
     from ..storages import PackedStorage, StepStorage, TensorStorage, dataset_tensors
 
     if isinstance(reader, TedReader):

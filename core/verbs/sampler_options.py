@@ -1,4 +1,4 @@
-"""Which sampler `sample` draws with, and what it is told: checked before anything slow is loaded."""
+"""Options of the samplers of `sample`, validated before torch is imported, and the samplers made from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ALPHA", "BETA", "SAMPLERS", "SamplerOptions", "initial_priorities", 
 
 _DEFAULT_BATCH = 256
 ALPHA, BETA = 0.6, 0.4
-"""Exponents of the priorities and of the weights, as Schaul et al. (2015) have them for the proportional variant."""
+"""Exponents of the priorities and of the weights, as in Schaul et al. (2015), proportional variant."""
 
 _WORDS = {"weight": ("episode", "step"), "anchor": ("any", "start", "end")}
 
@@ -35,14 +35,14 @@ SAMPLERS: Mapping[str, frozenset[str]] = {
     "prioritized": _PRIORITIES,
     "prioritized-slice": _SLICES | _PRIORITIES,
 }
-"""The samplers by the names they have here, and the options that each of them takes."""
+"""The options of each sampler, by the name of the sampler on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerOptions:
-    """A sampler by name and its options; None, and False for a switch, stand for what was not given.
+    """The name of a sampler and its options; None, and False for a switch, mean not given.
 
-    UsageError for a sampler that is none, an option that this sampler does not take, and values out of range.
+    Raises UsageError for an unknown sampler, an option that the sampler does not take, and values out of range.
     """
 
     sampler: str = "random"
@@ -101,12 +101,12 @@ class SamplerOptions:
 
     @property
     def in_slices(self) -> bool:
-        """Whether it draws runs of steps."""
+        """Whether the sampler draws slices."""
         return "slice_len" in SAMPLERS[self.sampler]
 
     @property
     def by_priority(self) -> bool:
-        """Whether it draws by priorities."""
+        """Whether the sampler draws by priority."""
         return "alpha" in SAMPLERS[self.sampler]
 
     @property
@@ -115,7 +115,7 @@ class SamplerOptions:
         return not self.pad if self.strict is None else self.strict
 
     def batch_size(self, n: int | None) -> int:
-        """Return how many steps a batch has; UsageError where that does not go with the slices."""
+        """Return the number of steps of a batch; UsageError if it does not match the slices."""
         length, count = self.slice_len, self.num_slices
         if n is None:
             n = length * count if length and count else _default_for(length or count or 1)
@@ -135,11 +135,11 @@ class SamplerOptions:
         return n
 
     def steps_of_a_slice(self, batch_size: int) -> int:
-        """Return how long the slices of a batch are."""
+        """Return the number of steps of a slice."""
         return self.slice_len or batch_size // (self.num_slices or 1)
 
     def check_lengths(self, lengths: np.ndarray[Any, Any], batch_size: int) -> None:
-        """Raise UsageError where every episode is shorter than a slice, and those are left out."""
+        """Raise UsageError if every episode is shorter than a slice and short ones are left out."""
         wanted = self.steps_of_a_slice(batch_size)
         if not self.in_slices or not self.strict_length or wanted <= lengths.max():
             return
@@ -150,12 +150,12 @@ class SamplerOptions:
 
 
 def _default_for(part: int) -> int:
-    """The multiple of `part` that is nearest to the usual batch."""
+    """Return the multiple of `part` that is nearest to the default batch."""
     return max(1, round(_DEFAULT_BATCH / part)) * part
 
 
 def _left(name: str, value: Any) -> bool:
-    """Whether a switch stands where it stands by itself."""
+    """Return whether a switch has its default."""
     return name in {"pad", "batched", "drop_last"} and value is False
 
 
@@ -169,7 +169,7 @@ _CHUNK = 1 << 20
 
 def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
     """Make the sampler for the steps of `reader`."""
-    # Torch, which takes seconds, comes with these: what is wrong with a request is told before.
+    # These imports load torch, which takes seconds: an invalid request fails before.
     if options.sampler == "random":
         from ..samplers import RandomSampler
 
@@ -196,7 +196,7 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
     if options.sampler == "slice-without-replacement":
         from ..samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 
-        slices.pop("cache_values")  # it always does
+        slices.pop("cache_values")  # it always caches
         return SliceSamplerWithoutReplacement(**slices, **epochs)
     from ..samplers.prioritized_slices import PrioritizedSliceSampler
 
@@ -211,7 +211,7 @@ def _slice_arguments(options: SamplerOptions) -> dict[str, Any]:
 
 
 def _ends(table: EpisodeTable) -> dict[str, Any]:
-    """Say where episodes end, as the table has it: that is where a sampler finds it in a dataset, too."""
+    """Return the `ends` of trajectories from the episode table; they equal those that a sampler finds in the rows."""
     import torch
 
     ends = np.zeros(table.steps, bool)
@@ -220,7 +220,7 @@ def _ends(table: EpisodeTable) -> dict[str, Any]:
 
 
 def priority_field(reader: StepReader, name: str) -> Field:
-    """Find the leaf that initial priorities are taken from; UsageError if there is none or it holds no numbers."""
+    """Return the leaf of the initial priorities; UsageError if it does not exist or does not hold real numbers."""
     field = next((field for field in reader.fields if field.name == name), None)
     if field is None:
         raise unknown_field(name, [field.name for field in reader.fields])
@@ -231,7 +231,7 @@ def priority_field(reader: StepReader, name: str) -> Field:
 
 
 def initial_priorities(reader: StepReader, field: Field) -> np.ndarray[Any, Any]:
-    """Return the largest absolute value of a leaf at each step, float64 `[steps]`; UsageError for one not finite."""
+    """Return the largest absolute value of a leaf per step, float64 `[steps]`; UsageError if one is not finite."""
     steps = reader.manifest.steps
     found = np.empty(steps)
     rows = max(1, min(_CHUNK, (8 << 20) // max(1, field.row_bytes)))

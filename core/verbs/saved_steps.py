@@ -37,12 +37,13 @@ _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 
 def has_steps(path: Path, *, raw: bool = False) -> bool:
-    """Tell whether to open `path` as a dataset or a checkpoint of steps; False for a raw dataset.
+    """Return whether `path` is to be opened as a dataset or a checkpoint of steps; False for a raw dataset.
 
-    What is damaged, and a file in no format that is known, is opened as well: that tells best what is wrong with it.
-    UsageError for a raw dataset unless `raw` allows for one, for a file of one, and for the checkpoint of a buffer
-    or a storage that has no steps in a form of their own; DatasetNotFoundError for an empty folder, FormatError for
-    anything else.
+    True also for damaged data and for a file in an unknown format: opening it gives the best error message.
+
+    Raises UsageError for a raw dataset unless `raw` is set, for a single file of one, and for the checkpoint of a
+    buffer or a storage that holds no steps in a form of its own; DatasetNotFoundError for an empty folder;
+    FormatError for anything else.
     """
     found = is_steps(path)
     if not found or _is_storage(path):
@@ -72,7 +73,7 @@ def _raw_form(path: Path) -> str | None:
 
 
 def _refuse_part_of_raw(path: Path) -> None:
-    """Refuse a file of a raw dataset, whose folder is the one or two above."""
+    """Raise UsageError for a file of a raw dataset; its folder is the parent or grandparent."""
     for folder in reversed(path.parents[:2]):
         if form := _raw_form(folder):
             hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
@@ -90,7 +91,7 @@ def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
 
 
 def _refuse_buffer(path: Path) -> None:
-    """Refuse the checkpoint of a buffer, a part of one, and the checkpoint of a storage."""
+    """Raise UsageError for the checkpoint of a buffer, a part of one, and the checkpoint of a storage."""
     buffer = next((folder for folder in (path, path.parent) if (folder / BUFFER).is_file()), None)
     if buffer is not None:
         storage = buffer / STORAGE_FOLDER
@@ -112,15 +113,15 @@ _WRITER = "writer/metadata.json"
 
 
 def is_of_buffer(path: Path) -> bool:
-    """Tell whether the checkpoint of a buffer, or of a storage of steps, lies at `path`."""
+    """Return whether `path` is the checkpoint of a buffer or of a storage of steps."""
     return (path / BUFFER).is_file() or _own_steps(path) is not None or _tensors(path) is not None
 
 
 def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
-    """Open a dataset or a checkpoint as `open_steps` does, and that of a buffer or a storage as a dataset has it.
+    """Open a dataset or a checkpoint like `open_steps`, and that of a buffer or a storage as the steps of a dataset.
 
-    `path` may also be the folder of a buffer, whatever saved its storage, as long as that holds steps of episodes:
-    UsageError for one that does not, and for one whose rows are ranked and so do not lie in the order of time.
+    `path` may be the folder of a buffer in any layout, if its storage holds steps of episodes. Raises UsageError if it
+    does not, and if its rows are ranked and therefore not in temporal order.
     """
     return one_generation(path, lambda: _open(path, damaged))
 
@@ -131,21 +132,21 @@ def _open(path: Path, damaged: bool) -> StepReader:
         require_digests(path)
     tensors, own = _tensors(path), _own_steps(path)
     if tensors is not None:
-        from ..checkpointers.tensor_rows import SavedTensorRows  # loads torch, which nothing else here needs
+        from ..checkpointers.tensor_rows import SavedTensorRows  # lazy: imports torch
 
         writer = _writer_of(tensors)
         _refuse_ranked(tensors, writer)
         cursor = writer.get("cursor")
         return BufferSteps(SavedTensorRows(tensors, cursor if type(cursor) is int and cursor >= 0 else None))
     if own is None and find_torchrl(path) is None and (path / BUFFER).is_file():
-        has_steps(path, raw=True)  # says that this buffer has none
+        has_steps(path, raw=True)  # raises: this buffer has no steps
     place = own or path
     _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
     return whole_episodes(open_steps(place, damaged=damaged))
 
 
 def _own_steps(path: Path) -> Path | None:
-    """Where in the folder of a buffer, or of a storage, one of our forms of whole episodes lies."""
+    """Return the path of whole episodes in one of rbtool's own forms in the folder of a buffer or of a storage."""
     if not path.is_dir() or has_manifest(path):
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
@@ -156,7 +157,7 @@ def _own_steps(path: Path) -> Path | None:
 
 
 def _tensors(path: Path) -> Path | None:
-    """Where the rows of a storage of tensors lie, one after the other as they lay in memory."""
+    """Return the folder of a storage of tensors, whose rows are stored in memory order."""
     if not path.is_dir() or find_torchrl(path) is not None:
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
@@ -164,7 +165,7 @@ def _tensors(path: Path) -> Path | None:
 
 
 def _writer_of(folder: Path) -> dict[str, Any]:
-    """What the writer beside a storage wrote down; nothing where that is not known."""
+    """Return the metadata of the writer that was saved with a storage; {} if there is none."""
     file = folder.parent / _WRITER
     try:
         found = load_json(file) if file.is_file() and (folder.parent / BUFFER).is_file() else None

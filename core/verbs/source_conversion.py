@@ -1,16 +1,20 @@
-"""From a reader to a published dataset: what `convert` and `download` share."""
+"""Conversion of a source into a published dataset, and comparison of a dataset with its remote.
+
+Used by `convert` and `download`. A dataset records the checksums of the source files it was made from, or their
+versions if the remote gives no checksum.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import CheckFailed, UsageError
 from ..format import (
     ENV_METADATA,
     HIDDEN,
@@ -20,6 +24,7 @@ from ..format import (
     Origin,
     PackedSchema,
     Reader,
+    RemoteDataset,
     Request,
     SourceFacts,
     Staging,
@@ -40,32 +45,41 @@ from ..progress import Progress
 from ..remote import matches
 from ..ted import Field, ted_fields
 from .layouts import refuse_other_compression, require_layout, rows_bytes
-from .results import published_entries, seconds_since, standing, taken
+from .results import existing_result, occupied_error, published_entries, seconds_since
 
-__all__ = ["SourceConversion", "facts_of", "fetched_checksums", "unverified_versions"]
+__all__ = [
+    "SourceConversion",
+    "compared_with",
+    "facts_of",
+    "fetched_checksums",
+    "require_unchanged",
+    "unverified_note",
+    "unverified_versions",
+    "versions_of",
+]
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
-_CHECKSUMS = "checksums.json"  # where those of a remote lie that are too many for the provenance
+_CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
 _SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly
 _FEW_INPUTS = 16
-_SOON = 1.0  # seconds in which nobody needs to hear that the source is being looked over
+_SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
 def facts_of(reader: Reader, selection: str | None, progress: Progress) -> SourceFacts:
-    """Look a source over; only where that takes long it becomes a stage to watch."""
-    begun, seen, watched = time.monotonic(), 0, False
+    """Read the facts of a source; show progress only if that takes long."""
+    started, seen, watched = time.monotonic(), 0, False
 
-    def heard(episodes: int) -> None:
+    def on_episodes(episodes: int) -> None:
         nonlocal seen, watched
         seen += episodes
         if watched:
             progress.advance(episodes)
-        elif time.monotonic() - begun > _SOON:
+        elif time.monotonic() - started > _SOON:
             watched = True
             progress.start("looking over", None, "episodes")
             progress.advance(seen)
 
-    facts = reader.facts(parse_episodes(selection) if selection else None, progress=heard)
+    facts = reader.facts(parse_episodes(selection) if selection else None, progress=on_episodes)
     if watched:
         progress.done()
     return facts
@@ -73,12 +87,12 @@ def facts_of(reader: Reader, selection: str | None, progress: Progress) -> Sourc
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConversion:
-    """One conversion of (part of) a source into the dataset at `destination`, or the finding that it is there.
+    """Converts a source, or some of its episodes, into the dataset at `destination`, unless an equal one exists.
 
-    `arguments` are recorded in the provenance of the result; the layout is the request's. `compress` says how some
-    fields are compressed there. `root` is the storage root above the destination, if any: then the path to it
-    contains no link. `inputs` are the digests of the source's files and `revision` the state of the source, where a
-    remote gives them; else they are taken from the files.
+    `arguments` are recorded in the provenance of the result; the layout is that of `request`. `compress` holds the
+    codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
+    must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
+    the remote gives them; by default both are computed from the files.
     """
 
     reader: Reader
@@ -97,27 +111,27 @@ class SourceConversion:
     root: Path | None = None
 
     def run(self) -> dict[str, Any]:
-        """Convert, unless an equal dataset is there already; return the entries of a `Published`.
+        """Convert, unless an equal dataset exists; return the entries of a `Published`.
 
-        Raises UsageError if something else is there and `force` is off, OutOfSpaceError before anything is written
-        if the result cannot fit.
+        Raises UsageError if something else exists and `force` is not set, OutOfSpaceError before anything is written
+        if there is not enough space.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         require_apart(self.source, self.destination)
         codecs = parse_codecs(self.compress, self._fields)
         if codecs or self._layout == "packed":
-            PackedSchema.of(self._fields, codecs)  # refuses what cannot be, before anything is done
+            PackedSchema.of(self._fields, codecs)  # raises for unsupported codecs before anything is done
         if not self.dry_run:
             mend(self.destination)
-        manifest = None if self.force else self._standing()
+        manifest = None if self.force else self._existing()
         already_there = manifest is not None
         if manifest is None:
             Staging(self.destination, replace=self.force, below=self.root).refuse_if_taken()
             fs.require_space(self.destination.parent, self._expected_bytes + _SMALL_FILES)
             if self.dry_run:
-                return self._estimate() | {"seconds": seconds_since(begun)}
+                return self._estimate() | {"seconds": seconds_since(started)}
             manifest, already_there = self._convert()
-        entries = published_entries(manifest, self.destination, begun)
+        entries = published_entries(manifest, self.destination, started)
         return entries | {"already_there": already_there, "dry_run": self.dry_run}
 
     @cached_property
@@ -134,7 +148,7 @@ class SourceConversion:
 
     @cached_property
     def _revision(self) -> str:
-        """Which state of the source this is: what a remote calls it, else one digest over the source's files."""
+        """The state of the source: the revision of the remote, else one digest over the source's files."""
         return self.revision or digest_of_inputs(self._inputs)
 
     @cached_property
@@ -147,11 +161,11 @@ class SourceConversion:
             + documents
         )
 
-    def _standing(self) -> Manifest | None:
-        """Return the manifest of the equal dataset at the destination; None if the place is free."""
-        manifest = standing(self.destination, self.request)
+    def _existing(self) -> Manifest | None:
+        """Return the manifest of an equal dataset at the destination; None if there is none."""
+        manifest = existing_result(self.destination, self.request)
         if manifest is not None and not self._is_of_this_state(manifest):
-            raise taken(self.destination, "was made from another state of the source")
+            raise occupied_error(self.destination, "was made from another state of the source")
         if manifest is not None and manifest.provenance:
             refuse_other_compression(self.destination, manifest, self.compress)
         return manifest
@@ -159,7 +173,7 @@ class SourceConversion:
     def _is_of_this_state(self, manifest: Manifest) -> bool:
         if manifest.resolved_revision == self._revision:
             return True
-        fetched = fetched_checksums(self.destination, manifest)  # see whether these files have them
+        fetched = fetched_checksums(self.destination, manifest)  # the local files may match them
         if not fetched or (self.request.episodes is None and len(fetched) != len(self._inputs)):
             return False
         return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
@@ -182,21 +196,21 @@ class SourceConversion:
         }
 
     def _convert(self) -> tuple[Manifest, bool]:
-        """Build and publish; return what stands there then, and whether it did already."""
+        """Build and publish; return the manifest at the destination, and whether it existed before."""
         with contextlib.ExitStack() as stack:
             try:
                 staging = stack.enter_context(Staging(self.destination, replace=self.force, below=self.root))
             except UsageError:
-                there = None if self.force else self._standing()  # another process may have made the very same
+                there = None if self.force else self._existing()  # another process may have made an equal one
                 if there is None:
                     raise
                 return there, True
             manifest = self._build(staging.path)
             if staging.publish():
                 return manifest, False
-            there = None if self.force else self._standing()
+            there = None if self.force else self._existing()
             if there is None or there.content_digest != manifest.content_digest:
-                raise taken(self.destination, "was put there by another process just now")
+                raise occupied_error(self.destination, "was put there by another process just now")
             return there, True
 
     def _build(self, folder: Path) -> Manifest:
@@ -233,7 +247,7 @@ def _is_as_fetched(file: Path, checksum: str) -> bool:
 
 
 def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the remote's checksums of the files that a dataset was made from, by their paths; {} if unknown."""
+    """Return the remote's checksums of the files that a dataset was made from, by path; {} if unknown."""
     if manifest.request.origin != "remote" or not manifest.provenance:
         return {}
     listed = folder / HIDDEN / "source" / _CHECKSUMS
@@ -243,7 +257,7 @@ def fetched_checksums(folder: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def unverified_versions(manifest: Manifest) -> dict[str, str | None]:
-    """Return the versions of the files that a dataset was made from and for which the remote gave no checksum."""
+    """Return the versions of the source files without a checksum of the remote, by path."""
     if manifest.request.origin != "remote" or not manifest.provenance:
         return {}
     recorded = manifest.provenance[0].arguments.get("unverified", {})
@@ -251,11 +265,59 @@ def unverified_versions(manifest: Manifest) -> dict[str, str | None]:
 
 
 def digest_of_inputs(inputs: Mapping[str, str]) -> str:
-    """One digest over the digests of a source's files."""
+    """Return one digest over the digests of a source's files."""
     return digest_text("".join(f"{name}\0{digest}\n" for name, digest in sorted(inputs.items())))
 
 
 def _recorded_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
-    """Return the inputs as the provenance has them: each by name, or one digest over all of many."""
+    """Return the inputs for the provenance: each by name, or one digest over all if there are many."""
     few = len(inputs) <= _FEW_INPUTS
     return dict(inputs) if few else {f"{len(inputs)} files": digest_of_inputs(inputs)}
+
+
+def require_unchanged(manifest: Manifest, folder: Path, describe: Callable[[], RemoteDataset]) -> None:
+    """Raise CheckFailed unless the remote still has the files that the dataset in `folder` was made from.
+
+    `describe` queries the remote; it is not called for a dataset without recorded checksums.
+    """
+    made_from, versions = fetched_checksums(folder, manifest), unverified_versions(manifest)
+    if not made_from:
+        raise CheckFailed(
+            f"{folder} was made from the local cache: it has no checksums of the remote",
+            hint="add --force to fetch it again",
+        )
+    remote = describe()
+    here = {path: checksum for path, checksum in made_from.items() if path not in versions} | versions
+    there = {**remote.checksums, **versions_of(remote)}
+    if here != there:
+        raise CheckFailed(
+            f"{remote.address} is not what {folder} was made from any more",
+            hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
+        )
+    unknown = sorted(path for path, version in there.items() if version is None)
+    if unknown:
+        raise CheckFailed(
+            f"{remote.address} gives neither a checksum nor a version of {unknown[0]}: whether it is unchanged cannot "
+            "be determined",
+            hint="add --force, and no --frozen, to fetch it again",
+        )
+
+
+def compared_with(remote: RemoteDataset) -> str:
+    """Return a phrase that names what the bytes were compared with."""
+    kinds = sorted({checksum.partition(":")[0] for checksum in remote.checksums.values()})
+    unverified = "read again, unverified by the remote" if len(remote.checksums) < len(remote.files) else ""
+    verified = f"verified {' and '.join(kinds)}" if kinds or not unverified else ""
+    return "; ".join(filter(None, (verified, unverified)))
+
+
+def versions_of(remote: RemoteDataset) -> dict[str, str | None]:
+    """Return the version of every file without a checksum, by path."""
+    return {file.path: file.version for file in remote.files if file.checksum is None}
+
+
+def unverified_note(remote: RemoteDataset) -> str:
+    """Return the note for the manifest on files without a checksum of the remote."""
+    paths = remote.unverified
+    names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
+    return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"

@@ -1,4 +1,4 @@
-"""`stats`: what the values of a dataset are like."""
+"""`stats`: statistics of the fields of a dataset or a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from .saved_steps import has_steps
 __all__ = ["FRACTIONS", "StatsResult", "stats"]
 
 FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
-"""The quantiles that are taken unless others are asked for."""
+"""The default quantiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsResult(Result):
-    """The statistics of each leaf; `fractions` say which quantiles its `quantiles` are.
+    """The statistics of each leaf; `fractions` are the positions of its `quantiles`, from 0 to 1.
 
-    A quantile is off by no more than `quantile_error` of its value. `content_digest` is None where no digests are
-    recorded, as in a checkpoint that TorchRL wrote. `remembered` says that no row was read, because
-    the statistics of the same contents were taken before.
+    The relative error of a quantile is at most `quantile_error`. `content_digest` is None without recorded digests, as
+    in a checkpoint that TorchRL wrote. `remembered` is True if the result comes from the cache and no row was read.
     """
 
     kind: ClassVar[str] = "stats"
@@ -53,17 +52,17 @@ def stats(
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> StatsResult:
-    """Take count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
+    """Compute count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
 
     `dataset` is a path or `source:id`. Every row is read once, in bounded memory; text, ids and complex numbers are
-    left out, and states count at the root only. `fields` names leaves, or groups of them, as `inspect` does, or
-    without their `next.` where that is clear. The statistics of whole datasets at the usual quantiles are remembered in
+    left out, and states are described at the root only. `fields` names leaves or groups of them, as `inspect` does, or
+    without `next.` if that is unambiguous. The statistics of whole datasets at the default quantiles are cached below
     the storage root by content digest.
 
-    CorruptDataError for rows that do not match the manifest. UsageError for a field that is not there or of
-    which there are no statistics, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
+    Raises CorruptDataError for rows that do not match the manifest; UsageError for an unknown field or one without
+    statistics, a quantile outside of [0, 1], a dataset without steps, and a raw dataset.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     fractions = tuple(quantiles)
     if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
         raise UsageError(f"the quantiles {list(fractions)} were asked for, numbers from 0 to 1 are expected")
@@ -74,7 +73,7 @@ def stats(
         if not manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to take statistics of")
         wanted = _wanted(reader, fields)
-        found, remembered = _taken(reader, wanted, fractions, known_root(root), progress or Silent())
+        found, remembered = _cached_or_computed(reader, wanted, fractions, known_root(root), progress or Silent())
         return StatsResult(
             path=reader.path,
             content_digest=manifest.content_digest if reader.has_digests else None,
@@ -84,12 +83,12 @@ def stats(
             quantile_error=QUANTILE_ERROR,
             fields=found,
             remembered=remembered,
-            seconds=seconds_since(begun),
+            seconds=seconds_since(started),
         )
 
 
 def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[str]:
-    """Choose leaves by name; the name of a group chooses all of it."""
+    """Return the leaves of the given names; the name of a group selects all its leaves."""
     known = {field.name for field in described_fields(reader.fields)}
     if names is None:
         return known
@@ -107,18 +106,18 @@ def _named(name: str, known: set[str]) -> set[str]:
 
 
 def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> UsageError:
-    """Say of a field why it is not among the `known` ones."""
+    """Return the error for a field that has no statistics of its own."""
     root = name.removeprefix("next.")
     if root != name and _named(root, known) and _named(name, {field.name for field in fields}):
         hint = f"ask for {root}, which holds the same rows but for the last one of each episode"
         return UsageError(f"the field {name!r} is described by {root!r}", hint=hint)
     if _named(name, {field.name for field in fields}):
-        said = f"the field {name!r} is none that numbers can be said of"
-        return UsageError(said, hint=f"there are {', '.join(sorted(known))}")
+        message = f"the field {name!r} is none that numbers can be said of"
+        return UsageError(message, hint=f"there are {', '.join(sorted(known))}")
     return unknown_field(name, known)
 
 
-def _taken(
+def _cached_or_computed(
     reader: StepReader, wanted: set[str], fractions: tuple[float, ...], root: Path | None, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
     store = StatsStore(root) if root is not None and reader.has_digests else None
@@ -137,7 +136,7 @@ def _taken(
 def _collected(
     reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress, *, verified: bool
 ) -> tuple[FieldStats, ...]:
-    """Take the statistics of contents that are verified: where that costs nothing, and where it is asked for."""
+    """Compute statistics; verify digests if that needs no second read, or if `verified` is set."""
     if isinstance(reader, TedReader):
         read = VerifyingReader(reader)
         found = collect_stats(read, fields, fractions, progress)
