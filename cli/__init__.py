@@ -1,1 +1,1 @@
-"""The command line: each verb parses, calls the library function of its name, and shows what that returns."""
+"""The command line: each verb parses its arguments, calls the library function of its name and renders the result."""

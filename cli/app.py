@@ -1,4 +1,4 @@
-"""Puts the verbs together and runs them: the entry point of the command `rbtool`."""
+"""Entry point of the command `rbtool`: registers the verbs and runs them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
-    epilog=f"{EXIT_CODES}\n\nEach verb says more: rbtool VERB --help\n\n{examples_text(EXAMPLES)}",
+    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\n\n{examples_text(EXAMPLES)}",
 )
 
 
@@ -51,7 +51,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """Run the command line on the words of `sys.argv` and exit with its code."""
+    """Run the command line on `sys.argv` and exit with its code."""
     claim_streams()
     watch_signals()
     code = _run(sys.argv[1:])
@@ -60,17 +60,17 @@ def main() -> None:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run, and tell what could not be understood; what a verb raises it tells itself."""
+    """Run the command line and report errors of parsing; verbs report their own errors."""
     try:
         return int(app(args=list(words), prog_name="rbtool", standalone_mode=False) or 0)
     except Stopped as stopped:
         return report(stopped, Output.from_arguments(words))
     except SystemExit as ended:
-        # Typer ends so when the reader of its help page has gone away.
+        # Typer exits this way if the reader of its help page has closed the pipe.
         cause = ended.__context__
         closed = isinstance(cause, OSError) and cause.errno == errno.EPIPE
         return 0 if closed else ended.code if isinstance(ended.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = STDOUT  # all that is left for Typer to write is a help page
+            error.filename = STDOUT  # Typer writes nothing but help pages
         return report(error, Output.from_arguments(words))

@@ -38,12 +38,12 @@ _LABELS = {"partial": "partial download"}
 _SHOWN = 10
 _RIGHT = frozenset({2})
 
-_DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")]
+_DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
 _KINDS = "Datasets by minari:ID, a path below the root, or a pattern with *, ? or [...]."
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a group of verbs of the command line."""
+    """Add the group of verbs to the command line."""
     group = verb_group(app, "cache", "See, verify and remove what is stored.", LS_EXAMPLES)
     verb(group, "ls", LS_EXAMPLES)(ls)
     verb(group, "rm", RM_EXAMPLES)(rm)
@@ -54,8 +54,7 @@ def add(app: typer.Typer) -> None:
 def ls(*, out: Output, root: Root = None) -> None:
     """List what is stored: bytes, last use, leftovers.
 
-    Beside datasets there are originals that were kept, partial downloads, leftovers of what was interrupted, and
-    listings of remotes.
+    Lists datasets, kept originals, partial downloads, leftovers of interrupted work, and listings of remotes.
     """
     from ..core.verbs import cache
 
@@ -81,24 +80,22 @@ def rm(
 ) -> int:
     """Remove datasets, and the originals they were made from.
 
-    A dataset that rbtool is at work on, or in which somebody keeps files, is refused, and so is what is not
-    below the root.
+    Datasets in use, datasets that contain other files, and paths outside the root are refused.
     """
     from ..core.verbs import cache
 
-    answer = _Answer(out, yes=yes)
+    answer = _Confirmation(out, yes=yes)
     return answer.show(cache.rm(*names, root=root, dry_run=dry_run, confirm=answer))
 
 
 def prune(*, out: Output, root: Root = None, yes: Yes = False, dry_run: _DryRun = False) -> int:
     """Remove leftovers, partial downloads and old listings.
 
-    Never a dataset, nor an original that was kept, nor what a process is at work on. Listings of remotes are old
-    after 30 days.
+    Datasets, kept originals and anything in use stay. Listings of remotes are old after 30 days.
     """
     from ..core.verbs import cache
 
-    answer = _Answer(out, yes=yes)
+    answer = _Confirmation(out, yes=yes)
     return answer.show(cache.prune(root=root, dry_run=dry_run, confirm=answer))
 
 
@@ -110,8 +107,8 @@ def verify(
 ) -> int:
     """Compare every stored byte with its digest.
 
-    Datasets are compared with their manifests, originals that were kept with the checksums of the remote. Problems
-    are listed on stdout, one a line.
+    Datasets are compared with their manifests, kept originals with the checksums of the remote. Problems are listed
+    on stdout, one per line.
     """
     from ..core.verbs import cache
 
@@ -121,11 +118,11 @@ def verify(
     return 3 if result.problems else 0
 
 
-# What goes -------------------------------------------------------------------------------------------
+# Removal ---------------------------------------------------------------------------------------------
 
 
-class _Answer:
-    """Asks before anything is removed, unless the answer was given, and tells what was."""
+class _Confirmation:
+    """Asks before anything is removed, unless `--yes` is given, and shows the result."""
 
     def __init__(self, out: Output, *, yes: bool) -> None:
         self.out = out
@@ -133,16 +130,16 @@ class _Answer:
         self._declined = False
 
     def __call__(self, planned: CacheRemoval) -> bool:
-        """Ask once, naming how much will go. Raises UsageError where there is nobody to ask."""
+        """Ask once, with the number and size of the entries. Raises UsageError without a terminal."""
         from ..core.errors import UsageError
 
         if self.yes:
             return True
         what = f"{_counted_kinds(planned.removed)} ({size(planned.bytes)}) below {planned.root}"
         if not self.out.can_ask:
-            said = f"removing {what} needs a yes, and there is no terminal to ask on"
-            raise UsageError(said, hint="add --yes; --dry-run shows what would be removed")
-        for line in _table(planned.removed[:_SHOWN], self.out.width_beside):
+            message = f"removing {what} needs a yes, and there is no terminal to ask on"
+            raise UsageError(message, hint="add --yes; --dry-run shows what would be removed")
+        for line in _table(planned.removed[:_SHOWN], self.out.stderr_width):
             self.out.say(*line)
         if len(planned.removed) > _SHOWN:
             self.out.say(f"… and {len(planned.removed) - _SHOWN:,} more")
@@ -150,18 +147,18 @@ class _Answer:
         return not self._declined
 
     def show(self, result: CacheRemoval) -> int:
-        """Put what was removed on stdout, how much that is beside it; return the exit code."""
+        """Write the removed entries to stdout and their total to stderr; return the exit code."""
         removed = () if self._declined else result.removed
         none: list[Line] = [] if self._declined else [[f"nothing to remove below {result.root}"]]
         names = dict.fromkeys(entry.name for entry in removed)
         self.out.show(result, names, lambda width: _table(removed, width) or none)
-        told = f"{_counted_kinds(removed)}, {size(result.bytes)}"
+        total = f"{_counted_kinds(removed)}, {size(result.bytes)}"
         if self._declined:
             self.out.summary(Styled("nothing was removed", "yellow"))
         elif removed and result.dry_run:
-            self.out.summary(Styled("nothing was removed; this would remove ", "yellow"), told)
+            self.out.summary(Styled("nothing was removed; this would remove ", "yellow"), total)
         elif removed:
-            self.out.summary(f"removed {told}")
+            self.out.summary(f"removed {total}")
         return 1 if self._declined else 0
 
 
@@ -169,11 +166,11 @@ def _root_option(root: str | None) -> str:
     return f" --root {shlex.quote(root)}" if root else ""
 
 
-# How it looks ----------------------------------------------------------------------------------------
+# Rendering -------------------------------------------------------------------------------------------
 
 
 def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = False) -> list[list[Cell]]:
-    """Set a row an entry, and below it what is wrong with it."""
+    """Return one row per entry, followed by its problem, if any."""
     now = datetime.datetime.now(datetime.UTC)
     table = Table([_row(entry, now, hint=hints) for entry in entries], right=_RIGHT)
     lines: list[list[Cell]] = []
@@ -195,7 +192,7 @@ def _row(entry: CacheEntry, now: datetime.datetime, *, hint: bool) -> list[Cell]
 
 
 def ago(time: str, now: datetime.datetime) -> str:
-    """Say how long before `now` a time (ISO 8601) was: `3 days ago`; its date where that is over two months."""
+    """Return the age of a time (ISO 8601), like `3 days ago`; its date if it is older than two months."""
     then = datetime.datetime.fromisoformat(time)
     seconds = (now - then).total_seconds()
     for unit, length, most in (("minute", 60, 60), ("hour", 3600, 24), ("day", 86400, 61)):
@@ -207,7 +204,7 @@ def ago(time: str, now: datetime.datetime) -> str:
 
 
 def _totals(result: CacheLsResult) -> tuple[str, str]:
-    """Sum up what each kind takes, then what could be freed."""
+    """Return the totals of each kind, and what could be freed."""
     counts = Counter(entry.what for entry in result.entries)
     kinds = [f"{counted(count, _LABELS.get(what, what))} {size(result.bytes[what])}" for what, count in counts.items()]
     everything = f"{size(sum(result.bytes.values()))} in all"
@@ -222,7 +219,7 @@ def _counted_kinds(entries: Iterable[CacheEntry]) -> str:
 
 
 def _verdict(result: CacheVerifyResult, width: int | None) -> list[list[Cell]]:
-    """Set the problems, and the answer."""
+    """Return the problems and the verdict."""
     lines: list[Line] = [
         [Styled("damaged", "red"), Styled(problem.name, "bold"), problem.message] for problem in result.problems
     ]

@@ -25,14 +25,14 @@ _INDENT = 4
 
 
 class FailOn(StrEnum):
-    """What makes the check fail."""
+    """The least severity that makes the check fail."""
 
     ERROR = "error"
     WARN = "warn"
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "check", EXAMPLES)(check)
 
 
@@ -43,9 +43,10 @@ def check(
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
     root: Root = None,
 ) -> int:
-    """Try every rule of TED on a dataset or a checkpoint.
+    """Check a dataset or a checkpoint against every rule of TED.
 
-    Reads all of it: files against their digests, rows against the rules. Problems are listed on stdout, one a line.
+    Reads everything: files against their digests, rows against the rules. Problems are listed on stdout, one per
+    line.
     """
     from ..core.verbs.check import check as run
 
@@ -58,7 +59,7 @@ def check(
 
 
 def check_lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
-    """Set the findings, and a line that sums up; on a screen of `width` columns what is longer goes on below."""
+    """Return the findings and a line with totals, wrapped at `width` columns."""
     rows: list[Line] = [
         [
             Styled(finding.severity, "red" if finding.severity == "error" else "yellow"),

@@ -32,11 +32,11 @@ LOAD_EXAMPLES = (
 )
 VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
 
-_TOLD = {"episodes_text": ("text of episodes", "differs")}
+_DESCRIPTIONS = {"episodes_text": ("text of episodes", "differs")}
 _Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]
 
 
-class Form(StrEnum):
+class FormName(StrEnum):
     """The forms of a checkpoint."""
 
     TED = "ted"
@@ -45,14 +45,14 @@ class Form(StrEnum):
     H5 = "h5"
 
 
-class Library(StrEnum):
-    """Whose layout a checkpoint has if not ours."""
+class LibraryName(StrEnum):
+    """The library whose layout a checkpoint is written in."""
 
     TORCHRL = "torchrl"
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a group of verbs of the command line."""
+    """Add the group of verbs to the command line."""
     group = verb_group(app, "checkpoint", "Save, load and verify checkpoints of datasets.", SAVE_EXAMPLES)
     verb(group, "save", SAVE_EXAMPLES)(save)
     verb(group, "load", LOAD_EXAMPLES)(load)
@@ -63,7 +63,7 @@ def save(
     dataset: Dataset,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write, or the file for h5.")],
     form: Annotated[
-        Form, typer.Option("--as", help="ted: plain rows; flat, nested: no row twice; h5: that in one file.")
+        FormName, typer.Option("--as", help="ted: plain rows; flat, nested: no row twice; h5: that in one file.")
     ],
     *,
     out: Output,
@@ -71,7 +71,7 @@ def save(
         str | None, typer.Option("--compression", metavar="NAME", help="For h5: gzip or lzf, gzip:9 for a level.")
     ] = None,
     library: Annotated[
-        Library | None, typer.Option("--for", help="Write the rows as that library lays them out, for it to load.")
+        LibraryName | None, typer.Option("--for", help="Write the rows as that library lays them out, for it to load.")
     ] = None,
     root: Root = None,
     force: Force = False,
@@ -122,7 +122,7 @@ def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root
 
 
 def verify_lines(result: CheckpointVerifyResult, width: int | None = None) -> list[list[Cell]]:
-    """Set the differences, and the answer."""
+    """Return the differences and the verdict."""
     return [part for line in _verdict(result) for part in folded(line, width, 4)]
 
 
@@ -136,8 +136,8 @@ def _verdict(result: CheckpointVerifyResult) -> list[list[Cell]]:
 
 
 def _difference(one: Difference) -> str:
-    key, what = _TOLD.get(one.key, (one.key, one.what))
-    other, _, saved = one.what.partition(" against ")  # it was the dataset that the checkpoint was compared with
+    key, what = _DESCRIPTIONS.get(one.key, (one.key, one.what))
+    other, _, saved = one.what.partition(" against ")  # the dataset comes first in the comparison
     if saved:
         what = f"checkpoint {saved}, dataset {other.removeprefix('text of ').removesuffix(' episodes')}"
     of_episodes = one.key.partition(".")[0] != one.key or one.key == "episodes_text"

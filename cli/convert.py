@@ -36,12 +36,12 @@ EXAMPLES = (
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "convert", EXAMPLES)(convert)
 
 
 def convert(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="The dataset to read, in a format that is found out.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="The dataset to read; its format is detected.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write.")],
     *,
     out: Output,
@@ -57,7 +57,7 @@ def convert(
     """Turn a dataset on this machine into TED.
 
     Reads Minari datasets: HDF5, arrow and parquet; and datasets in TED and checkpoints, to put them into another
-    layout. DEST appears when it is whole, or not at all.
+    layout. DEST appears when it is complete, or not at all.
     """
     from ..core.verbs.convert import convert as run
 

@@ -21,7 +21,7 @@ EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; under a minute"),)
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "demo", EXAMPLES)(demo)
 
 
@@ -45,7 +45,7 @@ def demo(
 
 
 def _show(out: Output, result: Any) -> None:
-    """Show a result on the way as its own verb would, but beside the demo's."""
+    """Render an intermediate result as its own verb does, on stderr."""
     from .check import check_lines
     from .checkpoint import verify_lines
     from .inspect import inspect_lines
@@ -57,7 +57,7 @@ def _show(out: Output, result: Any) -> None:
         "inspect": inspect_lines,
         "sample": sample_lines,
     }
-    for line in ways[result.kind](result, out.width_beside):
+    for line in ways[result.kind](result, out.stderr_width):
         out.summary(*line)
 
 

@@ -31,7 +31,7 @@ EXAMPLES = (
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "download", EXAMPLES)(download)
 
 
@@ -68,7 +68,7 @@ def download(
     """Fetch a dataset, verify it, and store it as TED.
 
     It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
-    fetched again, and an interrupted download goes on where it ended.
+    fetched again, and an interrupted download resumes where it stopped.
     """
     from ..core.verbs.download import download as run
 
@@ -78,13 +78,13 @@ def download(
             keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
             frozen=frozen, final_step=final_step.value, progress=progress,
         )  # fmt: skip
-    if out.quiet and result.resolved == "words":  # nobody has heard of it yet
+    if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
-    _say_fetch(out, result)
+    _show_fetch(out, result)
     show_published(out, result)
 
 
-def _say_fetch(out: Output, result: DownloadResult) -> None:
+def _show_fetch(out: Output, result: DownloadResult) -> None:
     fetch = result.fetch
     if fetch is not None and result.dry_run:
         there = f" ({size(fetch.bytes_present)} of it is there already)" if fetch.bytes_present else ""

@@ -30,7 +30,7 @@ Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # ty
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "export", EXAMPLES)(export)
 
 
@@ -48,8 +48,8 @@ def export(
 ) -> None:
     """Write a dataset in a format of other tools.
 
-    Values and element types stay as they are; what a format has no place for is named. DEST appears when it is
-    whole, or not at all.
+    Values and element types are kept; what a format cannot store is listed. DEST appears when it is complete, or not
+    at all.
     """
     from ..core.verbs.export import export as run
 

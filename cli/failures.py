@@ -1,4 +1,4 @@
-"""From an exception to what the user is told: one sentence, a hint, an exit code; and from a signal to an exception."""
+"""Error reporting: exceptions become one sentence, a hint and an exit code; signals become exceptions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Stopped(BaseException):
-    """A signal asked the process to stop: unwinding cleans up what was begun."""
+    """Raised on a signal to stop, so that unwinding cleans up unfinished work."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -47,7 +47,7 @@ class Stopped(BaseException):
 
 
 class Failure(NamedTuple):
-    """What the user is told of an error."""
+    """An error as it is shown to the user."""
 
     type: str
     message: str
@@ -56,18 +56,18 @@ class Failure(NamedTuple):
 
 
 def report(error: BaseException, out: Output) -> int:
-    """Tell the user what went wrong and return the exit code."""
+    """Report an error to the user and return the exit code."""
     from ..core.secrets import redact
 
     failure = _failure(error)
-    logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"told": True})
+    logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"shown": True})
     trace = redact(_trace(error)) if out.debug else ""
     out.fail(failure._replace(message=redact(failure.message), hint=redact(failure.hint))._asdict(), trace)
     return failure.exit_code
 
 
 def _trace(error: BaseException) -> str:
-    """Write the traceback of an error without its hint, which has been shown."""
+    """Format the traceback of an error without its hint, which is shown apart."""
     found = traceback.TracebackException.from_exception(error)
     notes: list[str] = list(found.__notes__ or ())
     if isinstance(error, RbtoolError) and error.note in notes:
@@ -83,51 +83,53 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt):
         return Failure("Interrupted", "interrupted", "", 130)
     if isinstance(error, Stopped):
-        said = "the terminal was closed" if error.exit_code == _HUNG_UP else "terminated"
-        return Failure("Terminated", said, "", error.exit_code)
-    if hasattr(error, "format_message"):  # what Typer raises for words it does not understand
+        message = "the terminal was closed" if error.exit_code == _HUNG_UP else "terminated"
+        return Failure("Terminated", message, "", error.exit_code)
+    if hasattr(error, "format_message"):  # raised by Typer for arguments it cannot parse
         return _usage(error)
     if _is_memory(error):
         return _out_of_memory(error)
     if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
         return _of_system(error)
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     return Failure(
-        kind, f"internal error: {kind}{f': {said}' if said else ''}", "add --debug to see where it happened", 1
+        kind, f"internal error: {kind}{f': {message}' if message else ''}", "add --debug to see where it happened", 1
     )
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out: NumPy and Arrow raise a MemoryError, torch a RuntimeError, and imports fail."""
-    said = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
-    return isinstance(error, MemoryError) or bool(said) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    """Return whether memory ran out: NumPy and Arrow raise MemoryError, torch RuntimeError, and imports ImportError."""
+    matched = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
+    return (
+        isinstance(error, MemoryError) or bool(matched) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    )
 
 
 def _out_of_memory(error: BaseException) -> Failure:
     needed = _AMOUNT.search(str(error))
-    said = f"there is not enough memory{f': {needed[0]} more were needed' if needed else ''}"
-    return Failure("MemoryError", said, "free some, or raise the limit (ulimit -v), and run it again", 1)
+    message = f"there is not enough memory{f': {needed[0]} more were needed' if needed else ''}"
+    return Failure("MemoryError", message, "free some, or raise the limit (ulimit -v), and run it again", 1)
 
 
 def _of_system(error: OSError) -> Failure:
-    said, no_space = os.strerror(error.errno or 0).lower(), error.errno in _NO_SPACE
+    message, no_space = os.strerror(error.errno or 0).lower(), error.errno in _NO_SPACE
     known = OutOfSpaceError if no_space else type(error)
     code = OutOfSpaceError.exit_code if no_space else 1
     if error.filename == STDOUT:
-        return Failure(known.__name__, f"{STDOUT} cannot be written: {said}", "", code)
+        return Failure(known.__name__, f"{STDOUT} cannot be written: {message}", "", code)
     where = f"{error.filename}: " if error.filename else ""
-    return Failure(known.__name__, f"{where}{said}", "free some space and run it again" if no_space else "", code)
+    return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
 
 
 def _usage(error: Any) -> Failure:
-    said = _missing(error) or error.format_message().rstrip(".")
-    said = said[:1].lower() + said[1:]
+    message = _missing(error) or error.format_message().rstrip(".")
+    message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
-    return Failure("UsageError", said, f"{context.command_path} --help" if context else "", 2)
+    return Failure("UsageError", message, f"{context.command_path} --help" if context else "", 2)
 
 
 def _missing(error: Any) -> str:
-    """Name a missing option, and the words that it may have, in one line; "" for any other error."""
+    """Return a line that names a missing option and its choices; "" for any other error."""
     option: Any = getattr(error, "param", None)
     if type(error).__name__ != "MissingParameter" or option is None or option.param_type_name != "option":
         return ""
@@ -141,14 +143,14 @@ def _missing(error: Any) -> str:
 def watch_signals() -> None:
     """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that unwinding cleans up.
 
-    Left alone where whoever started us ignores them (nohup), and in child processes.
+    Signals that the parent process ignores (nohup) stay ignored; child processes are not affected.
     """
     here = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != here:
             os._exit(128 + number)
-        signal.signal(number, signal.SIG_IGN)  # once is enough: the clean-up must not be cut
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise KeyboardInterrupt if number == signal.SIGINT else Stopped(128 + number)
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):

@@ -1,4 +1,4 @@
-"""How `--help` looks: arguments, the verb's own options, those of every verb, and examples at the end."""
+"""Help pages: arguments, the options of the verb, the common options, and examples; and suggestions for typos."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ COMMON = {
     "log_file": "--log-file",
     "no_color": "--no-color",
 }
-"""Options of every verb, by the name of their parameter."""
+"""Options that all verbs have, by the name of their parameter."""
 
 
 class Example(NamedTuple):
-    """A line to type, tried by the tests, and what it is for."""
+    """A command line, which the tests run, and its purpose."""
 
     command: str
     what: str
 
 
 def examples_text(examples: Sequence[Example]) -> str:
-    """Set examples for the end of a help page."""
+    """Format examples for the end of a help page."""
     return "Examples:\n" + "\n".join(f"  # {example.what}\n  {example.command}" for example in examples)
 
 
 _OF_EVERY_VERB = "Options of every verb"
 _NEAR = 0.7
-"""How alike a word must be to what was typed, from 0 to 1, to be offered in its place."""
+"""Least similarity to a mistyped word, from 0 to 1, for a suggestion."""
 
 
 class VerbCommand(TyperCommand):
-    """A verb; its help keeps the options that all verbs have in a group of their own."""
+    """A verb, whose help lists the common options in a group of their own."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the arguments as the help does."""
@@ -82,25 +82,25 @@ class VerbCommand(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """Verbs in the order a newcomer needs them. Says where options belong."""
+    """Verbs in the order of `_ORDER`, with a hint if options are given before the verb."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Keep the order, with `demo` last."""
+        """Return the verbs in the order of `_ORDER`."""
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb; where there is none of that name, say which ones are near."""
-        self.suggest_commands = False  # Typer's own ones are far-fetched
+        """Return the verb; for an unknown name add similar ones to the error."""
+        self.suggest_commands = False  # the cutoff of Typer is too low
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
             if near := get_close_matches(args[0], self.commands, cutoff=_NEAR):
-                said = " or ".join(map(repr, near[:2]))
-                error.message = f"{error.message.rstrip('.')}. Did you mean {said}?"  # type: ignore[attr-defined]
+                names = " or ".join(map(repr, near[:2]))
+                error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"  # type: ignore[attr-defined]
             raise
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and explain options that stand before the verb."""
+        """Parse, and explain options that are given before the verb."""
         _convert_lightly(self.get_params(ctx))
         try:
             return super().parse_args(ctx, args)
@@ -118,7 +118,7 @@ class VerbGroup(TyperGroup):
 
 
 def _offer_near(error: Any) -> None:
-    """Offer of the options that might be meant those alone that look like what was typed."""
+    """Reduce the suggested options to those that are similar to the given one."""
     if possible := getattr(error, "possibilities", None):
         names = {name.lstrip("-"): name for name in possible}
         typed = str(error.option_name).lstrip("-")
@@ -135,10 +135,10 @@ def _convert_lightly(parameters: Iterable[Any]) -> None:
 
 
 class _Conversion:
-    """Converts nothing where there is nothing to convert; Typer's own way first loads pydantic, which takes 0.1 s."""
+    """Converts simple types. The conversion of Typer imports pydantic, which takes 0.1 s."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Give the value as it is if it has the type asked for, or leave it to Typer."""
+        """Return the value if it has the wanted type, else convert it; other types are left to Typer."""
         wanted = param.type_descriptor.annotation
         if get_args(wanted) == (str,) and isinstance(value, list | tuple):
             return list(value)
@@ -151,7 +151,7 @@ class _Conversion:
 
 
 def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
-    """Make a number or one of some words of what was typed, or say what was expected."""
+    """Convert text to a number or a choice; BadParameter names what is expected."""
     try:
         return wanted(value)
     except ValueError:

@@ -26,7 +26,7 @@ _STEPS_TO_NEXT = ("steps_to_next_obs",)
 
 
 def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[list[Cell]]:
-    """Set the summary; the first line answers the question. Words go into lines of `width` columns."""
+    """Return the summary, with the most important facts in the first line, wrapped at `width` columns."""
     what = {"dataset": "TED", "checkpoint": "checkpoint"}.get(result.type, "raw dataset")
     title: Line = [
         Styled(result.name, "bold"),
@@ -54,7 +54,7 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
 
 
 def _layouts(result: InspectResult) -> str:
-    """Bytes of the rows in each layout, and what is saved, or could be."""
+    """Return the bytes of the rows in each layout, and what `packed` saves."""
     shown = [f"{name} {size(count)}" for name, count in result.layouts.items()]
     ted, packed = result.layouts["ted"], result.layouts["packed"]
     share = f" ({100 - round(100 * packed / ted)} % less)" if packed < ted else ""
@@ -76,7 +76,7 @@ def _spread(title: str, spread: Spread) -> Line:
 
 
 def _field_rows(fields: tuple[FieldView, ...]) -> Iterator[Line]:
-    """One row a leaf, indented as a tree; neighbours that differ in nothing but their name share one."""
+    """Yield one row per leaf, indented as a tree; neighbouring flags that differ in name only share one."""
     shown: tuple[str, ...] = ()
     for _, same in groupby(enumerate(fields), key=lambda item: _likeness(*item)):
         group = [field for _, field in same]
@@ -89,7 +89,7 @@ def _field_rows(fields: tuple[FieldView, ...]) -> Iterator[Line]:
 
 
 def _likeness(position: int, field: FieldView) -> tuple[Any, ...]:
-    """Flags share a row; anything else stands alone."""
+    """Return the grouping key of a leaf: equal for flags that share a row, unique for anything else."""
     return (field.key[:-1], field.dtype, field.shape) if field.role == "done" else (position,)
 
 
@@ -131,18 +131,18 @@ def _origin(result: InspectResult) -> Iterator[list[Cell]]:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
-    said = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
-    if operations := said.pop("operations", None):  # in full under --json, with the constants that were measured
-        said.pop("constants", None)
-        said = {", ".join(dict.fromkeys(str(part["name"]) for part in operations)): True, **said}
-    return " ".join(name if value is True else f"{name}={value}" for name, value in said.items())
+    shown = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
+    if operations := shown.pop("operations", None):  # in full under --json, with the constants that were measured
+        shown.pop("constants", None)
+        shown = {", ".join(dict.fromkeys(str(part["name"]) for part in operations)): True, **shown}
+    return " ".join(name if value is True else f"{name}={value}" for name, value in shown.items())
 
 
-_UNTOLD = frozenset({"type", "dtype", "charset", "n", "nvec"})
+_NOT_SHOWN = frozenset({"type", "dtype", "charset", "n", "nvec"})
 
 
 def space_text(space: Any) -> str:
-    """Write a space: `Box(39) float64 unbounded`, `Discrete(2)`, `Dict(goal: Box(2) …, …)`."""
+    """Format a space: `Box(39) float64 unbounded`, `Discrete(2)`, `Dict(goal: Box(2) …, …)`."""
     if not isinstance(space, Mapping):
         return str(space)
     kind = str(space.get("type", "space"))
@@ -154,7 +154,7 @@ def space_text(space: Any) -> str:
     if kind == "Box":
         return f"Box({', '.join(map(str, space.get('shape', ())))}) {space.get('dtype', '')} {_bounds(space)}".strip()
     sizes = [str(space[name]) for name in ("n", "nvec") if name in space]
-    rest = [f"{name} {value}" for name, value in space.items() if name not in _UNTOLD and not _is_zero(name, value)]
+    rest = [f"{name} {value}" for name, value in space.items() if name not in _NOT_SHOWN and not _is_zero(name, value)]
     return f"{kind}({', '.join([*sizes, *rest])})"
 
 
@@ -187,7 +187,7 @@ _WIDEST = 160
 
 
 def episode_lines(view: EpisodeView, fields: tuple[FieldView, ...], width: int | None) -> list[list[Cell]]:
-    """Set an episode as a table, or step by step where that would be too wide."""
+    """Return an episode as a table, or step by step if the table is too wide."""
     states, actions, results = _split(view.rows[0].values, fields) if view.rows else ([], [], [])
     table = Table([_header(states, actions, results), *_rows(view, states, actions, results)], right=frozenset({0}))
     facts = [counted(view.length + 1, "observation"), counted(view.length, "step"), view.end]
@@ -199,7 +199,7 @@ def episode_lines(view: EpisodeView, fields: tuple[FieldView, ...], width: int |
 
 
 def _split(values: Any, fields: tuple[FieldView, ...]) -> tuple[list[str], list[str], list[str]]:
-    """Sort the names of the leaves into what was known before the action, the action, and what came after it."""
+    """Split the names of the leaves into states, actions and results of the step."""
     roles = {".".join(field.key): field.role for field in fields}
     names = [name for name in values if name not in _HIDDEN]
     results = [name for name in names if name.startswith("next.")]
@@ -241,7 +241,7 @@ def _end(row: RowView) -> str:
 def _step_by_step(
     view: EpisodeView, states: list[str], actions: list[str], results: list[str], width: int | None
 ) -> list[list[Cell]]:
-    """One leaf a line, what it was before the step and after it."""
+    """Return one line per leaf, with its value before and after the step."""
     lines: list[list[Cell]] = []
     before = -1
     for row in view.rows:
@@ -271,7 +271,7 @@ EXAMPLES = (
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "inspect", EXAMPLES)(inspect)
 
 
@@ -289,7 +289,7 @@ def inspect(
 ) -> None:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
-    Reads what is recorded of it, not the data: a dataset of any size takes the same time.
+    Reads metadata only, so the time does not depend on the size of the dataset.
     """
     from ..core.verbs.inspect import inspect as run
 
@@ -304,7 +304,7 @@ def inspect(
 
 
 def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:
-    """Set the summary, or the episode that was asked for."""
+    """Return the summary, or the requested episode."""
     return (
         summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)
     )

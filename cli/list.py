@@ -30,7 +30,7 @@ _RIGHT = frozenset({1, 2, 3})
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "list", EXAMPLES)(list_datasets)
 
 

@@ -1,4 +1,4 @@
-"""Options that verbs share, and the decorator that makes a function a verb."""
+"""Shared options of the verbs, the decorator that makes a function a verb, and logging."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Function: TypeAlias = Callable[..., int | None]
 
 
 class FinalStepName(enum.StrEnum):
-    """What becomes of last steps without an observation after them."""
+    """What to do with last steps without a next observation."""
 
     AUTO = "auto"
     DROP = "drop"
@@ -63,7 +63,7 @@ Compress: TypeAlias = Annotated[
 Dataset: TypeAlias = Annotated[
     str, typer.Argument(metavar="DATASET", help="A path, or a stored dataset like minari:D4RL/door/human-v2.")
 ]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")]
 Episodes: TypeAlias = Annotated[
     str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
 ]
@@ -110,9 +110,9 @@ def _common(
 
 
 def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
-    """Make a function the verb `name`: it gets the options of every verb, and its own parameters plus `out`.
+    """Make a function the verb `name`, with the common options; it is called with its own parameters and `out`.
 
-    It returns its exit code, None being 0; what it raises is told as one sentence.
+    The function returns its exit code, None for 0. What it raises is reported as one sentence.
     """
 
     def register(function: _Function) -> _Function:
@@ -140,7 +140,7 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
 
 
 def verb_group(app: typer.Typer, name: str, about: str, examples: Sequence[Example]) -> typer.Typer:
-    """Make the group of verbs `name`; without one of its verbs it shows its help page."""
+    """Make the group of verbs `name`, which shows its help page if no verb is given."""
     group = typer.Typer(cls=VerbGroup, context_settings=CONTEXT, rich_markup_mode=None, epilog=examples_text(examples))
 
     def without_verb(context: typer.Context) -> None:
@@ -153,16 +153,16 @@ def verb_group(app: typer.Typer, name: str, about: str, examples: Sequence[Examp
 
 
 def _logged(name: str, function: _Function, given: dict[str, Any], out: Output) -> int:
-    logger, begun = logging.getLogger("rbtool"), time.perf_counter()
-    said = {option: value for option, value in given.items() if value not in (None, False)}
-    logger.info("rbtool %s %s %s, Python %s on %s", __version__, name, said, platform.python_version(), sys.platform)
+    logger, started = logging.getLogger("rbtool"), time.perf_counter()
+    options = {option: value for option, value in given.items() if value not in (None, False)}
+    logger.info("rbtool %s %s %s, Python %s on %s", __version__, name, options, platform.python_version(), sys.platform)
     code = function(**given, out=out) or 0
-    logger.info("exit code %d after %.2f s", code, time.perf_counter() - begun)
+    logger.info("exit code %d after %.2f s", code, time.perf_counter() - started)
     return code
 
 
 def _refuse_empty(given: dict[str, Any]) -> None:
-    """An empty word is most often a variable that is not set, or a command in $(...) that failed."""
+    """Raise UsageError for an empty value: it is usually a variable that is not set, or a failed $(...)."""
     for name, value in given.items():
         if value == "":
             raise UsageError(f"the value of {name.replace('_', ' ')} is empty", hint="is a variable not set?")
@@ -173,7 +173,7 @@ def _start_logs(out: Output, file: str | None) -> None:
     logger = logging.getLogger("rbtool")
     handlers: list[logging.Handler] = []
     if out.verbose:
-        handlers.append(_Screen(out))
+        handlers.append(_StderrHandler(out))
         handlers[0].setFormatter(_Redacting())
         handlers[0].setLevel(logging.DEBUG if out.debug else logging.INFO)
     if file is not None:
@@ -200,13 +200,13 @@ class _Redacting(logging.Formatter):
         return clean_lines(redact(super().format(record)))
 
 
-class _Screen(logging.Handler):
-    """Shows log records the way the rest is shown."""
+class _StderrHandler(logging.Handler):
+    """Writes log records to stderr through `Output`."""
 
     def __init__(self, out: Output) -> None:
         super().__init__()
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not getattr(record, "told", False):  # the error that ends the command is shown with its traceback anyway
+        if not getattr(record, "shown", False):  # `Output` has printed it
             self._out.log(self.format(record))

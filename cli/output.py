@@ -1,4 +1,4 @@
-"""The one place that prints. stdout carries the result and nothing else; all that is said beside it goes to stderr."""
+"""The only module that prints: the result goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ..core.progress import Progress
     from .progress import TerminalProgress
 
-__all__ = ["STDOUT", "Output", "claim_streams", "release_streams", "stdout_aside"]
+__all__ = ["STDOUT", "Output", "claim_streams", "release_streams", "stdout_to_stderr"]
 
 STDOUT = "standard output"
-"""How errors name it, in the place of a file."""
+"""The name of stdout in errors, in place of a file name."""
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _ASCII = str.maketrans(
@@ -31,10 +31,10 @@ _ASCII = str.maketrans(
 
 
 class Output:
-    """What a command says, and how: as JSON, one path a line, or for people; in colour or not.
+    """Writes results as JSON, as one path per line or for people, with or without colour; and messages to stderr.
 
-    Nothing here raises when the reader of a pipe has gone away: the command goes on to its end, and what it would
-    still have said is dropped.
+    No method raises if the reader of a pipe has closed it: the command runs to its end, and its further output is
+    dropped.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Output:
 
     @classmethod
     def from_arguments(cls, arguments: Iterable[str]) -> Output:
-        """Guess the settings from words that could not be parsed."""
+        """Read the settings from arguments that could not be parsed."""
         words = set(arguments)
         return cls(as_json="--json" in words, debug="--debug" in words, no_colour="--no-color" in words)
 
     # The result ------------------------------------------------------------------------------------
 
     def show(self, result: Any, names: Iterable[str], lines: Callable[[int | None], Iterable[Line]]) -> None:
-        """Put the result on stdout: its document, or `names` one a line, or `lines` set for a screen width.
+        """Write the result to stdout: its JSON document, `names` one per line, or `lines` for the screen width.
 
-        The width is None where stdout is no terminal: nothing is cut there.
+        The width is None if stdout is not a terminal: then lines are not wrapped.
         """
         self.end_progress()
         if self.as_json:
@@ -73,30 +73,30 @@ class Output:
             self._write(sys.stdout, "".join(f"{self._paint(line, sys.stdout)}\n" for line in lines(width)))
 
     def text(self, text: str) -> None:
-        """Put ready text, such as a help page, on stdout."""
+        """Write plain text, such as a help page, to stdout."""
         self._write(sys.stdout, f"{text}\n")
 
-    # Beside the result -----------------------------------------------------------------------------
+    # Messages --------------------------------------------------------------------------------------
 
     def say(self, *line: Cell) -> None:
-        """Tell people something on stderr; not with `-q`."""
+        """Write a line to stderr; not with `-q`."""
         if not self.quiet:
-            self._beside(line)
+            self._to_stderr(line)
 
     def summary(self, *line: Cell) -> None:
-        """Tell people on stderr what the JSON document holds anyway, in lines that the terminal has room for."""
+        """Write to stderr, wrapped, what the JSON document contains as well; not with `--json`."""
         if not self.as_json:
-            for part in folded(line, self.width_beside, 2):
+            for part in folded(line, self.stderr_width, 2):
                 self.say(*part)
 
     @property
-    def width_beside(self) -> int | None:
-        """Columns of the terminal that stderr is, None if it is none."""
+    def stderr_width(self) -> int | None:
+        """Columns of the terminal at stderr, None without one."""
         return shutil.get_terminal_size().columns if self._is_terminal(sys.stderr) else None
 
     def warn(self, text: str) -> None:
         """Warn on stderr, also with `-q`."""
-        self._beside([Styled("warning: ", "yellow"), text])
+        self._to_stderr([Styled("warning: ", "yellow"), text])
 
     def suggest(self, command: str) -> None:
         """Print the command to run next, on a terminal."""
@@ -105,37 +105,37 @@ class Output:
 
     @property
     def can_ask(self) -> bool:
-        """Whether somebody sits at a terminal who can read a question and type the answer."""
+        """Whether stdin and stderr are terminals."""
         return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
     def ask(self, question: str) -> bool:
-        """Ask on stderr, also with `-q`, and wait; whatever is not a yes is a no."""
+        """Ask on stderr, also with `-q`, and wait; any answer but yes is no."""
         self.end_progress()
         self._write(sys.stderr, self._paint([Styled(question, "bold"), " [y/N] "], sys.stderr))
         answer = sys.stdin.readline()
-        if not answer.endswith("\n"):  # the end of input, which leaves the cursor behind the question
+        if not answer.endswith("\n"):  # end of input: the cursor is still behind the question
             self._write(sys.stderr, "\n")
         return answer.strip().lower() in {"y", "yes"}
 
     def fail(self, document: dict[str, Any], trace: str = "") -> None:
-        """Say why it failed: a sentence and a hint on stderr, and with `--json` the document on stdout."""
+        """Report an error: a sentence and a hint on stderr, and with `--json` a document on stdout."""
         self.end_progress()
         if self.as_json:
             self._write(sys.stdout, self._json({"error": document}))
-        self._beside([Styled("error: ", "red"), document["message"]])
+        self._to_stderr([Styled("error: ", "red"), document["message"]])
         if document["hint"]:
-            self._beside([Styled("hint: ", "cyan"), document["hint"]])
+            self._to_stderr([Styled("hint: ", "cyan"), document["hint"]])
         if trace:
             self._write(sys.stderr, clean_lines(trace))
 
     def log(self, text: str) -> None:
-        """Show a log record on stderr, for `-v`."""
+        """Write a log record to stderr, for `-v`."""
         for line in text.split("\n"):
-            self._beside([Styled(line, "dim")])
+            self._to_stderr([Styled(line, "dim")])
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Give what shows how far the work is: a bar in a terminal, a line every tenth elsewhere, nothing with `-q`."""
+        """Yield a progress display: a bar in a terminal, a line per tenth elsewhere, none with `-q`."""
         from .progress import LineProgress, TerminalProgress
 
         if self.quiet:
@@ -152,22 +152,22 @@ class Output:
             yield LineProgress(self.say, self._note)
 
     def _note(self, text: str) -> None:
-        """Pass on what the work tells, to the log file as well; a command that it tells stands out."""
-        logging.getLogger("rbtool").info(text, extra={"told": True})
+        """Write a note of the work to stderr and the log; commands are in bold."""
+        logging.getLogger("rbtool").info(text, extra={"shown": True})
         if text.startswith("$ "):
             self.say()
         self.say(Styled(text, "bold" if text.startswith("$ ") else ""))
 
     def end_progress(self) -> None:
-        """Leave the bar as it is and stop drawing."""
+        """Stop drawing; the bar stays on the screen."""
         live, self._live = self._live, None
         if live is not None:
             with contextlib.suppress(OSError):
                 live.close()
 
-    # How -------------------------------------------------------------------------------------------
+    # Streams ---------------------------------------------------------------------------------------
 
-    def _beside(self, line: Line) -> None:
+    def _to_stderr(self, line: Line) -> None:
         text = self._paint(line, sys.stderr)
         if self._live is None or not self._live.above(text):
             self._write(sys.stderr, f"{text}\n")
@@ -192,7 +192,7 @@ class Output:
 
     @staticmethod
     def _json(document: dict[str, Any]) -> str:
-        """One strict document; characters that stdout cannot write, and halves of a pair, are escaped."""
+        """Format strict JSON; characters that stdout cannot encode, and lone surrogates, are escaped."""
         from ..core.format import plain
 
         strict = plain(document)
@@ -205,7 +205,7 @@ class Output:
 
     @staticmethod
     def _write(stream: TextIO, text: str) -> None:
-        encoding = stream.encoding or "utf-8"  # an io.StringIO in the place of a stream has none
+        encoding = stream.encoding or "utf-8"  # None for io.StringIO
         try:
             text.encode(encoding, "surrogateescape")
         except UnicodeEncodeError:
@@ -214,27 +214,26 @@ class Output:
             text = clean_bytes(text)
         try:
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="surrogateescape")  # file names come out as the bytes they are
+                stream.reconfigure(errors="surrogateescape")  # writes file names that are not UTF-8 as their bytes
             stream.write(text)
             stream.flush()
         except OSError as error:
-            _let_go(stream)
+            _detach(stream)
             if error.errno != errno.EPIPE and stream is sys.stdout:
                 error.filename = STDOUT
                 raise
 
 
 def claim_streams() -> None:
-    """Give the process the streams that it was started without (`>&-`): what is said there goes nowhere.
+    """Open the standard streams that the process was started without (`>&-`) as the null device.
 
-    Left closed, the numbers of the streams would go to the first files opened, and what other libraries print into
-    those.
+    Otherwise the first opened files get their descriptors, and receive what other libraries print.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
             os.set_inheritable(number, True)
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -243,12 +242,12 @@ def claim_streams() -> None:
 
 
 @contextlib.contextmanager
-def stdout_aside() -> Iterator[None]:
-    """Let all that is printed meanwhile go to stderr, also by C libraries and by programs that a function starts."""
+def stdout_to_stderr() -> Iterator[None]:
+    """Redirect stdout to stderr within the context, also for C libraries and child processes."""
     import ctypes  # few verbs need it
 
     sys.stdout.flush()
-    _aside.append(os.dup(1))
+    _saved_stdout.append(os.dup(1))
     try:
         os.dup2(2, 1)
         yield
@@ -258,37 +257,37 @@ def stdout_aside() -> Iterator[None]:
                 sys.stdout.flush()
             ctypes.CDLL(None).fflush(None)
         finally:
-            os.dup2(_aside[-1], 1)
-            os.close(_aside.pop())
+            os.dup2(_saved_stdout[-1], 1)
+            os.close(_saved_stdout.pop())
 
 
-_aside: list[int] = []
+_saved_stdout: list[int] = []
 
 
-def _forget_aside() -> None:
-    """Close what this process inherited by fork: held open, it would keep the reader of a pipe waiting."""
-    while _aside:
-        os.close(_aside.pop())
+def _close_saved_stdout() -> None:
+    """Close the saved stdout in a forked child: left open, it keeps the reader of a pipe waiting."""
+    while _saved_stdout:
+        os.close(_saved_stdout.pop())
 
 
-os.register_at_fork(after_in_child=_forget_aside)
+os.register_at_fork(after_in_child=_close_saved_stdout)
 
 
 def release_streams() -> OSError | None:
-    """Flush both streams for the last time; return what went wrong, unless the reader of a pipe has gone away."""
+    """Flush both streams for the last time; return the error, unless the reader of a pipe has closed it."""
     failed = None
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            _let_go(stream)
+            _detach(stream)
             error.filename = STDOUT
             failed = error if stream is sys.stdout and error.errno != errno.EPIPE else failed
     return failed
 
 
-def _let_go(stream: TextIO) -> None:
-    """Point a stream that takes no more to nowhere, or the interpreter would fail on it when it shuts down."""
+def _detach(stream: TextIO) -> None:
+    """Point a failed stream to the null device: otherwise the interpreter fails to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -10,7 +10,7 @@ import typer
 
 from .help import Example
 from .options import Dataset, DryRun, Force, Root, SkipBad, verb
-from .output import Output, stdout_aside
+from .output import Output, stdout_to_stderr
 from .published import show_published
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["EXAMPLES", "add"]
 
 
 class UnitName(enum.StrEnum):
-    """What one call of a function gets."""
+    """The input of one call of the function."""
 
     STEP = "step"
     ROW = "row"
@@ -36,7 +36,7 @@ class StartMethodName(enum.StrEnum):
 
 
 class EngineName(enum.StrEnum):
-    """Who does the work."""
+    """What runs the chunks."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -164,7 +164,7 @@ Select: TypeAlias = Annotated[
 ]
 Exclude: TypeAlias = Annotated[
     list[str] | None,
-    _option("--exclude", "FIELD,FIELD", "Let go of these fields; the end flags under next stay.", _OPERATIONS),
+    _option("--exclude", "FIELD,FIELD", "Remove these fields; the end flags under next stay.", _OPERATIONS),
 ]
 
 Pipeline: TypeAlias = Annotated[
@@ -203,10 +203,10 @@ ChunkSize: TypeAlias = Annotated[
 ]
 NumFrames: TypeAlias = Annotated[int | None, _option("--num-frames", "N", "Only the first N steps.", _RUN)]
 Resume: TypeAlias = Annotated[
-    bool, _option("--resume", None, "Go on with what an earlier run of the same has finished.", _RUN)
+    bool, _option("--resume", None, "Continue an interrupted run with the same arguments.", _RUN)
 ]
 KeepGoing: TypeAlias = Annotated[
-    bool, _option("--keep-going", None, "Where a chunk fails, finish the others before saying so.", _RUN)
+    bool, _option("--keep-going", None, "If a chunk fails, finish the others before the error.", _RUN)
 ]
 Timeout: TypeAlias = Annotated[float | None, _option("--timeout", "SECONDS", "End a chunk that takes longer.", _RUN)]
 Retries: TypeAlias = Annotated[int, _option("--retries", "N", "How often a chunk that failed is tried again.", _RUN)]
@@ -267,7 +267,7 @@ EXAMPLES = (
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "preprocess", EXAMPLES)(preprocess)
 
 
@@ -315,10 +315,10 @@ def preprocess(
 ) -> None:
     """Run a function, or operations that need no Python, over all rows of a dataset, in parallel.
 
-    A function takes a TensorDict of K rows, one row or an episode (--unit) and returns one; the first chunk decides
-    which keys, dtypes and shapes the result has, and every other is held to it. Operations are done in the order in
-    which they are listed here; what is done to a field is done to what next holds of it as well. Fields are named
-    like observation.position, and the name of a group means all of it.
+    A function takes a TensorDict of K rows, one row or an episode (--unit) and returns one; the first chunk fixes the
+    keys, dtypes and shapes of the result. Operations run in the order in which they are listed here; an operation on
+    a field applies to the same field under next as well. Fields are named like observation.position, and the name of
+    a group means all its fields.
     """
     operations: dict[str, Any] = {
         "episodes": episodes, "filter": where_episodes, "where": where, "rename": rename, "cast": cast, "cat": cat,
@@ -330,7 +330,7 @@ def preprocess(
         return _show_pipeline(out, fn, operations, pipeline, replay, replay_filters)
     from ..core.verbs.preprocess import preprocess as run
 
-    with stdout_aside(), out.progress() as progress:
+    with stdout_to_stderr(), out.progress() as progress:
         result = run(
             dataset, fn, dest, unit=unit.value, operations=operations, pipeline=pipeline, replay=replay,
             replay_filters=replay_filters, skip_bad=skip_bad,

@@ -1,4 +1,4 @@
-"""Shows how far the work is: a bar where somebody watches, a line every tenth of the way in a log."""
+"""Progress displays: a bar in a terminal, a line per tenth of the total elsewhere."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LineProgress", "TerminalProgress"]
 
-_EVERY = 0.1  # seconds between two pictures
-_QUICK = 1.0  # seconds in which nobody needs to hear how far it is
+_EVERY = 0.1  # seconds between two refreshes
+_QUICK = 1.0  # seconds before a stage is reported
 _WIDE, _NARROW = 80, 45
 _PAST = {"looking over": "looked over"}
 
 
 class LineProgress:
-    """Writes a line at each tenth of a stage, or one at its end where the total is unknown.
+    """Writes a line at each tenth of a stage, or one at its end if the total is unknown.
 
-    A stage that is over within a second gets its last line only.
+    A stage shorter than a second gets its last line only.
     """
 
     def __init__(self, write: Callable[[str], None], note: Callable[[str], None]) -> None:
@@ -33,19 +33,19 @@ class LineProgress:
         self._label, self._unit = "", ""
         self._total: int | None = None
         self._count = self._tenths = 0
-        self._begun = 0.0
+        self._started = 0.0
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """Begin a stage."""
+        """Start a stage."""
         self._label, self._total, self._unit = label, total, unit
         self._count = self._tenths = 0
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
 
     def advance(self, amount: int) -> None:
-        """Count; a line is due when another tenth is passed."""
+        """Add to the count; write a line at each tenth."""
         self._count += amount
         tenths = self._count * 10 // self._total if self._total else 0
-        if tenths > self._tenths and (tenths >= 10 or time.monotonic() - self._begun >= _QUICK):
+        if tenths > self._tenths and (tenths >= 10 or time.monotonic() - self._started >= _QUICK):
             self._tenths = tenths
             self._write(f"{self._label} {self._tenths * 10} % ({self._progress()}{self._pace()})")
 
@@ -53,12 +53,12 @@ class LineProgress:
         """End the stage."""
         if self._total is None or remark:
             over = _PAST.get(self._label)
-            said = remark or self._progress()
-            self._write(f"{over} {said}" if over else f"{self._label} done ({said})")
+            text = remark or self._progress()
+            self._write(f"{over} {text}" if over else f"{self._label} done ({text})")
 
     def _pace(self) -> str:
-        """How fast it goes and how long it will take, once that means something."""
-        seconds = time.monotonic() - self._begun
+        """Return the rate and the remaining time; "" in the first second and at the end."""
+        seconds = time.monotonic() - self._started
         if not self._total or self._tenths >= 10 or seconds < _QUICK:
             return ""
         return f", {_short(self._count / seconds, self._unit)}/s, {_left(self._count, self._total, seconds)}"
@@ -71,7 +71,7 @@ class LineProgress:
 
 
 class TerminalProgress:
-    """Draws a bar a stage. Drawn in the caller's thread, so that worker processes can be forked at any time."""
+    """Draws one bar per stage, in the thread of the caller, so that worker processes can be forked at any time."""
 
     def __init__(self, stream: TextIO, note: Callable[[str], None]) -> None:
         self._stream = stream
@@ -82,32 +82,32 @@ class TerminalProgress:
         self._unit = ""
         self._total: int | None = None
         self._count = 0
-        self._begun = self._drawn = 0.0
+        self._started = self._drawn = 0.0
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """Begin a stage below the one before."""
+        """Start a stage below the previous one."""
         self._finish_stage()
         self._unit, self._total, self._count = unit, total, 0
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         bars = self._open()
         self._task = bars.add_task(clean(label), total=total, count="", speed="")
-        self._draw(self._begun)
+        self._draw(self._started)
 
     def advance(self, amount: int) -> None:
-        """Count; the picture follows a few times a second."""
+        """Add to the count; redraw at most every `_EVERY` seconds."""
         self._count += amount
         now = time.monotonic()
         if now - self._drawn >= _EVERY:
             self._draw(now)
 
     def done(self, remark: str = "") -> None:
-        """End the stage; its line stays."""
+        """End the stage; its line stays on the screen."""
         self._finish_stage(remark)
 
     def above(self, text: str) -> bool:
-        """Write ready text above the bar that moves; False, with nothing written, where none does."""
+        """Write text above the moving bar; return False, with nothing written, if there is none."""
         if self._task is None:
-            self.close()  # so that text goes below the bars that are done
+            self.close()  # text then goes below the finished bars
         if self._bars is None or self._console is None:
             return False
         from rich.text import Text
@@ -138,7 +138,7 @@ class TerminalProgress:
     def _draw(self, now: float, remark: str = "") -> None:
         if self._bars is None or self._task is None:
             return
-        seconds, self._drawn = now - self._begun, now
+        seconds, self._drawn = now - self._started, now
         speed = f"{_short(self._count / seconds, self._unit)}/s" if self._count and seconds > 0 else ""
         if speed and self._total and self._count < self._total and seconds >= _QUICK:
             speed += f"  {_left(self._count, self._total, seconds)}"
@@ -158,7 +158,7 @@ class TerminalProgress:
 
 
 def _stage_line(task: Task, width: int) -> Text:
-    """Draw a stage in one line. Where a screen is narrow the bar gets short, then the speed goes; never how much."""
+    """Draw a stage in one line. On a narrow screen the bar is shortened, then the speed left out; never the count."""
     from rich.text import Text
 
     label, count, bar = (14, 18, 20) if width >= _WIDE else (10, 15, 8 if width >= _NARROW else 0)
@@ -171,14 +171,14 @@ def _stage_line(task: Task, width: int) -> Text:
     line.append("━" * (bar - filled) + " " * bool(bar), "bar.back")
     line.append(f"{task.percentage:>3.0f} %" if task.total is not None else "     ", "progress.percentage")
     room = width - line.cell_len - 1
-    for said in (task.fields["speed"], task.fields["speed"].partition("  ")[0]):
-        if said and len(said) <= room:
-            return line.append(f" {said}", "dim")
+    for text in (task.fields["speed"], task.fields["speed"].partition("  ")[0]):
+        if text and len(text) <= room:
+            return line.append(f" {text}", "dim")
     return line
 
 
 def _left(count: int, total: int, seconds: float) -> str:
-    """How long the rest takes at the pace so far."""
+    """Return the estimated remaining time."""
     rest = round((total - count) * seconds / max(count, 1))
     hours, minutes = divmod(rest // 60, 60)
     return f"{hours}:{minutes:02}:{rest % 60:02} left" if hours else f"{minutes}:{rest % 60:02} left"

@@ -1,4 +1,4 @@
-"""Shows what the writing verbs return: the path on stdout, the rest beside it."""
+"""Render the results of writing verbs: the path on stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHERS = frozenset({_EXPLICIT, _REPEATED, _DROPPED})
 
 
 def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
-    """Print the path as the user `named` it; say on stderr what lies there, what was left out, what to type next."""
+    """Print the path as the user `named` it; summarise contents, omissions and the next command on stderr."""
     for line in _summary(result):
         out.summary(*line)
     path = named or str(result.path)
@@ -55,21 +55,21 @@ def _summary(result: Published) -> list[Line]:
 
 
 def ends(boundary: Mapping[str, int]) -> str:
-    """Write how episodes end, naming only what occurs."""
+    """Format the counts of how episodes end, without zeros."""
     names = {"end_of_file": "end of file (made truncated)"}
     found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count and key not in _OTHERS]
     return " · ".join(found) or "none"
 
 
 def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
-    """Write in how many episodes `next` is not the row after each; "" where there is none."""
+    """Format the number of episodes whose `next` is not the row that follows; "" for none."""
     count = boundary.get(_EXPLICIT, 0)
     ahead = "n steps ahead (steps_to_next_obs), " if n_step else ""
     return f"{ahead}in {counted(count, 'episode')} not the row that follows" if count else ""
 
 
 def without_final(boundary: Mapping[str, int]) -> str:
-    """Write what became of last steps without an observation after them; "" where there is none."""
+    """Format what was done with last steps without a next observation; "" if there are none."""
     repeated, dropped = boundary.get(_REPEATED, 0), boundary.get(_DROPPED, 0)
     kept = f"the last observation is repeated in {counted(repeated, 'episode')}" if repeated else ""
     left = f"the last step is left out of {counted(dropped, 'episode')}" if dropped else ""
@@ -77,7 +77,7 @@ def without_final(boundary: Mapping[str, int]) -> str:
 
 
 def short_name(path: Path) -> str:
-    """Name a dataset the shortest way that a shell and rbtool understand: `source:id`, or a path."""
+    """Return the shortest name of a dataset, quoted for the shell: `source:id`, or a path."""
     from ..core.format import known_root
 
     root, full = known_root(), os.path.abspath(path)

@@ -20,7 +20,7 @@ EXAMPLES = (
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "repair", EXAMPLES)(repair)
 
 
@@ -33,7 +33,7 @@ def repair(
 ) -> None:
     """Restore a recording that was cut short.
 
-    Keeps the longest sound beginning: a crash loses the episode that was under way, and nothing else.
+    Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
     """
     from ..core.verbs.repair import repair as run
 

@@ -44,14 +44,14 @@ class SamplerName(StrEnum):
 
 
 class WeightName(StrEnum):
-    """What is equally likely to be drawn."""
+    """What is drawn with equal probability."""
 
     EPISODE = "episode"
     STEP = "step"
 
 
 class AnchorName(StrEnum):
-    """Where in an episode a slice lies."""
+    """The position of a slice in its episode."""
 
     ANY = "any"
     START = "start"
@@ -59,7 +59,7 @@ class AnchorName(StrEnum):
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "sample", EXAMPLES)(sample)
 
 
@@ -116,8 +116,8 @@ def sample(
 ) -> None:
     """Draw steps or slices at random, as training would.
 
-    The batch is the first one that the sampler of that name gives in a buffer with this seed. With -q, one line a
-    step that was drawn, its number; with --time, one line, the steps per second.
+    The batch is the first one of a buffer with this sampler and seed. With -q, prints the number of each drawn step,
+    one per line; with --time, the steps per second.
     """
     from ..core.verbs.sample import sample as run
 
@@ -131,14 +131,14 @@ def sample(
 
 
 def _names(result: SampleResult) -> list[str]:
-    """What `-q` leaves: the rate if it was asked for, else the numbers of the steps that were drawn."""
+    """Return the output of `-q`: the rate with `--time`, else the numbers of the drawn steps."""
     if result.timing is not None:
         return [f"{round(result.timing.steps_per_second)} steps/s"]
     return [str(index) for index in result.indices]
 
 
 def sample_lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
-    """Set what was drawn: the first few steps or slices, what the values of each leaf are like, and the speed."""
+    """Return the first few steps or slices, a summary of each leaf, and the speed."""
     rows: list[Line] = [
         [
             f"  {field.key}",
@@ -157,7 +157,7 @@ def sample_lines(result: SampleResult, width: int | None = None) -> list[list[Ce
         *folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE),
         [Styled("batch", "dim")],
         *Table(rows, right=frozenset({3})).lines(width),
-        *(line for said in (_speed(result.timing) if result.timing else []) for line in folded(said, width, _TITLE)),
+        *(line for row in (_speed(result.timing) if result.timing else []) for line in folded(row, width, _TITLE)),
     ]
 
 
@@ -167,7 +167,7 @@ def _counts(result: SampleResult) -> str:
 
 
 def _drawn(result: SampleResult) -> str:
-    """Name the first few steps, or slices with their ends."""
+    """Format the first few steps, or slices with their ends."""
     if result.slices:
         form = "episode:first-last"
         drawn = [_slice(one) for one in result.slices]
@@ -191,7 +191,7 @@ def _about(field: SampledField) -> str:
 
 
 def _speed(timing: SampleTiming) -> list[list[Cell]]:
-    """Set how fast batches came."""
+    """Return the lines on speed."""
     rates = [
         counted(round(timing.batches_per_second), "batch").replace("batchs", "batches") + "/s",
         f"{number(round(timing.steps_per_second))} steps/s",

@@ -27,7 +27,7 @@ _DIMENSIONS_SHOWN = 12
 
 
 def add(app: typer.Typer) -> None:
-    """Make it a verb of the command line."""
+    """Add the verb to the command line."""
     verb(app, "stats", EXAMPLES)(stats)
 
 
@@ -43,9 +43,9 @@ def stats(
     ] = None,
     root: Root = None,
 ) -> None:
-    """Tell what the values of a dataset are like.
+    """Show statistics of every field of a dataset.
 
-    Reads every row once and remembers the answer by the content digest.
+    Reads every row once and caches the result by content digest.
     """
     from ..core.verbs.stats import FRACTIONS
     from ..core.verbs.stats import stats as run
@@ -68,9 +68,9 @@ def _fractions(text: str) -> Sequence[float]:
 
 
 def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell]]:
-    """Set a line for each dimension of the small leaves and one for each large leaf, and what deserves a remark.
+    """Return a row per dimension of small leaves and per large leaf, and remarks.
 
-    On a screen of `width` columns that is too narrow each of them becomes a block of lines, the heads too.
+    If `width` columns are too few, each row becomes a block of lines.
     """
     shown = _middle_and_ends(result.fractions)
     heads = ["mean", "std", "min", *(_name(result.fractions[place]) for place in shown), "max"]
@@ -90,7 +90,7 @@ def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell
 
 
 def _middle_and_ends(fractions: Sequence[float]) -> list[int]:
-    """Choose the quantiles that fit on a line: the lowest, the one nearest to the median, and the highest."""
+    """Return the quantiles to show: the lowest, the one nearest to the median, and the highest."""
     order = sorted(range(len(fractions)), key=lambda place: fractions[place])
     middle = min(order, key=lambda place: abs(fractions[place] - 0.5))
     return sorted({order[0], middle, order[-1]}, key=lambda place: fractions[place])

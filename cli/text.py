@@ -1,4 +1,4 @@
-"""Text for people: numbers, sizes, sparklines, and rows whose columns line up."""
+"""Text formatting: numbers, sizes, sparklines, aligned tables and wrapped lines."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_RAW_BYTE = re.compile(r"[\udc80-\udcff]")  # of a file name that is not UTF-8
+_RAW_BYTE = re.compile(r"[\udc80-\udcff]")  # surrogate escapes of file names that are not UTF-8
 _SHOWN = 3
 _GAP = "  "
 
 
 class Styled(NamedTuple):
-    """Text and how it looks where colours are allowed."""
+    """Text and its style, which applies if colours are enabled."""
 
     text: str
     style: Style = ""
@@ -54,10 +54,10 @@ Line: TypeAlias = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows whose columns line up. `right` are columns set to the right, `glued` ones that stay with the one before.
+    """Rows with aligned columns. `right` are right-aligned columns, `glued` ones that stay with the previous column.
 
-    Where a screen is too narrow every row becomes a block: the columns that have no room go on in lines below,
-    indented, and line up there. Nothing is left out or cut.
+    On a narrow screen each row becomes a block: columns without room continue in indented lines below, also aligned.
+    Nothing is left out or cut.
     """
 
     rows: Sequence[Line]
@@ -66,18 +66,18 @@ class Table:
     indent: int = 4
 
     def lines(self, width: int | None = None) -> list[list[Cell]]:
-        """Set the rows for a screen of `width` columns, in one line each where that is None."""
+        """Format the rows for `width` columns; one line each if that is None."""
         return [line for block in self.blocks(width) for line in block]
 
     def blocks(self, width: int | None = None) -> list[list[list[Cell]]]:
-        """Set the rows, as the lines of each."""
+        """Format the rows; return the lines of each."""
         wide = self._widths()
         spans = self._spans(wide, width)
         return [self._block(row, wide, spans, width) for row in self.rows]
 
     @property
     def width(self) -> int:
-        """Columns on the screen that the table takes."""
+        """The columns of the screen that the table needs."""
         wide = self._widths()
         return sum(wide) + len(_GAP) * (len(wide) - 1)
 
@@ -86,7 +86,7 @@ class Table:
         return [max(width_of(row[n]) for row in self.rows if n < len(row)) for n in range(columns)]
 
     def _spans(self, wide: Sequence[int], width: int | None) -> list[range]:
-        """Say which columns stand in the first line of a block, and which in each below."""
+        """Return the range of columns of each line of a block."""
         starts = [0]
         for column in range(1, len(wide)):
             end = next((n for n in range(column + 1, len(wide)) if n not in self.glued), len(wide))
@@ -121,22 +121,22 @@ class Table:
 
 
 def clean_lines(text: str) -> str:
-    """Make control characters visible in text whose lines are meant, such as a traceback."""
+    """Make control characters visible in text of several lines, such as a traceback."""
     return "\n".join(map(clean, text.split("\n")))
 
 
 def clean_bytes(text: str) -> str:
-    """Make bytes visible that are no text: a terminal may take one for the beginning of a sequence."""
+    """Make undecodable bytes visible: a terminal can read one as the start of an escape sequence."""
     return _RAW_BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
 
 
 def clean_json(text: str) -> str:
-    """Escape control characters in a JSON document; outside of its texts there are none but ends of lines."""
+    """Escape control characters in a JSON document; outside of strings it has none but line ends."""
     return "\n".join(CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def width_of(cell: Cell) -> int:
-    """Columns a text takes on the screen: two for wide characters, none for combining ones."""
+    """Return the columns of a text on the screen: two for wide characters, none for combining ones."""
     text = clean(cell.text if isinstance(cell, Styled) else cell)
     if text.isascii():
         return len(text)
@@ -144,7 +144,7 @@ def width_of(cell: Cell) -> int:
 
 
 def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
-    """Break a line that is wider than `width` between its parts, else between words; what follows is indented."""
+    """Wrap a line at `width` columns between its parts, else between words; continuation lines are indented."""
     cells = [cell if isinstance(cell, Styled) else Styled(cell) for cell in line]
     letters = [Styled(letter, cell.style) for cell in cells for letter in clean(cell.text)]
     lines: list[list[Cell]] = []
@@ -158,12 +158,12 @@ def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
 
 
 def _break(text: str, room: int, least: int) -> int:
-    """Where to cut: after a part that does not end early in the room, else after a word; 0 for nowhere."""
+    """Return where to wrap: after a part that ends in the last two thirds, else after a word; 0 for nowhere."""
     fits = next((n for n in range(len(text), 0, -1) if width_of(text[:n]) <= room), 0)
     parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 3 < found.end() <= fits]
     words = [found.start() for found in re.finditer(r"(?<! ) ", text) if found.start() > least]
     fitting = [cut for cut in parts if cut > least] or [cut for cut in words if cut <= fits]
-    return max(fitting) if fitting else min(words, default=0)  # a word wider than the room stays in one piece
+    return max(fitting) if fitting else min(words, default=0)  # a word wider than the room is not split
 
 
 def _joined(letters: Sequence[Styled]) -> list[Cell]:
@@ -172,17 +172,17 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: `1 step`, `6,704 steps`."""
+    """Format a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def amount(count: float, unit: str) -> str:
-    """Write a number of units of progress: bytes as a size, the rest in full."""
+    """Format an amount of progress: bytes as a size, other units in full."""
     return size(count) if unit == "bytes" else f"{count:,.0f} {unit.removesuffix('s') if count == 1 else unit}"
 
 
 def number(value: float) -> str:
-    """Write a number to about three figures."""
+    """Format a number to about three significant digits."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) or not math.isfinite(value):
@@ -195,7 +195,7 @@ def number(value: float) -> str:
 
 
 def vector(value: Any) -> str:
-    """Write the value of one leaf at one step: numbers, the first few of many, or the range of an image."""
+    """Format the value of one leaf at one step: numbers, the first few of many, or the range of an image."""
     if isinstance(value, dict):
         shape = "×".join(str(side) for side in value["shape"])
         return f"{shape} of {number(value['min'])} … {number(value['max'])}, mean {number(value['mean'])}"
@@ -208,7 +208,7 @@ def vector(value: Any) -> str:
 
 
 def _alike(values: Sequence[Any]) -> list[str]:
-    """Write numbers with the same number of places, so that those of other steps stand below them."""
+    """Format numbers with equal decimals, so that those of other steps align below them."""
     if not any(isinstance(value, float) for value in values):
         return [number(value) if isinstance(value, int) else str(value) for value in values]
     top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
@@ -223,6 +223,6 @@ def _flat(value: Iterable[Any]) -> Iterable[Any]:
 
 
 def sparkline(histogram: Sequence[int]) -> str:
-    """Draw counts as a row of blocks; nothing is blank, and what is there at all has a block."""
+    """Draw counts as a row of blocks; zero is blank, any other count has a block."""
     top = max(histogram, default=0)
     return "".join(_BLOCKS[math.ceil(count / top * len(_BLOCKS)) - 1] if count else " " for count in histogram)
