@@ -228,9 +228,8 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
     last = manifest.provenance[-1]
     if last.arguments.get("skip_bad") or step.arguments.get("skip_bad"):
         return None  # a damaged dataset has the digest of the intact one: the episodes taken are not recorded
-    asked = {
-        name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)
-    }  # vmap=None accepts either result
+    # vmap=None accepts a result of either kind
+    asked = {name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)}
     known = {name: last.arguments.get(name) for name in asked}
     same = (last.verb, known, last.inputs) == (step.verb, asked, step.inputs)
     return manifest if same else None
