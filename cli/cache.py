@@ -13,12 +13,12 @@ import typer
 from .help import Example
 from .options import Root, Yes, verb, verb_group
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, size
+from .text import Cell, Line, Styled, Table, ago, counted, folded, size
 
 if TYPE_CHECKING:
     from ..core.verbs.cache import CacheEntry, CacheLsResult, CacheRemoval, CacheVerifyResult
 
-__all__ = ["LS_EXAMPLES", "PRUNE_EXAMPLES", "RM_EXAMPLES", "VERIFY_EXAMPLES", "add", "ago"]
+__all__ = ["LS_EXAMPLES", "PRUNE_EXAMPLES", "RM_EXAMPLES", "VERIFY_EXAMPLES", "add", "last_use"]
 
 LS_EXAMPLES = (
     Example("rbtool cache ls", "what takes how much, and when it was last used"),
@@ -183,7 +183,7 @@ def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = Fa
 
 def _row(entry: CacheEntry, now: datetime.datetime, *, hint: bool) -> list[Cell]:
     row: list[Cell] = [Styled(entry.name, "bold"), _LABELS.get(entry.what, entry.what), size(entry.bytes)]
-    row.append(ago(entry.last_used, now) if entry.last_used else "")
+    row.append(last_use(entry.last_used, now) if entry.last_used else "")
     if entry.in_use:
         row.append(Styled("in use", "yellow"))
     elif entry.prunable and hint:
@@ -191,16 +191,11 @@ def _row(entry: CacheEntry, now: datetime.datetime, *, hint: bool) -> list[Cell]
     return row
 
 
-def ago(time: str, now: datetime.datetime) -> str:
+def last_use(time: str, now: datetime.datetime) -> str:
     """Return the age of a time (ISO 8601), like `3 days ago`; its date if it is older than two months."""
     then = datetime.datetime.fromisoformat(time)
-    seconds = (now - then).total_seconds()
-    for unit, length, most in (("minute", 60, 60), ("hour", 3600, 24), ("day", 86400, 61)):
-        if seconds < length:
-            return "just now"
-        if seconds < length * most:
-            return f"{counted(int(seconds // length), unit)} ago"
-    return then.date().isoformat()
+    old = now - then >= datetime.timedelta(days=61)
+    return then.date().isoformat() if old else ago((now - then).total_seconds())
 
 
 def _totals(result: CacheLsResult) -> tuple[str, str]:

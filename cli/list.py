@@ -12,7 +12,7 @@ from ..core.errors import UsageError
 from .help import Example
 from .options import Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, size
+from .text import Cell, Line, Styled, Table, ago, counted, folded, size
 
 if TYPE_CHECKING:
     from ..core.verbs.listing import RemoteEntry, StoredDataset
@@ -84,7 +84,7 @@ def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | N
     entries = result.datasets
     out.show(result, [entry.name for entry in entries], lambda width: _remote_lines(entries, width))
     like = f" with a name like {pattern}" if pattern else ""
-    age = f", as of {_ago(result.age)} (--refresh asks again)" if result.cached else ""
+    age = f", as of {ago(result.age)} (--refresh asks again)" if result.cached else ""
     out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
     if entries:
         out.suggest(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
@@ -102,13 +102,6 @@ def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[lis
         for entry in entries
     ]
     return Table(rows, right=_RIGHT).lines(width)
-
-
-def _ago(seconds: float) -> str:
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            return f"{counted(int(seconds // length), unit)} ago"
-    return "just now"
 
 
 def _lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Cell]]:

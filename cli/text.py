@@ -19,6 +19,7 @@ __all__ = [
     "Line",
     "Styled",
     "Table",
+    "ago",
     "amount",
     "clean",
     "clean_bytes",
@@ -174,6 +175,14 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
 def counted(count: int, noun: str) -> str:
     """Format a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ago(seconds: float) -> str:
+    """Format an age: `3 days ago`; under a minute `just now`."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{counted(int(seconds // length), unit)} ago"
+    return "just now"
 
 
 def amount(count: float, unit: str) -> str:

@@ -21,7 +21,8 @@ from ..format import (
 )
 from ..progress import Progress, Silent
 from ..remote import stored_originals
-from .cache_entries import CacheEntry, cache_entries, chosen_entries, existing_root
+from .cache_entries import CacheEntry, cache_entries, chosen_entries
+from .listing import existing_root
 from .results import Result, seconds_since
 
 __all__ = [

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
-from ..format import Manifest, fs, last_use, leftovers, lock_folder, storage_root, stored_datasets, written_time
+from ..format import Manifest, fs, last_use, leftovers, lock_folder, stored_datasets, written_time
 from ..remote import Originals, stored_originals
 from .listing import fits, stored_name
 
-__all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries", "existing_root"]
+__all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries"]
 
 What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing"]
 
@@ -52,14 +52,6 @@ class CacheEntry:
     in_use: bool = False
     prunable: bool = False
     problem: str | None = None
-
-
-def existing_root(root: str | os.PathLike[str] | None) -> Path:
-    """Return the storage root, which may be missing. Raises UsageError if it is not a folder."""
-    folder = storage_root(root)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder, so nothing can be stored in it", hint="choose another --root")
-    return folder
 
 
 def cache_entries(root: Path) -> list[CacheEntry]:

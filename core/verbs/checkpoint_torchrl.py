@@ -14,7 +14,6 @@ from ..checkpoint import (
     FilledStorage,
     TorchrlKeys,
     TorchrlPlan,
-    VerifyingReader,
     find_torchrl,
     standing,
     write_torchrl,
@@ -25,12 +24,12 @@ from ..format import (
     Origin,
     Staging,
     StepReader,
-    TedReader,
     is_ours,
     provenance_step,
     write_dataset,
 )
 from ..progress import Progress, Silent
+from .saved_steps import verified_steps
 
 __all__ = ["build_dataset", "build_for_torchrl", "loaded_before", "size_for_torchrl", "staging_for_torchrl"]
 
@@ -74,17 +73,11 @@ def build_for_torchrl(
     The name is that of an H5 file if the destination ends in `.h5`; None publishes the folder.
     """
     progress = progress or Silent()
-    checked = source
-    if isinstance(source, TedReader):
-        checked = VerifyingReader(source)
-    else:
-        source.verify_files()
-    progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
     target = staging.path / _FILE if form == "h5" else staging.path
     filled = FilledStorage.of_dataset(source.manifest.steps)
-    write_torchrl(checked, target, form, filled, TorchrlKeys(), progress, compression)
-    if checked is not source:
-        checked.verify_files()
+    with verified_steps(source) as steps:
+        progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
+        write_torchrl(steps, target, form, filled, TorchrlKeys(), progress, compression)
     progress.done()
     size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
     return (_FILE if form == "h5" and staging.destination.suffix == ".h5" else None), size

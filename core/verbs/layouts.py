@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BufferSteps, VerifyingReader, dataset_digest
+from ..checkpoint import BufferSteps, dataset_digest
 from ..errors import CorruptDataError, UsageError
 from ..format import (
     Layout,
@@ -20,7 +20,6 @@ from ..format import (
     SoundSteps,
     Staging,
     StepReader,
-    TedReader,
     damage_explained,
     fs,
     mend,
@@ -33,7 +32,7 @@ from ..format import (
 from ..progress import Progress
 from ..ted import Field, row_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since
-from .saved_steps import open_saved
+from .saved_steps import open_saved, verified_steps
 
 __all__ = [
     "Rewriting",
@@ -166,22 +165,16 @@ class Rewriting:
         return replace(manifest.request, layout=self.layout)
 
     def _write(self, reader: StepReader, folder: Path) -> Manifest:
-        checked: StepReader = reader
-        if isinstance(reader, TedReader):
-            checked = VerifyingReader(reader)
-        else:
-            reader.verify_files()
         manifest = reader.manifest
-        self.progress.start("converting", manifest.steps, "steps")
         codecs = parse_codecs(self.compress, reader.fields)
         origin = replace(
             Origin.of(_planned(reader), reader.documents()),
             request=self._request(manifest),
             provenance=(*manifest.provenance, self._step(reader)),
         )
-        made = write_dataset(checked, folder, self.layout, origin, codecs, self.progress.advance)
-        if checked is not reader:
-            checked.verify_files()
+        with verified_steps(reader) as steps:
+            self.progress.start("converting", manifest.steps, "steps")
+            made = write_dataset(steps, folder, self.layout, origin, codecs, self.progress.advance)
         if _is_saved(reader):
             _require_digest(reader, folder, made)
         self.progress.done()

@@ -19,6 +19,7 @@ __all__ = [
     "RemoteEntry",
     "RemoteListResult",
     "StoredDataset",
+    "existing_root",
     "fits",
     "list_datasets",
     "list_remote",
@@ -59,9 +60,7 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
     `pattern` filters the names `source:id`: it is a shell pattern if it contains one of `*?[`, else a part of the
     name. A missing root is empty. Raises UsageError if the root is not a folder.
     """
-    folder = storage_root(root)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder, so no datasets can be stored in it", hint="choose another --root")
+    folder = existing_root(root)
     found = [
         _entry(name, path, manifest)
         for path, manifest in stored_datasets(folder)
@@ -69,6 +68,14 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
         if fits(name := stored_name(path, folder), pattern)
     ]
     return ListResult(root=folder, datasets=tuple(sorted(found, key=lambda entry: entry.name)))
+
+
+def existing_root(root: str | os.PathLike[str] | None) -> Path:
+    """Return the storage root, which may be missing. Raises UsageError if it is not a folder."""
+    folder = storage_root(root)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder, so nothing can be stored in it", hint="choose another --root")
+    return folder
 
 
 def stored_name(path: Path, root: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ..checkpoint import (
     STORAGE_FOLDER,
     STORAGE_METADATA,
     BufferSteps,
+    VerifyingReader,
     find_torchrl,
     is_steps,
     open_steps,
@@ -22,6 +25,7 @@ from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import (
     HIDDEN,
     StepReader,
+    TedReader,
     has_manifest,
     is_ours,
     load_json,
@@ -31,7 +35,7 @@ from ..format import (
     reader_names,
 )
 
-__all__ = ["has_steps", "is_of_buffer", "open_saved"]
+__all__ = ["has_steps", "is_of_buffer", "open_saved", "verified_steps"]
 
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
@@ -143,6 +147,21 @@ def _open(path: Path, damaged: bool) -> StepReader:
     place = own or path
     _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
     return whole_episodes(open_steps(place, damaged=damaged))
+
+
+@contextlib.contextmanager
+def verified_steps(reader: StepReader) -> Iterator[StepReader]:
+    """Yield a reader of the same steps with verified digests; CorruptDataError if one does not match.
+
+    Layout `ted` is verified while it is read, and at the end, which saves a second read; anything else before.
+    """
+    if isinstance(reader, TedReader):
+        checked = VerifyingReader(reader)
+        yield checked
+        checked.verify_files()
+    else:
+        reader.verify_files()
+        yield reader
 
 
 def _own_steps(path: Path) -> Path | None:

@@ -8,7 +8,7 @@ import json
 import pytest
 from terminal import QUESTION, type_line
 
-from rbtool.cli.cache import ago
+from rbtool.cli.cache import last_use
 from rbtool.core.format import MANIFEST, fs
 from rbtool.core.remote import Originals
 from rbtool.core.testing.walks import write_walks
@@ -166,4 +166,4 @@ def test_lines_fit_a_narrow_screen(folder, leftover, asked):
     ],
 )
 def test_how_long_ago(time, said):
-    assert ago(time, NOW) == said
+    assert last_use(time, NOW) == said
