@@ -48,13 +48,11 @@ def convert(
     written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from. `compress` compresses
     fields of layout `packed`: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). Values and element
     types are those of the source in every layout.
-
     `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the valid episodes
     of a damaged TED dataset; notes name the others. `final_step` applies to a last step without a next observation in
     the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops it otherwise, so
     that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The episode table
     records which.
-
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
 

@@ -99,7 +99,6 @@ def preprocess(
     `start_method` is `fork`, `spawn` or `forkserver`; `engine` is `local` or `ray`. `num_frames` limits the steps (an
     episode cut there is marked truncated); `skip_bad` takes the valid episodes of a damaged dataset, and notes name
     the others. `dest` is replaced only with `force`; a result of the same work on the same data is left as it is.
-
     Raises UsageError for invalid arguments and for functions that cannot be found, imported or sent to a worker;
     RbtoolError if the function raises, and SchemaError if its result differs from the first chunk in keys, dtypes or
     shapes, both naming steps and episodes; OutOfSpaceError. `dest` is unchanged in every case.
