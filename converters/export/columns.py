@@ -1,4 +1,4 @@
-"""What the plain formats share: names, columns of text, and what an export says of itself."""
+"""Columns of an export, and the document that describes it: shared by all export formats."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ...core.errors import CorruptDataError, SchemaError
 from ...core.format import Array, Chosen, created_by, dump_json
 from ...core.ted import Field, Key
 
-__all__ = ["FORMAT", "Column", "about", "columns_of", "decoded", "episode_columns", "require_names"]
+__all__ = ["FORMAT", "ExportColumn", "about", "columns_of", "decoded", "episode_columns", "require_names"]
 
 FORMAT = "rbtool export"
-"""How an export is recognised."""
+"""Identifies a file or folder as an export."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A leaf; `length` is the one with the bytes of every row where it is text."""
+class ExportColumn:
+    """A leaf of the data; for text, `length` is the leaf with the number of bytes of each row."""
 
     field: Field
     length: Field | None = None
@@ -39,7 +39,7 @@ class Column:
             yield decoded(characters, sizes, self.field.name)
 
 
-def columns_of(fields: tuple[Field, ...]) -> list[Column]:
+def columns_of(fields: tuple[Field, ...]) -> list[ExportColumn]:
     """Pair text with its lengths; everything else is a column of its own."""
     by_key = {field.key: field for field in fields}
     texts: dict[Key, Field] = {}
@@ -48,7 +48,7 @@ def columns_of(fields: tuple[Field, ...]) -> list[Column]:
         if field.role == "text" and field.dtype == "uint8" and len(field.shape) == 1 and length and not length.shape:
             texts[field.key] = length
     lengths = {length.key for length in texts.values()}
-    return [Column(field, texts.get(field.key)) for field in fields if field.key not in lengths]
+    return [ExportColumn(field, texts.get(field.key)) for field in fields if field.key not in lengths]
 
 
 def decoded(characters: Array, lengths: Array, name: str) -> list[str]:
@@ -67,14 +67,14 @@ def require_names(names: list[str], format_name: str) -> None:
 
 
 def episode_columns(chosen: Chosen) -> dict[str, Array]:
-    """The columns of the episode table that mean something outside of rbtool."""
+    """The columns of the episode table that have a meaning outside rbtool."""
     columns = chosen.table.columns()
     del columns["explicit_start"], columns["explicit_next"]
     return columns
 
 
 def about(chosen: Chosen) -> str:
-    """What an export says of itself, as strict JSON."""
+    """Describe an export in strict JSON: origin, fields, shapes and spaces."""
     manifest = chosen.reader.manifest
     document: dict[str, Any] = {
         "format": FORMAT,

@@ -2,7 +2,7 @@
 
     /steps/<key>/<key>     one dataset a leaf, [steps, *shape]; text is UTF-8 strings of any length
     /episodes/<column>     episode, start, length, return, terminated, truncated, end_reason, seed, has_seed: [episodes]
-    /episodes/text         where there is any: what is said of each episode, a JSON object
+    /episodes/text         where there is any: the text of each episode, a JSON object
     /source/<file>         the source's own metadata files, byte for byte
     attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
 
@@ -23,17 +23,17 @@ from ...core.checkpoint.h5_open import open_h5
 from ...core.errors import RbtoolError
 from ...core.format import Sink, fs
 from ...core.ted import file_stem
-from .columns import FORMAT, Column, about, columns_of, episode_columns, require_names
+from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
 
-__all__ = ["H5Sink"]
+__all__ = ["H5Exporter"]
 
 
-class H5Sink(Sink):
+class H5Exporter(Sink):
     """Writes an HDF5 file that any HDF5 library reads."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Tell by the attribute `format`."""
+        """Return whether the attribute `format` is that of an export."""
         try:
             with h5py.File(open_h5(path)) as file:
                 return bool(file.attrs.get("format") == FORMAT)
@@ -41,7 +41,7 @@ class H5Sink(Sink):
             return False
 
     def prepare(self) -> None:
-        """Refuse bfloat16, which HDF5 does not know."""
+        """Refuse bfloat16, which HDF5 does not have."""
         self.refuse({"bfloat16"}, "HDF5")
         require_names([_name(column) for column in columns_of(self.chosen.fields)], "HDF5")
 
@@ -69,7 +69,9 @@ class H5Sink(Sink):
         for name, data in self.chosen.reader.documents().items():
             h5.create_dataset(f"source/{name}", data=np.frombuffer(data, np.uint8))
 
-    def _write_column(self, h5: h5py.File, column: Column, file: LatchedFile, progress: Callable[[int], None]) -> None:
+    def _write_column(
+        self, h5: h5py.File, column: ExportColumn, file: LatchedFile, progress: Callable[[int], None]
+    ) -> None:
         text = column.length is not None
         shape = (self.chosen.steps, *(() if text else column.field.shape))
         dtype = h5py.string_dtype() if text else column.field.numpy
@@ -82,5 +84,5 @@ class H5Sink(Sink):
             progress(len(rows) * column.bytes)
 
 
-def _name(column: Column) -> str:
+def _name(column: ExportColumn) -> str:
     return "/".join(("steps", *(file_stem(part) for part in column.field.key)))

@@ -4,7 +4,7 @@ observation.position   one array a leaf, [steps, *shape]; parts of nested keys a
 instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length are the bytes of each
 episodes.start         the columns of the episode table, [episodes]: episode, start, length, return, terminated,
                        truncated, end_reason, seed, has_seed
-episodes.text          where there is any: what is said of each episode, a JSON object as text
+episodes.text          where there is any: the text of each episode, a JSON object
 about                  a JSON document with fields, shapes and spaces, as text
 """
 
@@ -23,17 +23,17 @@ from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import Field, file_stem
 from .columns import FORMAT, about, episode_columns, require_names
 
-__all__ = ["NpzSink"]
+__all__ = ["NpzExporter"]
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
 
 
-class NpzSink(Sink):
-    """Writes a `.npz` file member by member, as long as it may be."""
+class NpzExporter(Sink):
+    """Writes a `.npz` file of any size, member by member."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Tell by what the member `about` says."""
+        """Return whether the member `about` is that of an export."""
         try:
             require_regular(path)
             with np.load(path, allow_pickle=False) as file:
@@ -42,14 +42,14 @@ class NpzSink(Sink):
             return False
 
     def prepare(self) -> None:
-        """Refuse bfloat16, which NumPy does not know."""
+        """Refuse bfloat16, which NumPy does not have."""
         self.refuse({"bfloat16"}, "NumPy")
         require_names([*map(_name, self.chosen.fields), *self._others()], "the npz file")
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write leaf after leaf."""
         with LatchedFile(target) as file:
-            # ZipFile asks for no more than a LatchedFile has, though typing.IO has more
+            # A LatchedFile has every method that ZipFile calls, and fewer than typing.IO declares
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
                 for name, array in self._others().items():
                     _member(archive, name, array.dtype, array.shape, iter([array]))

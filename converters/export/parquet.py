@@ -4,7 +4,7 @@
                        episode), then a column a leaf, parts of nested keys joined by dots; vectors are lists, arrays
                        of more dimensions lists of lists, text is strings; reward and flags are single values
     episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason, seed,
-                       has_seed, and `text`, a JSON object, where anything is said of episodes
+                       has_seed, and `text`, a JSON object, where episodes have any text
 
 The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces.
 """
@@ -24,16 +24,16 @@ import pyarrow.parquet as pq
 from ...core.checkpoint.h5_file import LatchedFile
 from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import SINGLETONS, Field
-from .columns import FORMAT, Column, about, columns_of, decoded, episode_columns, require_names
+from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names
 
-__all__ = ["ParquetSink"]
+__all__ = ["ParquetExporter"]
 
 _STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"
 _GROUP_BYTES = 8 << 20
 
 
-class _File(LatchedFile):
-    """What pyarrow asks of a file beyond a LatchedFile."""
+class _ParquetFile(LatchedFile):
+    """A LatchedFile with the further methods that pyarrow calls."""
 
     closed = False
 
@@ -47,15 +47,15 @@ class _File(LatchedFile):
         return False
 
     def close(self) -> None:
-        """The descriptor is closed by whoever made this object."""
+        """Do nothing: the code that opened the file closes the descriptor."""
 
 
-class ParquetSink(Sink):
-    """Writes Parquet files, a row group of about 8 MB after the other."""
+class ParquetExporter(Sink):
+    """Writes Parquet files in row groups of about 8 MB."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Tell by the files of the folder, and by the metadata of the steps."""
+        """Return whether the folder has the two files, and the metadata of the steps those of an export."""
         try:
             names = {entry.name for entry in path.iterdir()}
             require_regular(path / _STEPS)
@@ -65,12 +65,12 @@ class ParquetSink(Sink):
             return False
 
     def prepare(self) -> None:
-        """Refuse bfloat16 and complex numbers, which Parquet does not know."""
+        """Refuse bfloat16 and complex numbers, which Parquet does not have."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Parquet")
         require_names(["episode_index", "step", *(column.field.name for column in self._columns)], "Parquet")
 
     @property
-    def _columns(self) -> list[Column]:
+    def _columns(self) -> list[ExportColumn]:
         return columns_of(self.chosen.fields)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
@@ -107,7 +107,7 @@ class ParquetSink(Sink):
                 done += stop - start
                 yield pa.record_batch(arrays, schema=schema), row_bytes * (stop - start)
 
-    def _array(self, column: Column, start: int, stop: int) -> pa.Array:
+    def _array(self, column: ExportColumn, start: int, stop: int) -> pa.Array:
         rows = self.chosen.reader.read(column.field.key, start, stop)
         if column.length is not None:
             lengths = self.chosen.reader.read(column.length.key, start, stop)
@@ -116,11 +116,11 @@ class ParquetSink(Sink):
 
 
 @contextlib.contextmanager
-def _writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, _File]]:
-    file = _File(path)
+def _writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, _ParquetFile]]:
+    file = _ParquetFile(path)
     with file:
         words = [column.name for column in schema if pa.types.is_string(column.type)]
-        # Dictionaries of numbers that all differ take more room and time than the numbers
+        # A dictionary of numbers that all differ takes more space and time than the numbers
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=words) as writer:
             yield writer, file
         file.check()
@@ -133,7 +133,7 @@ def _shape(field: Field) -> tuple[int, ...]:
     return () if inner in SINGLETONS and field.shape == (1,) else field.shape
 
 
-def _type(column: Column) -> pa.DataType:
+def _type(column: ExportColumn) -> pa.DataType:
     if column.length is not None:
         return pa.string()
     kind = pa.from_numpy_dtype(column.field.numpy)
@@ -143,7 +143,7 @@ def _type(column: Column) -> pa.DataType:
 
 
 def _nested(rows: Array) -> pa.Array:
-    """Make lists of lists: one level a dimension behind the first."""
+    """Make lists of lists: one level for each dimension after the first."""
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for depth in range(rows.ndim - 1, 0, -1):
         count, size = math.prod(rows.shape[:depth]), rows.shape[depth]

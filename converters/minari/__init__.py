@@ -13,7 +13,7 @@ FORMATS = (
         order=0,
         reader="reader:MinariReader",
         source="source:MinariSource",
-        sink="export:MinariSink",
+        sink="export:MinariExporter",
         opened=("/data", "import minari; print(minari.MinariDataset({}))"),
     ),
 )

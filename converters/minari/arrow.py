@@ -1,38 +1,42 @@
-"""Minari's Arrow and Parquet storage: a folder an episode, all its columns of one length.
+"""Minari's Arrow and Parquet storage: a folder for each episode, with columns of equal length.
 
-Actions, rewards and flags are padded by one row, so that they are as long as the observations; the last row of
-those is none. Arrow files are mapped and cut without a copy, Parquet files are streamed batch by batch.
+Actions, rewards and flags are padded by one row to the length of the observations; that last row is ignored. Arrow
+files are memory-mapped and sliced without a copy, Parquet files are streamed batch by batch.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.errors import FormatError
+from ...core.errors import CorruptDataError, FormatError
 from ...core.format import Array, load_json
 from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
-from .arrow_forms import (
-    as_array,
-    as_strings,
-    at,
-    declared_forms,
-    forms_with_holes,
-    found_forms,
-    of_free_length,
-    row_width,
-)
 from .metadata import METADATA_FILE
 from .spaces import SpacePath
-from .store import Column, ColumnPath, EpisodeStore, Form, StoredEpisode, column_name, reading
+from .store import ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, column_name, reading
 
-__all__ = ["ArrowStore"]
+__all__ = [
+    "ArrowStore",
+    "as_array",
+    "as_strings",
+    "at",
+    "declared_forms",
+    "forms_with_holes",
+    "found_forms",
+    "of_free_length",
+    "row_width",
+]
 
 _EPISODE = re.compile(r"0|[1-9]\d{0,17}")
 _PART = re.compile(r"part-(\d+)\.(\w+)")
@@ -40,7 +44,7 @@ _PADDED = frozenset({"actions", "rewards", "terminations", "truncations"})
 _REQUIRED = _PADDED | {"observations"}
 _BATCH_BYTES = 4 << 20
 _ROWS_OF_FREE_LENGTH = 64
-"""Rows of text or lists at a time: where they are alike, Parquet stores them once and their length does not show."""
+"""Rows of text or lists at a time: Parquet stores equal rows once, and the size of the file hides their length."""
 
 
 class ArrowStore(EpisodeStore):
@@ -67,7 +71,7 @@ class ArrowStore(EpisodeStore):
         return [found[part] for part in sorted(found)]
 
     def location(self, path: SpacePath) -> ColumnPath:
-        """Tuple elements are called by their number."""
+        """Map a path: Tuple elements are named by their index."""
         return tuple(str(part) for part in path)
 
     def files(self) -> list[Path]:
@@ -98,26 +102,26 @@ class _ArrowEpisode(StoredEpisode):
         self._rows = sum(part.rows for part in self._parts)
         self._streams: dict[str, _Stream] = {}
 
-    def columns(self) -> dict[ColumnPath, Column]:
+    def columns(self) -> dict[ColumnPath, StoredColumn]:
         steps = self.attributes().get(("total_steps",), self._rows - 1)
         if steps != self._rows - 1:
             raise FormatError(
                 f"{self._what} has {self._rows} observations for {steps} steps, one more than steps is expected"
             )
-        found: dict[ColumnPath, Column] = {}
+        found: dict[ColumnPath, StoredColumn] = {}
         with reading(self._what, self._file, pa.ArrowException):
             for field in self._parts[0].schema:
                 forms = declared_forms(field)
                 look = forms_with_holes if field.name in _REQUIRED else found_forms
                 forms = look(forms, self._chunks(field.name))
                 rows = self._rows - (field.name in _PADDED)
-                found |= {path: Column(form, rows) for path, form in forms.items()}
+                found |= {path: StoredColumn(form, rows) for path, form in forms.items()}
         return found
 
-    def form(self, path: ColumnPath) -> Form:
+    def form(self, path: ColumnPath) -> ColumnForm:
         return declared_forms(self._parts[0].schema.field(path[0]))[path]
 
-    def array(self, path: ColumnPath, start: int, stop: int, form: Form | None = None) -> Array:
+    def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm | None = None) -> Array:
         form = form or self.form(path)
         with reading(self._what, self._file, pa.ArrowException):
             return as_array(self._leaf(path, start, stop), form, f"{column_name(path)!r} of {self._what}")
@@ -153,7 +157,7 @@ class _ArrowEpisode(StoredEpisode):
 
 
 class _Stream:
-    """Rows of a column from front to back; what lies behind is let go."""
+    """Rows of a column from front to back; batches before the last request are released."""
 
     def __init__(self, chunks: Iterator[pa.Array]) -> None:
         self.first = 0
@@ -215,9 +219,9 @@ class _ParquetPart:
             yield batch.column(name)
 
     def _row_bytes(self, name: str) -> int:
-        """Bytes of a row of a column, as its type and, for text and images, the size of the groups of rows tell.
+        """Estimate the bytes of a row of a column from its type and, for text and images, the size of the row groups.
 
-        What the file says of single columns is left alone: where that is damaged, pyarrow ends the process.
+        The metadata of single column chunks are not used: where they are damaged, pyarrow aborts the process.
         """
         metadata = self._file.metadata
         groups = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
@@ -225,9 +229,164 @@ class _ParquetPart:
 
 
 def _flat(document: Mapping[str, Any], above: ColumnPath = ()) -> Iterator[tuple[ColumnPath, Any]]:
-    """Attributes as HDF5 has them: nested options under one path each."""
+    """Flatten attributes as in HDF5: a path for each nested option."""
     for name, value in document.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, (*above, name))
         else:
             yield (*above, name), value
+
+
+_RAGGED = "its rows are lists of different lengths"
+_ABSENT = "it has no value in some rows"
+
+
+def declared_forms(field: pa.Field, prefix: ColumnPath = ()) -> dict[ColumnPath, ColumnForm]:
+    """Forms of the leaves of a top-level column according to its type."""
+    path = (*prefix, field.name)
+    if not pa.types.is_struct(field.type):
+        return {path: _form(field)}
+    return {name: form for child in field.type for name, form in declared_forms(child, path).items()}
+
+
+def _form(field: pa.Field) -> ColumnForm:
+    kind, shape, ragged = field.type, [], False
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return ColumnForm("text")
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return ColumnForm("bytes")
+    while _is_list(kind):
+        if pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size)
+        else:
+            ragged = True
+        kind = kind.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return ColumnForm("odd", why=f"its Arrow type {field.type} is neither numbers nor text")
+    dtype = np.dtype(kind.to_pandas_dtype()).name
+    if ragged:
+        return ColumnForm("odd", dtype, why=_RAGGED)
+    declared = (field.metadata or {}).get(b"shape")
+    if declared is None:
+        return ColumnForm("array", dtype, tuple(shape), flat=bool(shape))
+    # Infos are flat too, with their shape in the metadata of the field.
+    sizes = tuple(int(size) for size in declared.split(b",") if size.isdigit())
+    return ColumnForm("array", dtype, sizes if math.prod(sizes) == math.prod(shape) else tuple(shape))
+
+
+def found_forms(forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Array]) -> dict[ColumnPath, ColumnForm]:
+    """Forms of the leaves according to the rows of one episode: lengths of lists, rows without a value."""
+    absent: set[ColumnPath] = set()
+    holes: set[ColumnPath] = set()
+    shapes: dict[ColumnPath, set[tuple[int, ...] | None]] = {
+        path: set() for path, form in forms.items() if form.why == _RAGGED
+    }
+    for chunk in chunks:
+        for path in forms:
+            array = at(chunk, path[1:])
+            if _has_holes(array):
+                holes.add(path)
+            if array.null_count and not pa.types.is_floating(array.type):
+                absent.add(path)
+            elif path in shapes and len(array):
+                shapes[path].add(_row_shape(array))
+    found = dict(forms)
+    for path in absent:  # whole numbers without a value here and there are read as floats, like Minari does
+        whole = forms[path].kind == "array" and "int" in forms[path].dtype and not forms[path].shape
+        found[path] = (
+            ColumnForm("array", "float64", forms[path].shape, holes=True) if whole else ColumnForm("odd", why=_ABSENT)
+        )
+    for path, seen in shapes.items():
+        if path not in absent and len(seen) == 1 and None not in seen:
+            found[path] = ColumnForm("array", forms[path].dtype, next(shape for shape in seen if shape is not None))
+    return found | {path: replace(found[path], holes=True) for path in holes if found[path].kind == "array"}
+
+
+def forms_with_holes(
+    forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Array]
+) -> dict[ColumnPath, ColumnForm]:
+    """Mark the forms of the leaves in which floats are missing; where there are no floats, no row is looked at."""
+    floats = {path for path, form in forms.items() if form.kind == "array" and "float" in form.dtype}
+    holes: set[ColumnPath] = set()
+    for chunk in chunks if floats else ():
+        holes |= {path for path in floats - holes if _has_holes(at(chunk, path[1:]))}
+    return {path: replace(form, holes=path in holes) for path, form in forms.items()}
+
+
+def _has_holes(array: pa.Array) -> bool:
+    """Return whether floats are missing, also inside rows that are lists."""
+    while _is_list(array.type):
+        array = array.flatten()
+    return bool(pa.types.is_floating(array.type) and array.null_count)
+
+
+def _row_shape(array: pa.Array) -> tuple[int, ...] | None:
+    """Shape of every row of a list column, or None where rows differ."""
+    shape = []
+    while _is_list(array.type):
+        lengths = pc.unique(pc.list_value_length(array)).to_pylist()
+        if len(lengths) != 1 or lengths[0] is None:
+            return None
+        shape.append(lengths[0])
+        array = array.flatten()
+    return None if array.null_count else tuple(shape)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def at(array: pa.Array, path: ColumnPath) -> pa.Array:
+    """Follow names down through structs; a row that has no struct has no value in it either."""
+    for name in path:
+        place = array.type.get_field_index(name)
+        if place < 0:  # pyarrow's answer for a duplicate name; Python would take the last column
+            raise FormatError(f"the column {name!r} is there twice")
+        array = array.flatten()[place]
+    return array
+
+
+def as_array(array: pa.Array, form: ColumnForm, what: str) -> Array:
+    """Turn rows of numbers into an array `[n, *shape]`; a float without a value is NaN."""
+    rows = len(array)
+    if not math.prod(form.shape):
+        return np.empty((rows, *form.shape), form.dtype)
+    while _is_list(array.type):
+        _require_values(array, what)
+        array = array.flatten()
+    if "float" not in form.dtype:
+        _require_values(array, what)
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values.astype(form.dtype, copy=False).reshape(rows, *form.shape)
+
+
+def as_strings(array: pa.Array, what: str) -> list[bytes]:
+    """Turn rows of text or of byte strings into bytes."""
+    array.validate(full=True)  # offsets that point outside the file would crash the process
+    _require_values(array, what)
+    rows: list[bytes] = array.cast(pa.large_binary()).to_pylist()
+    return rows
+
+
+def _require_values(array: pa.Array, what: str) -> None:
+    if array.null_count:
+        raise CorruptDataError(f"{what} has no value in {array.null_count} rows")
+
+
+def of_free_length(kind: pa.DataType) -> bool:
+    """Return whether rows of this type have no fixed length: text, byte strings, lists."""
+    if kind.num_fields and not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return any(of_free_length(kind.field(number).type) for number in range(kind.num_fields))
+    return not (pa.types.is_primitive(kind) or pa.types.is_null(kind))
+
+
+def row_width(kind: pa.DataType) -> int:
+    """Bytes of one row of this type; 64 where the type has no fixed width."""
+    if pa.types.is_struct(kind):
+        return sum(row_width(child.type) for child in kind)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * row_width(kind.value_type)
+    try:
+        return max(int(kind.bit_width) // 8, 1)
+    except ValueError:
+        return 64

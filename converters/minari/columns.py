@@ -1,30 +1,30 @@
-"""From the survey of a Minari dataset to the source fields of TED, and from stored rows to theirs."""
+"""Source fields of TED from the survey of a Minari dataset, and their rows from stored ones."""
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ...core.errors import FormatError
+from ...core.errors import CorruptDataError, FormatError
 from ...core.format import Array, Dropped
 from ...core.ted import REWARD, Field, Key, Role, Timing, key_name
-from .episode_text import EpisodeTexts
-from .extras import Extra, Rows
-from .names import extra_keys, free_keys, length_key, renamed
-from .required import FLAGS, REWARDS
-from .store import ColumnPath, Form, StoredEpisode, column_name
-from .survey import Survey
-from .text import encode_text
+from .extras import Extra, ExtraRows
+from .names import EpisodeTexts, extra_keys, free_keys, length_key, renamed
+from .store import ColumnForm, ColumnPath, StoredEpisode, column_name, encode_text
+from .survey import FLAGS, REWARDS, Survey
 
-__all__ = ["Columns", "SourceColumn"]
+__all__ = ["SourceColumn", "SourceColumns", "decode_images"]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column that is kept: where it is, the key it gets, how its rows are read."""
+    """A column that is kept: its path in the file, its key, and how its rows are read."""
 
     path: ColumnPath
     key: Key
@@ -33,7 +33,7 @@ class SourceColumn:
     shape: tuple[int, ...]
     role: Role
     timing: Timing
-    form: Form | None
+    form: ColumnForm | None
     extra: Extra | None = None
 
     def fields(self) -> list[Field]:
@@ -42,9 +42,9 @@ class SourceColumn:
             return [Field(self.key, "uint8", self.shape, "text"), Field(length_key(self.key), "int32", (), "text")]
         return [Field(self.key, self.dtype, self.shape, self.role)]
 
-    def rows(self, index: int) -> Rows:
-        """Which rows the `index`-th episode has."""
-        return Rows.ALL if self.extra is None else Rows(self.extra.rows[index])
+    def rows(self, index: int) -> ExtraRows:
+        """The rows that the `index`-th episode has."""
+        return ExtraRows.ALL if self.extra is None else ExtraRows(self.extra.rows[index])
 
     def of_episode(self, index: int) -> SourceColumn:
         """The column as the `index`-th episode stores it."""
@@ -52,14 +52,14 @@ class SourceColumn:
             return self
         return replace(self, form=self.extra.stored(index))
 
-    def read(self, episode: StoredEpisode, what: str, start: int, stop: int, rows: Rows) -> dict[Key, Array]:
-        """Read what belongs to steps `[start, stop)` of an episode that has these `rows` of the column."""
+    def read(self, episode: StoredEpisode, what: str, start: int, stop: int, rows: ExtraRows) -> dict[Key, Array]:
+        """Read the rows of steps `[start, stop)` of an episode; `rows` states which rows the episode has."""
         after = self.timing == "state"
-        if rows is Rows.ALL:
+        if rows is ExtraRows.ALL:
             return self._stored(episode, what, start, stop + after)
         count = stop - start + after
         columns = {field.key: np.zeros((count, *field.shape), field.numpy) for field in self.fields()}
-        if rows is Rows.AFTER_STEPS:  # the row of step t is what came after it: row t + 1 of a state
+        if rows is ExtraRows.AFTER_STEPS:  # the row of step t is what came after it: row t + 1 of a state
             stored = self._stored(episode, what, max(start - 1, 0), stop)
             for key, values in stored.items():
                 columns[key][count - len(values) :] = values
@@ -71,8 +71,6 @@ class SourceColumn:
             return {self.key: characters, length_key(self.key): lengths}
         form = episode.form(self.path) if self.kind == "image" else self.form
         if form is not None and self.kind == "image" and form.is_jpeg:
-            from .images import decode_images  # only those who have images need Pillow
-
             frames = episode.strings(self.path, first, stop)
             return {self.key: decode_images(frames, self.shape, f"{column_name(self.path)!r} of {what}", first)}
         values = episode.array(self.path, first, stop, form)
@@ -92,8 +90,8 @@ def _exact(values: Array, dtype: str, what: str, path: ColumnPath) -> Array:
     return widened
 
 
-class Columns:
-    """Every column of a surveyed dataset with its key, and what became of the others."""
+class SourceColumns:
+    """The columns of a surveyed dataset with their keys, and the reasons why others are dropped."""
 
     def __init__(self, found: Survey) -> None:
         self._survey = found
@@ -143,19 +141,19 @@ class Columns:
         return renamed({path: self._plain[path] for path in kept}, kept) | self._episode_texts.renamed()
 
     def dropped_keys(self) -> tuple[Dropped, ...]:
-        """Columns that could not be kept, and why."""
+        """Columns that cannot be kept, and why."""
         return tuple(self._survey.extras.dropped({path: key_name(key) for path, key in self._plain.items()}))
 
     def notes(self, numbers: Sequence[int]) -> list[str]:
-        """What a user should know of these episodes: rewards of two types, rows that had to be made."""
+        """Notes for the user on these episodes: rewards of two types, missing values, rows filled in."""
         notes, total = list[str](), len(numbers)
         dtypes = self._survey.required.reward_dtypes
         if len(dtypes) > 1:
             found = ", ".join(f"{dtype} in {count}" for dtype, count in sorted(dtypes.items()))
             notes.append(f"rewards are {found} episodes; {self._survey.required.reward_dtype} holds them all")
         notes += [
-            f"{key_name(self._keys[want.path])} is {want.dtype} in the data and {want.said} in the {want.role} space; "
-            f"{want.dtype} is kept"
+            f"{key_name(self._keys[want.path])} is {want.dtype} in the data and {want.space_dtype} in the {want.role} "
+            f"space; {want.dtype} is kept"
             for want in self._survey.required.columns
             if want.contradicts
         ]
@@ -170,9 +168,9 @@ class Columns:
                 continue
             rows = [extra.rows[self._index[number]] for number in numbers]
             blank = "empty" if column.kind == "text" else "zero"
-            if late := rows.count(Rows.AFTER_STEPS):
+            if late := rows.count(ExtraRows.AFTER_STEPS):
                 notes.append(f"{name} has no value at reset in {late} of {total} episodes: {blank} rows there")
-            if absent := rows.count(Rows.NONE):
+            if absent := rows.count(ExtraRows.NONE):
                 notes.append(f"{name} is missing in {absent} of {total} episodes: {blank} rows there")
         return notes
 
@@ -186,7 +184,7 @@ class Columns:
 
     def read_rewards(self, episode: StoredEpisode, number: int, start: int, stop: int) -> Array:
         """Read the rewards of steps `[start, stop)` alone."""
-        return self._rewards.read(episode, f"episode {number}", start, stop, Rows.ALL)[REWARD]
+        return self._rewards.read(episode, f"episode {number}", start, stop, ExtraRows.ALL)[REWARD]
 
     def read_flags(self, episode: StoredEpisode, number: int, start: int, stop: int) -> tuple[Array, Array]:
         """Read `terminated` and `truncated` as bool `[stop - start]`, however they are stored."""
@@ -206,8 +204,45 @@ class Columns:
         return values.astype(bool)
 
     def read_texts(self, episode: StoredEpisode, number: int, attributes: Mapping[ColumnPath, Any]) -> dict[str, str]:
-        """Read the strings that belong to the whole of one episode; those that tell of it are its `attributes`."""
+        """Read the strings that belong to the whole of one episode; `attributes` are the attributes of that episode."""
         name, index = self._episode_texts.of_column, self._index[number]
-        present = (extra.path for extra in self._texts if extra.rows[index] != Rows.NONE)
+        present = (extra.path for extra in self._texts if extra.rows[index] != ExtraRows.NONE)
         texts = {name(path): episode.strings(path, 0, 1)[0].decode() for path in present}
         return texts | self._episode_texts.of_attributes(attributes)
+
+
+_WORTH_THREADS = 8  # frames; starting threads for fewer takes longer than decoding them
+
+
+def decode_images(frames: Sequence[bytes], shape: tuple[int, ...], what: str, first: int) -> Array:
+    """Decode frames into uint8 `[n, *shape]`; `first` is the row of the first, for messages.
+
+    Raises CorruptDataError for a frame that cannot be decoded, FormatError for one of another shape.
+    """
+    images = np.empty((len(frames), *shape), np.uint8)
+
+    def decode(number: int) -> None:
+        images[number] = _decode(frames[number], shape, f"{what}, row {first + number}")
+
+    if len(frames) < _WORTH_THREADS:
+        for number in range(len(frames)):
+            decode(number)
+    else:
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+            list(pool.map(decode, range(len(frames))))
+    return images
+
+
+def _decode(frame: bytes, shape: tuple[int, ...], what: str) -> Array:
+    from PIL import Image  # needed only where there are images
+
+    try:
+        with Image.open(io.BytesIO(frame), formats=("JPEG",)) as image:
+            bands = len(image.getbands())
+            found = (image.height, image.width, *([bands] if bands > 1 else []))
+            if found == shape:  # before any memory is taken for it
+                return np.asarray(image, np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).partition("<")[0].strip() or type(error).__name__
+        raise CorruptDataError(f"{what}: the image is damaged or was cut: {reason}") from error
+    raise FormatError(f"{what}: the image has shape {list(found)}, its space says {list(shape)}")

@@ -1,34 +1,52 @@
-"""Exports to a Minari dataset, through Minari itself: `minari.MinariDataset(DEST + "/data")` opens it.
+"""Exports to a Minari dataset, written by Minari itself: `minari.MinariDataset(DEST + "/data")` opens it.
 
-What was converted from Minari comes back value for value: observations, actions, rewards, flags (also a last step
+Data converted from Minari are exported value for value: observations, actions, rewards, flags (also a last step
 without any), infos, seeds, options and attributes of episodes, spaces and metadata. Of other data observations,
-actions, rewards and flags become Minari's own, what is known before and after every step goes to the infos. Images are
-stored as they are, never as JPEG. (One thing does not come back: dots in the name of a text that stays the same through
-every episode, or of an option, become groups. And two things look another way in HDF5: infos
-that are missing are empty ones, `{}`, and nested ones are dicts of arrays where Arrow had arrays of dicts, which the
-notes say.)
+actions, rewards and flags become Minari's own; leaves with a value before and after every step become infos. Images
+are stored as arrays, never as JPEG.
+
+Three things differ from a Minari source. Dots in the name of an option, or of a text that is constant in each episode,
+become groups. Missing infos become empty ones, `{}`. Nested infos are dicts of arrays where Arrow has arrays of dicts;
+the notes list them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...core.checkpoint.h5_file import LatchedFile
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
-from ...core.format import Dropped, Sink, fs, parse_json
-from .export_episode import EpisodeColumns
-from .export_spaces import space_of_fields, space_of_json
+from ...core.format import Array, Chosen, Dropped, Sink, fs, parse_json
+from ...core.ted import (
+    ACTION,
+    EPISODE,
+    FLAGS,
+    NEXT,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    REWARD,
+    EndReason,
+    Key,
+    key_name,
+    state_keys,
+)
+from ..export.columns import ExportColumn, columns_of, decoded
 from .metadata import HDF5_FILE, METADATA_FILE
-from .spaces import parse_space
+from .spaces import parse_space, space_of_fields, space_of_json
 
-__all__ = ["MinariSink"]
+__all__ = ["EpisodeColumns", "MinariExporter"]
 
 _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",
@@ -38,12 +56,12 @@ _GROUP = "is a dict of arrays there, the form of HDF5, where the source gave an 
 _ID = re.compile(r"(?:[-\w]+/)*[-\w.]+-v\d+")
 
 
-class MinariSink(Sink):
+class MinariExporter(Sink):
     """Writes a folder with Minari's `data` inside, in HDF5; memory is bounded by an episode."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Tell by the names of the files."""
+        """Return whether the folder has the files of an export and no others."""
         try:
             files = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
         except OSError:
@@ -51,7 +69,7 @@ class MinariSink(Sink):
         return files == {f"data/{METADATA_FILE}", f"data/{HDF5_FILE}"}
 
     def prepare(self) -> None:
-        """Find the spaces, and what goes where."""
+        """Find the spaces, and the column of each leaf."""
         self.refuse({"bfloat16"}, "Minari")
         self._require_continuity_known()
         manifest = self.chosen.reader.manifest
@@ -74,7 +92,7 @@ class MinariSink(Sink):
             raise SchemaError("a Minari dataset has observations and actions, one of them is missing here")
 
     def _read_original(self) -> Mapping[str, Any]:
-        """Minari's own metadata, of what came from there."""
+        """The metadata of Minari, if that is where the data come from."""
         data = self.chosen.reader.documents().get(METADATA_FILE)
         found = parse_json(data, f"{METADATA_FILE} of the source") if data is not None else {}
         return found if isinstance(found, dict) else {}
@@ -85,13 +103,13 @@ class MinariSink(Sink):
             return space_of_json(parse_space(original, f"{role}_space"), role)
         known = self.chosen.reader.manifest.spaces.get(role)
         if known is not None:
-            with contextlib.suppress(FormatError):  # not every source says all of its spaces
+            with contextlib.suppress(FormatError):  # a manifest may have a space that Minari does not support
                 return space_of_json(known, role)
         self.notes.append(f"the {role} space is not known: one that holds every value of the type is written")
         return space_of_fields([field for field in self.chosen.fields if field.key[0] == role], role)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Have Minari write episode after episode."""
+        """Write episode after episode through Minari."""
         fs.make_folder(target / "data")
         with _minari_writing(target):
             self._write(target / "data", progress)
@@ -113,12 +131,15 @@ class MinariSink(Sink):
         attributes = [(number, found) for number, found in self._columns.attributes() if found]
         fs.remove(folder / HDF5_FILE)
         with LatchedFile(folder / HDF5_FILE) as file:
-            # A write that fails inside libhdf5 ends the process when the file is closed: Minari gets, in place of
-            # the path that it opens, a file that never fails and says later what did.
+            # A write that fails inside libhdf5 aborts the process when the file is closed. So Minari opens, instead
+            # of a path, a file object that keeps the first error; `check` raises it. Minari has no public way to
+            # pass a file object.
             storage._file_path = file
             storage.update_episodes(self._buffers(file, progress))
             if attributes:
-                storage.update_episode_metadata([said for _, said in attributes], [number for number, _ in attributes])
+                storage.update_episode_metadata(
+                    [values for _, values in attributes], [number for number, _ in attributes]
+                )
             file.check()
 
     def _buffers(self, file: LatchedFile, progress: Callable[[int], None]) -> Iterator[Any]:
@@ -153,7 +174,7 @@ class MinariSink(Sink):
 
 @contextlib.contextmanager
 def _minari_writing(target: Path) -> Iterator[None]:
-    """Hold back Minari's advice, and turn what libhdf5 says of a full disk into OutOfSpaceError."""
+    """Suppress Minari's warnings, and turn libhdf5's errors on a full disk into OutOfSpaceError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -169,3 +190,216 @@ def _minari_writing(target: Path) -> Iterator[None]:
                 hint="free some space and run it again",
             ) from error
         raise
+
+
+_MADE_ROWS = re.compile(r"(.+) (has no value at reset|is missing) in (\d+) of (\d+) episodes: .*", re.DOTALL)
+"""Matches a note of the conversion on rows of infos that it filled in."""
+
+_FAMILY = {REWARD, *FLAGS}
+
+
+class EpisodeColumns:
+    """Converts episodes of TED to the arguments of Minari's `EpisodeBuffer`.
+
+    `dropped` maps keys that Minari has no place for to the reason; `notes` lists what differs from the source.
+    """
+
+    def __init__(
+        self, chosen: Chosen, spaces: Mapping[str, Any], renamed: Mapping[str, str], conversion_notes: Sequence[str]
+    ) -> None:
+        self._chosen = chosen
+        self._spaces = spaces
+        self._renamed = renamed
+        self._original = {after: before for before, after in renamed.items()}
+        self._columns = {column.field.key: column for column in columns_of(chosen.fields)}
+        self._states = {key for key in state_keys(chosen.fields) if key in self._columns}
+        self.dropped: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._late = set(self._after_steps(conversion_notes))
+        self._used: set[Key] = {EPISODE, NEXT_REWARD, *((NEXT, *flag) for flag in FLAGS)}
+        for role in ("observation", "action"):
+            self._claim(spaces[role], (role,), (role,))
+        for key in (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED):
+            self._require(key)
+        self._infos = dict(self._find_infos())
+
+    def _after_steps(self, conversion_notes: Sequence[str]) -> Iterator[str]:
+        """Yield the names of the columns that no episode of the source had a value of at reset."""
+        for match in filter(None, map(_MADE_ROWS.fullmatch, conversion_notes)):
+            name, what, some, every = match.groups()
+            if what != "is missing" and some == every:
+                yield name
+            else:
+                self.notes.append(f"{match[0]}, and are written as such")
+
+    def _claim(self, space: Any, role: Key, path: Key) -> None:
+        """Find the key of every leaf of a space; SchemaError if it is missing or has no value after the last step."""
+        children = _children(space)
+        if children is not None:
+            for name, child in children:
+                self._claim(child, role, (*path, name))
+            return
+        key = self._stored(path)
+        self._require(key)
+        if role == ("observation",) and key not in self._states:
+            raise SchemaError(f"{key_name(key)} is an observation without one after the step, which Minari needs")
+        self._used.add(key)
+
+    def _stored(self, path: Key) -> Key:
+        name = self._renamed.get(key_name(path), key_name(path))
+        return next((key for key in self._columns if key_name(key) == name), path)
+
+    def _require(self, key: Key) -> None:
+        if key not in self._columns:
+            raise SchemaError(f"there is no {key_name(key)}, which a Minari dataset has to have")
+
+    def _find_infos(self) -> Iterator[tuple[Key, Key]]:
+        """Yield the path in the infos, and the key, of every leaf that becomes an info."""
+        for key in self._columns:
+            after = (NEXT, *key)
+            if key in self._used or (key[0] == NEXT and key[1:] in self._states):
+                continue
+            if key[0] == NEXT and key[1:] not in self._columns and key[1:] not in _FAMILY:
+                yield self._info_path(key[1:]), key
+            elif key in self._states:
+                yield self._info_path(key), key
+            else:
+                why = "it is known before the step alone" if after not in self._columns else "before and after differ"
+                self.dropped[key_name(key)] = f"Minari has no place for it: {why}"
+
+    def _info_path(self, key: Key) -> Key:
+        name = key_name(key)
+        before = self._original.get(name, name)
+        # Renaming appends "_" to a part; dotted names alone are ambiguous, as a part may have a dot itself.
+        plain = itertools.product(*((part, part.removesuffix("_")) for part in key))
+        path = next((path for path in plain if key_name(path) == before), key)
+        if path[0] != "info":
+            self.notes.append(f"{name} is at infos/{'/'.join(path)} there")
+            return path
+        return path[1:]
+
+    @property
+    def info_groups(self) -> list[str]:
+        """The names of infos that are groups of columns."""
+        return sorted({path[0] for path in self._infos if len(path) > 1})
+
+    def episode(self, position: int) -> dict[str, Any]:
+        """Return the columns of an episode; SchemaError where a state after a step is not the state before the next."""
+        start, stop = self._chosen.episode(position)
+        table = self._chosen.table
+        terminated, truncated = (self._flag(key, start, stop) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
+        if table.end_reason[position] == EndReason.END_OF_FILE:
+            truncated = truncated.copy()
+            truncated[-1] = False
+        observations = self._of_space(self._spaces["observation"], ("observation",), start, stop)
+        return {
+            "seed": int(table.seed[position]) if table.has_seed[position] else None,
+            "options": self._texts(position, "options") or None,
+            "observations": observations,
+            "actions": self._of_space(self._spaces["action"], ACTION, start, stop),
+            "rewards": self._chosen.reader.read(NEXT_REWARD, start, stop).reshape(stop - start),
+            "terminations": terminated,
+            "truncations": truncated,
+            "infos": self._info_columns(position, start, stop),
+        }
+
+    def attributes(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the attributes of each episode, with its number in the export."""
+        for position in range(len(self._chosen.rows)):
+            yield position, self._texts(position, "attributes")
+
+    def _flag(self, key: Key, start: int, stop: int) -> Array:
+        return self._chosen.reader.read(key, start, stop).reshape(stop - start).astype(bool)
+
+    def _of_space(self, space: Any, path: Key, start: int, stop: int) -> Any:
+        children = _children(space)
+        if children is None:
+            key = self._stored(path)
+            return self._state(key, start, stop) if key in self._states else self._read(key, start, stop)
+        parts = {name: self._of_space(child, (*path, name), start, stop) for name, child in children}
+        return tuple(parts.values()) if _is_tuple(space) else parts
+
+    def _read(self, key: Key, start: int, stop: int) -> Any:
+        column: ExportColumn = self._columns[key]
+        rows = self._chosen.reader.read(key, start, stop)
+        if column.length is None:
+            return rows
+        lengths = self._chosen.reader.read(column.length.key, start, stop)
+        return decoded(rows, lengths, key_name(key))
+
+    def _state(self, key: Key, start: int, stop: int) -> Any:
+        before, after = self._read(key, start, stop), self._read((NEXT, *key), start, stop)
+        if _bits(before[1:]) != _bits(after[:-1]):
+            raise SchemaError(
+                f"{key_name(key)} after a step is not what the next step of that episode begins with, and Minari keeps "
+                "it once",
+                hint="export to h5, npz or parquet, which keep both",
+            )
+        return [*before, after[-1]] if isinstance(before, list) else np.concatenate((before, after[-1:]))
+
+    def _info_columns(self, position: int, start: int, stop: int) -> dict[str, Any]:
+        flat: dict[Key, Any] = {}
+        for path, key in self._infos.items():
+            if key[0] == NEXT:
+                flat[path] = self._read(key, start, stop)
+            elif key_name(key) in self._late:
+                flat[path] = self._read((NEXT, *key), start, stop)
+            else:
+                flat[path] = self._state(key, start, stop)
+        for name, text in (self._chosen.text or [{}] * (position + 1))[position].items():
+            if name.split(".")[0] not in ("options", "attributes"):
+                path = tuple(name.split("."))
+                flat[path[1:] if path[0] == "info" else path] = [text] * (stop - start + 1)
+        return _nested(flat)
+
+    def _texts(self, position: int, top: str) -> dict[str, Any]:
+        """The texts of an episode below one name: `options`, nested, or `attributes`."""
+        texts = self._chosen.text
+        if texts is None:
+            return {}
+        found = {
+            tuple(name.split(".")[1:]): json.loads(text)
+            for name, text in texts[position].items()
+            if name.split(".")[0] == top and "." in name
+        }
+        return _nested(found) if top == "options" else {"/".join(path): value for path, value in found.items()}
+
+
+def _children(space: Any) -> list[tuple[str, Any]] | None:
+    """The parts of a Dict or Tuple space by the names of their keys, None for other spaces."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return [(str(number), child) for number, child in enumerate(space.spaces)]
+    return None
+
+
+def _is_tuple(space: Any) -> bool:
+    from gymnasium import spaces
+
+    return isinstance(space, spaces.Tuple)
+
+
+def _bits(rows: Any) -> Any:
+    """Rows as bytes, to compare them so that NaN equals NaN."""
+    return rows if isinstance(rows, list) else np.ascontiguousarray(rows).tobytes()
+
+
+def _nested(flat: Mapping[Key, Any]) -> dict[str, Any]:
+    """Nest by path; a group with the names 0, 1, … becomes a tuple."""
+    nest: dict[str, Any] = {}
+    for path, value in flat.items():
+        inner = nest
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+    return {name: _tuples(value) for name, value in nest.items()}
+
+
+def _tuples(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    parts = {name: _tuples(part) for name, part in value.items()}
+    return tuple(parts.values()) if list(parts) == [str(i) for i in range(len(parts))] else parts

@@ -1,31 +1,31 @@
-"""Infos, and whatever else an episode holds beside what every episode must have.
+"""Extra columns: infos and all other columns that an episode need not have.
 
-Each episode may have an extra column with a row before the first step (T+1 rows), without it (T rows), or not at
-all. What cannot be kept is named with the reason.
+Each episode has an extra column with a row before the first step (T+1 rows), without it (T rows), or not at all. A
+column that cannot be kept is listed with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+
+import numpy as np
 
 from ...core.errors import FormatError
 from ...core.format import Dropped
 from ...core.ted import file_stem
-from .store import Column, ColumnPath, Form, StoredEpisode, column_name
-from .text import LONGEST_ROW, look_at_text
-from .widening import wider
+from .store import LONGEST_ROW, ColumnForm, ColumnPath, StoredColumn, StoredEpisode, column_name, look_at_text
 
-__all__ = ["Extra", "ExtraColumns", "Rows"]
+__all__ = ["Extra", "ExtraColumns", "ExtraRows", "wider"]
 
 _LONGEST_NAME = 240
-"""Bytes of a name: 255 at most in a file system, less what is added to it, such as `_length.memmap`."""
+"""Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""
 _NOT_EXTRA = frozenset({"observations", "actions", "rewards", "terminations", "truncations"})
 
 
-class Rows(IntEnum):
-    """Which rows an episode has of an extra column."""
+class ExtraRows(IntEnum):
+    """The rows of an extra column that an episode has."""
 
     NONE = 0
     AFTER_STEPS = 1
@@ -35,14 +35,14 @@ class Rows(IntEnum):
 
 @dataclass(slots=True)
 class Extra:
-    """One extra column over all episodes: `rows` has a `Rows` an episode, `why` is set if it cannot be kept.
+    """One extra column over all episodes: `rows` has an `ExtraRows` for each, `why` is set if it cannot be kept.
 
-    `dtypes` maps the element types found to the first episode that has each, `dtype_of` has the position in it of
-    every episode's; the one of `form` holds the values of all. `holes` are the episodes in which values are missing.
+    `dtypes` maps each element type to the first episode that has it; `dtype_of` has the position of each episode's type
+    in `dtypes`. The type of `form` holds the values of all. `holes` are the episodes with missing values.
     """
 
     path: ColumnPath
-    form: Form
+    form: ColumnForm
     rows: bytearray
     why: str = ""
     varies: bool = False
@@ -51,8 +51,8 @@ class Extra:
     dtype_of: bytearray = field(default_factory=bytearray)
     holes: set[int] = field(default_factory=set)
 
-    def clash(self, form: Form, number: int) -> str:
-        """Say what keeps rows of this form out, or nothing; widens this column for all episodes if need be."""
+    def clash(self, form: ColumnForm, number: int) -> str:
+        """Return why rows of this form do not fit, "" if they do; widens this column for all episodes if necessary."""
         if form == self.form and len(self.dtypes) == 1:
             return ""
         known = self.dtypes
@@ -67,15 +67,15 @@ class Extra:
         before = _shown(replace(self.form, dtype=other))
         return f"it is {_shown(form)} in episode {number} and {before} in episode {seen_in}"
 
-    def stored(self, index: int) -> Form:
+    def stored(self, index: int) -> ColumnForm:
         """How the `index`-th episode stores its rows."""
         return replace(self.form, dtype=list(self.dtypes)[self.dtype_of[index]])
 
     def widened(self) -> str:
-        """Say which types episodes have, where there is more than one."""
+        """Describe the element types of the episodes, "" if there is only one."""
         if len(self.dtypes) < 2:
             return ""
-        present = [kind for kind, rows in zip(self.dtype_of, self.rows, strict=True) if rows != Rows.NONE]
+        present = [kind for kind, rows in zip(self.dtype_of, self.rows, strict=True) if rows != ExtraRows.NONE]
         counts = {dtype: present.count(kind) for kind, dtype in enumerate(self.dtypes)}
         found = ", ".join(f"{dtype} in {count}" for dtype, count in sorted(counts.items()))
         return f"{found} episodes; {self.form.dtype} holds them all"
@@ -83,15 +83,15 @@ class Extra:
 
 @dataclass(slots=True)
 class ExtraColumns:
-    """Gathers the extra columns of episode after episode."""
+    """Collects the extra columns of all episodes."""
 
     episodes: int
     found: dict[ColumnPath, Extra] = field(default_factory=dict)
 
-    def look_at(
-        self, index: int, number: int, episode: StoredEpisode, columns: Mapping[ColumnPath, Column], steps: int
+    def add(
+        self, index: int, number: int, episode: StoredEpisode, columns: Mapping[ColumnPath, StoredColumn], steps: int
     ) -> None:
-        """Take in one sound episode, the `index`-th of all."""
+        """Add the columns of one sound episode, the `index`-th of all."""
         for path, column in columns.items():
             if path[0] in _NOT_EXTRA:
                 continue
@@ -102,7 +102,7 @@ class ExtraColumns:
                 extra.why = _why_not(extra, column, number, steps)
             if extra.why:
                 continue
-            extra.rows[index] = Rows.ALL if column.rows == steps + 1 else Rows.AFTER_STEPS
+            extra.rows[index] = ExtraRows.ALL if column.rows == steps + 1 else ExtraRows.AFTER_STEPS
             if column.form.holes:
                 extra.holes.add(number)
             extra.dtype_of[index] = list(extra.dtypes).index(column.form.dtype)
@@ -110,7 +110,7 @@ class ExtraColumns:
                 _look_at_text(extra, episode, column.rows, number)
 
     def finish(self) -> None:
-        """Settle what only all episodes together show."""
+        """Drop columns that are groups in other episodes; call it after the last episode."""
         for path, extra in self.found.items():
             above = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in self.found), None)
             if above is not None:
@@ -122,17 +122,17 @@ class ExtraColumns:
         return [extra for _, extra in sorted(self.found.items()) if not extra.why]
 
     def dropped(self, names: Mapping[ColumnPath, str]) -> list[Dropped]:
-        """The others, under the names given, with the reason."""
+        """The other columns by the given names, with the reasons."""
         return [Dropped(names[path], extra.why) for path, extra in sorted(self.found.items()) if extra.why]
 
 
-def _extra(path: ColumnPath, form: Form, number: int, episodes: int) -> Extra:
+def _extra(path: ColumnPath, form: ColumnForm, number: int, episodes: int) -> Extra:
     rows, dtype_of = bytearray(episodes), bytearray(episodes)
     return Extra(path, form, rows, dtypes={form.dtype: number}, dtype_of=dtype_of)
 
 
-def _why_not(extra: Extra, column: Column, number: int, steps: int) -> str:
-    """Say why this column cannot be kept, or nothing."""
+def _why_not(extra: Extra, column: StoredColumn, number: int, steps: int) -> str:
+    """Return why this column cannot be kept, "" if it can."""
     form = column.form
     if max(len(file_stem(str(part)).encode()) for part in extra.path) > _LONGEST_NAME:
         return f"its name has more than the {_LONGEST_NAME} bytes that a file's name has room for"
@@ -147,7 +147,7 @@ def _why_not(extra: Extra, column: Column, number: int, steps: int) -> str:
     return ""
 
 
-def _shown(form: Form) -> str:
+def _shown(form: ColumnForm) -> str:
     return f"{form.dtype} {list(form.shape)}" if form.kind == "array" else form.kind
 
 
@@ -164,3 +164,26 @@ def _look_at_text(extra: Extra, episode: StoredEpisode, rows: int, number: int) 
             f"episode {number} has {look.longest:,} bytes of text in row {look.longest_row}; rows of up to "
             f"{LONGEST_ROW:,} bytes can be kept"
         )
+
+
+_MANTISSA = {2: 11, 4: 24, 8: 53}
+"""Bits of a whole number that a float of so many bytes holds."""
+
+
+def wider(names: Sequence[str]) -> str | None:
+    """Return the common element type that holds every value of these types, None where NumPy's does not.
+
+    NumPy calls int64 to float64 safe; from 2**53 on it is not.
+    """
+    if len(set(names)) == 1:
+        return names[0]
+    dtypes = sorted(map(np.dtype, names), key=lambda dtype: (dtype.kind, dtype.itemsize))
+    wide = np.result_type(*dtypes)
+    return wide.name if all(_holds(wide, dtype) for dtype in dtypes) else None
+
+
+def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
+    if narrow.kind in "iu" and wide.kind in "fc":
+        bits = 8 * narrow.itemsize - (narrow.kind == "i")
+        return bits <= _MANTISSA[wide.itemsize // (2 if wide.kind == "c" else 1)]
+    return np.can_cast(narrow, wide, "safe")

@@ -1,7 +1,7 @@
 """Minari's HDF5 storage: `main_data.hdf5` with a group an episode.
 
-Speaks to h5py's low level: a dataset of a thousand episodes is opened ten thousand times, and each access through
-the high level costs 60 to 100 microseconds.
+Uses h5py's low-level API: a dataset of a thousand episodes has ten thousand HDF5 datasets, and each access through the
+high-level API takes 60 to 100 microseconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...core.format import Array
 from ...core.ted import dtype_name
 from .metadata import HDF5_FILE
 from .spaces import SpacePath
-from .store import DERIVED, Column, ColumnPath, EpisodeStore, Form, StoredEpisode, reading
+from .store import DERIVED, ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, reading
 
 __all__ = ["Hdf5Store"]
 
 _EPISODE = re.compile(rb"episode_(0|[1-9]\d{0,17})")
 _DEEPEST = 32
 _KEPT_STRUCTURE = 1 << 20
-_NO_DATA = Form("odd", why="it is a type without data")
-_SINGLE = Form("odd", why="it is a single value, not one a step")
+_NO_DATA = ColumnForm("odd", why="it is a type without data")
+_SINGLE = ColumnForm("odd", why="it is a single value, not one a step")
 
 
 class Hdf5Store(EpisodeStore):
@@ -38,9 +38,9 @@ class Hdf5Store(EpisodeStore):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / HDF5_FILE
-        self.forms: dict[tuple[bytes, tuple[int, ...]], Form] = {}
+        self.forms: dict[tuple[bytes, tuple[int, ...]], ColumnForm] = {}
         self._file: h5f.FileID | None = None
-        self._strangers: list[str] = []
+        self._other_names: list[str] = []
         self.numbers = []
         if not self.path.is_file():
             raise FormatError(f"{self.path} is missing", hint="copy or fetch the dataset again, whole")
@@ -53,7 +53,7 @@ class Hdf5Store(EpisodeStore):
             names = members(h5g.open(self._file, b"/"))
         found = {name: _EPISODE.fullmatch(name) for name in names}
         self.numbers = sorted(int(match[1]) for match in found.values() if match)
-        self._strangers = [_text(name, str(self.path)) for name, match in found.items() if not match]
+        self._other_names = [_text(name, str(self.path)) for name, match in found.items() if not match]
 
     def episode(self, number: int) -> StoredEpisode:
         """Open the group of one episode."""
@@ -61,7 +61,7 @@ class Hdf5Store(EpisodeStore):
             return _Hdf5Episode(self, number, h5g.open(self._file, b"episode_%d" % number))
 
     def location(self, path: SpacePath) -> ColumnPath:
-        """Tuple elements are called `_index_0`, …; a slash in the name of a Dict entry makes groups."""
+        """Map a path: Tuple elements are named `_index_0`, …; a slash in the name of a Dict entry makes groups."""
         names = (f"_index_{part}" if isinstance(part, int) else part for part in path)
         return tuple(part for name in names for part in name.split("/") if part not in ("", "."))
 
@@ -69,9 +69,9 @@ class Hdf5Store(EpisodeStore):
         """The one file."""
         return [self.path]
 
-    def strangers(self) -> list[str]:
-        """Groups and datasets beside the episodes."""
-        return self._strangers
+    def other_names(self) -> list[str]:
+        """Groups and datasets that are not episodes."""
+        return self._other_names
 
     def close(self) -> None:
         """Close the file and everything opened in it."""
@@ -83,8 +83,8 @@ class Hdf5Store(EpisodeStore):
 def _access() -> h5p.PropFAID:
     """Properties to open a file with.
 
-    HDF5 would keep up to 32 MB of what it knows of groups and datasets, which takes 400 MB in memory; each episode
-    is looked at once, so that keeping 1 MB is even faster.
+    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is read once, and a
+    cache of 1 MB is even faster.
     """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
@@ -104,13 +104,13 @@ class _Hdf5Episode(StoredEpisode):
         self._number = number
         self._open: dict[ColumnPath, h5d.DatasetID] = {}
 
-    def columns(self) -> dict[ColumnPath, Column]:
-        found: dict[ColumnPath, Column] = {}
+    def columns(self) -> dict[ColumnPath, StoredColumn]:
+        found: dict[ColumnPath, StoredColumn] = {}
         with reading(f"episode {self._number}", self._store.path):
             self._walk(self._group, (), found)
         return found
 
-    def _walk(self, group: h5g.GroupID, prefix: ColumnPath, found: dict[ColumnPath, Column]) -> None:
+    def _walk(self, group: h5g.GroupID, prefix: ColumnPath, found: dict[ColumnPath, StoredColumn]) -> None:
         if len(prefix) > _DEEPEST:
             raise FormatError(f"episode {self._number} is nested more than {_DEEPEST} groups deep")
         for name in members(group):
@@ -122,13 +122,13 @@ class _Hdf5Episode(StoredEpisode):
                 self._open[path] = item
                 found[path] = self._column(item)
             else:
-                found[path] = Column(_NO_DATA, 0)
+                found[path] = StoredColumn(_NO_DATA, 0)
 
-    def _column(self, dataset: h5d.DatasetID) -> Column:
+    def _column(self, dataset: h5d.DatasetID) -> StoredColumn:
         kind = dataset.get_type()
         space = dataset.get_space()
         if space.get_simple_extent_type() != h5s.SIMPLE:
-            return Column(_SINGLE, 0)
+            return StoredColumn(_SINGLE, 0)
         rows, *row = space.get_simple_extent_dims()
         if why := absurd_size(dataset):
             raise FormatError(
@@ -138,12 +138,12 @@ class _Hdf5Episode(StoredEpisode):
         form = self._store.forms.get(known)
         if form is None:
             form = self._store.forms[known] = _form(kind, tuple(row))
-        return Column(form, rows)
+        return StoredColumn(form, rows)
 
-    def form(self, path: ColumnPath) -> Form:
+    def form(self, path: ColumnPath) -> ColumnForm:
         return self._column(self._dataset(path)).form
 
-    def array(self, path: ColumnPath, start: int, stop: int, form: Form | None = None) -> Array:
+    def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm | None = None) -> Array:
         dataset = self._dataset(path)
         form = form or self._column(dataset).form
         rows = np.empty((stop - start, *form.shape), form.dtype)
@@ -167,7 +167,7 @@ class _Hdf5Episode(StoredEpisode):
             return {path: self._attribute(name) for path, name in self._attribute_names().items()}
 
     def _attribute_names(self) -> dict[ColumnPath, bytes]:
-        """Minari writes the entries of options, nested at will, as `options/<name>/<name>`."""
+        """Map paths to names; Minari writes nested options as `options/<name>/<name>`."""
         names: list[bytes] = []
         h5a.iterate(self._group, names.append)
         known = {_text(name, f"episode {self._number}"): name for name in names}
@@ -198,20 +198,20 @@ def _text(name: bytes, where: str) -> str:
         raise CorruptDataError(f"the name {name!r} in {where} is not UTF-8") from None
 
 
-def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> Form:
-    """Say how a column of this HDF5 type is stored."""
+def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> ColumnForm:
+    """The form of a column of this HDF5 type."""
     try:
         dtype = kind.dtype
     except (TypeError, ValueError):
-        return Form("odd", why="its HDF5 type is unknown")
+        return ColumnForm("odd", why="its HDF5 type is unknown")
     if h5py.check_string_dtype(dtype) is not None:
-        return Form("odd", why="it holds strings in more than one dimension") if row else Form("text")
+        return ColumnForm("odd", why="it holds strings in more than one dimension") if row else ColumnForm("text")
     inner = h5py.check_vlen_dtype(dtype)
     if inner is not None:
         if inner == np.uint8 and not row:
-            return Form("bytes")
-        return Form("odd", why="its rows are arrays of different lengths")
+            return ColumnForm("bytes")
+        return ColumnForm("odd", why="its rows are arrays of different lengths")
     try:
-        return Form("array", dtype_name(dtype), row)
+        return ColumnForm("array", dtype_name(dtype), row)
     except SchemaError:
-        return Form("odd", why=f"its element type {dtype} cannot be stored")
+        return ColumnForm("odd", why=f"its element type {dtype} cannot be stored")

@@ -1,7 +1,8 @@
-"""What a Minari dataset says of itself: where its files are, its id, its totals, its spaces."""
+"""The metadata of a Minari dataset: files, id, totals, spaces, and the document TorchRL derives from them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,17 @@ from ...core.errors import FormatError
 from ...core.format import load_json, parse_json, read_regular
 from .spaces import Space, parse_space
 
-__all__ = ["HDF5_FILE", "METADATA_FILE", "MinariMetadata", "data_folder", "looks_like_minari"]
+__all__ = ["HDF5_FILE", "METADATA_FILE", "MinariMetadata", "data_folder", "env_metadata", "looks_like_minari"]
 
 METADATA_FILE = "metadata.json"
 NAMESPACE_FILE = "namespace_metadata.json"
 HDF5_FILE = "main_data.hdf5"
 FORMATS = ("hdf5", "arrow", "parquet")
-_TELLING = frozenset({"total_episodes", "total_steps", "data_format", "dataset_id", "minari_version", "action_space"})
+_TYPICAL = frozenset({"total_episodes", "total_steps", "data_format", "dataset_id", "minari_version", "action_space"})
 
 
 def data_folder(path: Path) -> Path:
-    """Folder with the files: `path/data`, or `path` itself where the files lie there."""
+    """Folder with the files: `path/data`, or `path` itself where that holds the files."""
     inner = path / "data"
     return inner if _holds_data(inner) or not _holds_data(path) else path
 
@@ -31,20 +32,20 @@ def _holds_data(folder: Path) -> bool:
 
 
 def looks_like_minari(path: Path) -> bool:
-    """Tell whether Minari's files are in this folder, sound or not; never raises."""
+    """Return whether this folder has Minari's files, sound or not; never raises."""
     try:
         folder = data_folder(path)
         if (folder / HDF5_FILE).is_file():
             return True
         document = load_json(folder / METADATA_FILE)
-        return isinstance(document, dict) and len(_TELLING & document.keys()) > 1
+        return isinstance(document, dict) and len(_TYPICAL & document.keys()) > 1
     except (OSError, FormatError):
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class MinariMetadata:
-    """`metadata.json`, read and checked as far as it goes without the data.
+    """`metadata.json`, checked as far as possible without the data.
 
     Totals and spaces are None where an old file does not have them.
     """
@@ -61,7 +62,7 @@ class MinariMetadata:
 
     @classmethod
     def load(cls, path: Path) -> MinariMetadata:
-        """Read the metadata of the dataset at `path`, or raise FormatError that says what is odd."""
+        """Read the metadata of the dataset at `path`, or raise FormatError for an invalid entry."""
         folder = data_folder(path)
         raw, document = _read(folder / METADATA_FILE)
         return cls(
@@ -122,26 +123,90 @@ def _space(document: Mapping[str, Any], name: str) -> Space | None:
 
 
 def _format(folder: Path, document: Mapping[str, Any]) -> str:
-    """The storage format: what the metadata says, held against the files; very old metadata do not say."""
-    said, found = document.get("data_format"), _formats_found(folder)
-    if said is not None and said not in FORMATS:
+    """The storage format in the metadata, compared with the files; very old metadata have none."""
+    named, found = document.get("data_format"), _formats_found(folder)
+    if named is not None and named not in FORMATS:
         raise FormatError(
-            f"data_format in metadata.json is {said!r}; known are {', '.join(FORMATS)}",
+            f"data_format in metadata.json is {named!r}; known are {', '.join(FORMATS)}",
             hint="a newer rbtool may know it: pip install --upgrade rbtool",
         )
-    if said is None:
+    if named is None:
         return found[0] if found else "hdf5"
-    if found and said not in found:
+    if found and named not in found:
         raise FormatError(
-            f"data_format in metadata.json is {said!r}, the files in {folder} are {' and '.join(found)}",
+            f"data_format in metadata.json is {named!r}, the files in {folder} are {' and '.join(found)}",
             hint="copy or fetch the dataset again, whole",
         )
-    return str(said)
+    return str(named)
 
 
 def _formats_found(folder: Path) -> list[str]:
-    """Formats of which the folder holds files; one episode is enough to tell."""
+    """The formats of the files in the folder; one episode is looked at."""
     found = ["hdf5"] if (folder / HDF5_FILE).is_file() else []
     episode = next((child for child in sorted(folder.glob("[0-9]*")) if any(child.glob("part-*"))), None)
     suffixes = {part.suffix[1:] for part in episode.glob("part-*")} if episode else set()
     return [*found, *(name for name in FORMATS[1:] if name in suffixes)]
+
+
+_DATASET_ID = re.compile(r"(?:(?P<namespace>.+)/)?(?P<name>[^/]+?)(?:-v(?P<version>\d+))?")
+_ENV_ID = re.compile(r"(?:(?P<namespace>[\w:-]+)/)?(?P<name>[\w:.-]+?)(?:-v(?P<version>\d+))?")
+
+
+def env_metadata(metadata: MinariMetadata) -> dict[str, Any] | None:
+    """Return TorchRL's `env_metadata.json`, or None where its spec types cannot express the spaces.
+
+    The path in it is relative, so that the document is the same on every machine.
+    """
+    spaces = [_torchrl_space(space) for space in (metadata.observation_space, metadata.action_space)]
+    if None in spaces:
+        return None
+    document = metadata.document
+    named = _DATASET_ID.fullmatch(metadata.id)
+    parts = named.groupdict() if named else {"namespace": None, "name": metadata.id, "version": None}
+    return {
+        "env_spec": _env_spec(document.get("env_spec")),
+        "total_episodes": metadata.total_episodes,
+        "total_steps": metadata.total_steps,
+        "dataset_id": metadata.id,
+        "combined_datasets": document.get("combined_datasets", []),
+        "observation_space": spaces[0],
+        "action_space": spaces[1],
+        "data_path": "data",
+        "minari_version": document.get("minari_version"),
+        "namespace": parts["namespace"],
+        "dataset_name": parts["name"],
+        "version": _number(parts["version"]),
+    }
+
+
+def _env_spec(text: Any) -> dict[str, Any] | None:
+    """The environment's specification with its id split into parts, as in gymnasium's dataclass."""
+    try:
+        spec = parse_json(text, "env_spec") if isinstance(text, str) else text
+    except FormatError:
+        return None
+    if not isinstance(spec, dict):
+        return None
+    named = _ENV_ID.fullmatch(str(spec.get("id", "")))
+    if named is None:
+        return spec
+    return {**spec, "namespace": named["namespace"], "name": named["name"], "version": _number(named["version"])}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def _torchrl_space(space: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A Box, a Discrete that starts at 0, or a Dict of these, as TorchRL writes them; Text inside a Dict is null."""
+    if space is None:
+        return None
+    if space["type"] == "Box":
+        return {name: space[name] for name in ("type", "low", "high", "dtype", "shape")}
+    if space["type"] == "Discrete" and not space.get("start"):
+        return {"type": "Discrete", "n": space["n"], "dtype": space.get("dtype", "int64"), "shape": []}
+    if space["type"] == "Dict":
+        children = {name: _torchrl_space(child) for name, child in space["subspaces"].items()}
+        if all(children[name] or child["type"] == "Text" for name, child in space["subspaces"].items()):
+            return {"type": "Dict", "subspaces": children}
+    return None

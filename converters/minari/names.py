@@ -1,15 +1,18 @@
-"""Names: from the columns of a Minari dataset to keys that TED and tensordict leave free."""
+"""Keys for the columns of a Minari dataset, and names for the texts of whole episodes, without collisions."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from ...core.format import ENV_METADATA, HIDDEN
+import numpy as np
+
+from ...core.format import ENV_METADATA, HIDDEN, dump_json
 from ...core.ted import Key, key_name, safe_part
-from .store import ColumnPath
+from .store import DERIVED, ColumnPath, column_name
 
-__all__ = ["extra_keys", "free_keys", "length_key", "renamed"]
+__all__ = ["EpisodeTexts", "extra_keys", "free_keys", "length_key", "renamed", "seed_of"]
 
 _TOPS = {"observations": "observation", "actions": "action", "infos": "info"}
 _TAKEN_AT_TOP = frozenset(
@@ -19,14 +22,14 @@ _FILES = frozenset({"meta.json", ENV_METADATA, HIDDEN})
 
 
 def length_key(key: Key) -> Key:
-    """Key of the lengths beside a text."""
+    """Key of the lengths of a text."""
     return (*key[:-1], key[-1] + "_length")
 
 
 def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
-    """Map columns outside the spaces to keys as the source has them: `infos` becomes `info`.
+    """Map columns outside the spaces to keys: `infos` becomes `info`.
 
-    HDF5 calls the elements of a tuple `_index_0`, …: a group all of whose members are called so was one.
+    In HDF5 the elements of a tuple are named `_index_0`, …: a group with only such names is a tuple.
     """
     members: defaultdict[ColumnPath, set[str]] = defaultdict(set)
     for path in paths:
@@ -43,17 +46,17 @@ def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
 
 
 def free_keys(keys: Mapping[ColumnPath, Key], texts: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
-    """Map each column from its key to one that collides with nothing: a name that is taken gets a trailing `_`.
+    """Map each column from its key to a free one: a reserved name gets a trailing `_`.
 
-    Taken are tensordict's own names, at the top those of TED, and the lengths beside the columns in `texts`. A name
-    that ends in `_` after a taken one gets one more, so that no two columns end up with one key.
+    Reserved are tensordict's own names, those of TED at the top level, and the lengths of the columns in `texts`. A
+    reserved name that ends in `_` already gets one more, so that no two columns get the same key.
     """
     free = {
         path: tuple(_free(part, at_top=not depth and path[0] not in _TOPS) for depth, part in enumerate(key))
         for path, key in keys.items()
     }
     lengths = {length_key(free[path]) for path in texts}
-    return {path: _beside_lengths(key, lengths) for path, key in free.items()}
+    return {path: _without_lengths(key, lengths) for path, key in free.items()}
 
 
 def _free(part: str, *, at_top: bool) -> str:
@@ -63,10 +66,74 @@ def _free(part: str, *, at_top: bool) -> str:
     return safe_part(part)
 
 
-def _beside_lengths(key: Key, lengths: Collection[Key]) -> Key:
+def _without_lengths(key: Key, lengths: Collection[Key]) -> Key:
     return tuple(part + "_" if (*key[:depth], part.rstrip("_")) in lengths else part for depth, part in enumerate(key))
 
 
 def renamed(keys: Mapping[ColumnPath, Key], free: Mapping[ColumnPath, Key]) -> dict[str, str]:
     """Dotted names before and after, of those that changed."""
     return {key_name(key): key_name(free[path]) for path, key in keys.items() if free[path] != key}
+
+
+_SEED: ColumnPath = ("seed",)
+
+
+class EpisodeTexts:
+    """Gives every text of episodes a unique name.
+
+    Names are dotted, and a part may contain a dot: of `a/b` and `a.b` the later in the order of paths gets a trailing
+    `_`, and so does an attribute with the name of a column. `columns` maps the columns to their keys;
+    `attributes` are the paths of all attributes of any episode.
+    """
+
+    def __init__(self, columns: Mapping[ColumnPath, Key], attributes: Iterable[ColumnPath]) -> None:
+        dotted = {("column", path): key_name(columns[path]) for path in sorted(columns)}
+        dotted |= {("attribute", path): _dotted(path) for path in sorted(attributes) if not _derived(path)}
+        taken = set(dotted.values())
+        given: set[str] = set()
+        self._names: dict[tuple[str, ColumnPath], str] = {}
+        for source, name in dotted.items():
+            free = name
+            while free in given or (free != name and free in taken):
+                free += "_"
+            given.add(free)
+            self._names[source] = free
+        self._renamed = {
+            _shown(*source): self._names[source] for source, name in dotted.items() if self._names[source] != name
+        }
+
+    def renamed(self) -> dict[str, str]:
+        """Names in the source, with slashes, and the names given instead."""
+        return dict(self._renamed)
+
+    def of_column(self, path: ColumnPath) -> str:
+        """Name of the text of a column."""
+        return self._names["column", path]
+
+    def of_attributes(self, attributes: Mapping[ColumnPath, Any]) -> dict[str, str]:
+        """All attributes of an episode except its seed, as JSON, so that none is lost."""
+        spare = {path: value for path, value in attributes.items() if not _derived(path) and value is not None}
+        if seed_of(attributes) is not None:
+            del spare[_SEED]
+        return {self._names["attribute", path]: dump_json(value) for path, value in sorted(spare.items())}
+
+
+def seed_of(attributes: Mapping[ColumnPath, Any]) -> int | None:
+    """The seed of an episode; None unless NumPy accepts it as a seed."""
+    seed = attributes.get(_SEED)
+    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
+        return None
+    return int(seed) if 0 <= seed < 1 << 64 else None
+
+
+def _derived(path: ColumnPath) -> bool:
+    return len(path) == 1 and path[0] in DERIVED
+
+
+def _dotted(path: ColumnPath) -> str:
+    name = ".".join(path)
+    return name if name.startswith("options.") else f"attributes.{name}"
+
+
+def _shown(source: str, path: ColumnPath) -> str:
+    return column_name(path) if source == "column" or path[0] == "options" else f"attributes/{column_name(path)}"

@@ -1,6 +1,6 @@
 """Reads Minari datasets: HDF5, Arrow and Parquet storage, every space and every kind of info that Minari writes.
 
-Needs h5py, pyarrow or Pillow only for datasets that are stored so; never minari, gymnasium or torch.
+Imports h5py, pyarrow or Pillow only for datasets stored that way; never minari, gymnasium or torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from ...core.format import (
     SourceFacts,
 )
 from ...core.ted import REWARD, row_bytes, ted_fields
-from .columns import Columns
-from .env_metadata import env_metadata
-from .episode_text import seed_of
-from .metadata import METADATA_FILE, MinariMetadata, looks_like_minari
+from .columns import SourceColumns
+from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari
+from .names import seed_of
 from .spaces import strict_space
 from .store import EpisodeStore
 from .survey import Survey, survey
@@ -28,26 +27,26 @@ from .survey import Survey, survey
 __all__ = ["PIECE_BYTES", "MinariReader"]
 
 PIECE_BYTES = 16 << 20
-"""TED bytes of the rows that are in memory at a time."""
+"""TED bytes of the rows in memory at a time."""
 _TABLE_ROWS = 1 << 20
 
 
 class MinariReader(Reader):
     """The Minari dataset in a folder anywhere on disk; also takes the `data` folder in it.
 
-    Raises FormatError for what contradicts itself and CorruptDataError for damaged files. Episodes come in the
-    order of their numbers.
+    Raises FormatError for contradictions and CorruptDataError for damaged files. Episodes are in the order of their
+    numbers.
     """
 
     piece_bytes = PIECE_BYTES
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether Minari's files are there, sound or not."""
+        """Return whether the folder has Minari's files, sound or not."""
         return looks_like_minari(path)
 
     def on_open(self) -> None:
-        """Read the metadata, and open the store of episodes that they name."""
+        """Read the metadata, and open the store of episodes."""
         self.metadata = MinariMetadata.load(self.path)
         self._store = _open_store(self.metadata)
         self._found: Survey | None = None
@@ -67,15 +66,15 @@ class MinariReader(Reader):
         return self._found
 
     @cached_property
-    def _columns(self) -> Columns:
-        return Columns(self._survey)
+    def _columns(self) -> SourceColumns:
+        return SourceColumns(self._survey)
 
     @cached_property
     def _steps(self) -> dict[int, int]:
         return dict(zip(self._survey.numbers, self._survey.steps, strict=True))
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at every episode; fields are those of the whole source, so that its parts are alike."""
+        """Look at every episode; fields are those of the whole source, so that all parts of it have the same."""
         found = self._surveyed(progress)
         return SourceFacts(
             source="minari",
@@ -86,7 +85,7 @@ class MinariReader(Reader):
             spaces={name: strict_space(space) for name, space in self.metadata.spaces().items()},
             renamed_keys=self._columns.renamed_keys(),
             dropped_keys=self._columns.dropped_keys(),
-            notes=tuple(f"{name!r} is no episode and was left out" for name in self._store.strangers()),
+            notes=tuple(f"{name!r} is no episode and was left out" for name in self._store.other_names()),
             documents=self.metadata.documents(),
             env_metadata=env_metadata(self.metadata),
             lengths=list(found.steps),
@@ -99,7 +98,7 @@ class MinariReader(Reader):
             self._survey.require_totals(self.metadata)
 
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
-        """What was widened, is missing, or contradicts the spaces in these episodes."""
+        """Widened types, missing values and contradictions to the spaces in these episodes."""
         return self._columns.notes(numbers)
 
     def read_episode(self, number: int) -> Iterator[Piece]:

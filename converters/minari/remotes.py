@@ -1,7 +1,7 @@
 """Where Minari datasets are published: an organisation on a Hugging Face hub, or a bucket.
 
-On the hub the first part of an id is a repository and the rest a folder in it; which datasets exist is said by the
-repository's `namespace_metadata.json`. In a bucket the id is a folder.
+On the hub the first part of an id is a repository and the rest a folder in it; the repository's
+`namespace_metadata.json` lists the datasets. In a bucket the id is a folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Found", "MinariBucket", "MinariOrganisation", "MinariRemote", "raise
 DATA_METADATA = f"data/{METADATA_FILE}"
 _INDEX_BYTES = 16 << 20
 _INDEX_NAMES = 50_000
-_METADATA_BYTES = 64 << 20  # the space of large images is written out in full
+_METADATA_BYTES = 64 << 20  # the bounds of an image space are written out in full
 _VERSIONED = re.compile(r".*-v\d+")
 _REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
 
@@ -50,7 +50,7 @@ class Found:
 
 
 class MinariRemote(Closing, ABC):
-    """A place with Minari datasets. `address` names it for people, `key` tells it from all others."""
+    """A place with Minari datasets. `address` is shown to users, `key` identifies it."""
 
     address: str
     key: str
@@ -69,7 +69,7 @@ class MinariRemote(Closing, ABC):
         """List the files of one dataset, without its steps and episodes."""
 
     def totals(self, dataset: RemoteDataset) -> tuple[int | None, int | None]:
-        """Ask what the dataset's metadata say of its steps and episodes; None for what they do not say."""
+        """Request the steps and episodes from the metadata of the dataset; None where they are not there."""
         file = next(file for file in dataset.files if file.path == DATA_METADATA)
         if file.known_size > _METADATA_BYTES:
             return None, None
@@ -142,7 +142,7 @@ class MinariOrganisation(MinariRemote):
     def _merged(
         self, repositories: Sequence[HubRepository], results: Sequence[tuple[list[Any], list[str]] | RbtoolError]
     ) -> tuple[list[Any], list[str]]:
-        """Put together what the repositories gave; one that gave nothing is a problem, unless none gave anything."""
+        """Merge the results of the repositories; a failed one is a problem; if all fail, raise the first error."""
         found, problems = [], []
         for repository, result in zip(repositories, results, strict=True):
             if isinstance(result, RbtoolError):
@@ -187,7 +187,7 @@ class MinariOrganisation(MinariRemote):
         return found, problems
 
     def _dataset(self, dataset_id: str, repository: str, commit: str, tree: Iterable[HubFile]) -> RemoteDataset | None:
-        """Pick the files of one dataset out of a tree; None if it is not there."""
+        """Select the files of one dataset from a tree; None if there are none."""
         folder = dataset_id.partition("/")[2]
         prefix = f"{folder}/" if folder else ""
         files = [
@@ -203,7 +203,7 @@ class MinariOrganisation(MinariRemote):
 
 
 class MinariBucket(MinariRemote):
-    """A public bucket: the data of a dataset lie in `<id>/data/`. It keeps no history."""
+    """A public bucket with the data of each dataset in `<id>/data/`. It has no revisions."""
 
     def __init__(self, bucket: str) -> None:
         self.address = self.key = f"gcp://{bucket}"
@@ -214,7 +214,7 @@ class MinariBucket(MinariRemote):
 
     def datasets(self) -> Found:
         objects = self.bucket.objects()
-        # Not any metadata.json: Arrow and Parquet datasets have one for every episode.
+        # Not every metadata.json: Arrow and Parquet datasets have one for each episode.
         ends = f"/{DATA_METADATA}"
         ids = {entry.name.removesuffix(ends) for entry in objects if entry.name.endswith(ends)}
         folders: dict[str, list[BucketObject]] = {name: [] for name in sorted(ids) if _is_dataset_id(name)}
@@ -248,7 +248,7 @@ class MinariBucket(MinariRemote):
 
 
 def raise_if_all_failed(results: Sequence[object]) -> None:
-    """Raise the first failure if each question failed: nothing is known."""
+    """Raise the first failure if all requests failed."""
     failures = [result for result in results if isinstance(result, RbtoolError)]
     if failures and len(failures) == len(results):
         raise failures[0]
@@ -265,7 +265,7 @@ def _folders_above_data(name: str) -> Iterator[str]:
 
 
 def _is_dataset_id(name: object) -> bool:
-    """Tell whether what a remote calls a dataset can be an id: safe as a path, and fit to be shown."""
+    """Return whether the name of a dataset in a remote can be an id: safe as a path, and printable."""
     if not isinstance(name, str) or not name.isprintable() or " " in name:
         return False
     try:
@@ -275,7 +275,7 @@ def _is_dataset_id(name: object) -> bool:
 
 
 def _totals(raw: bytes) -> tuple[int | None, int | None]:
-    """Read the steps and episodes that `metadata.json` claims; None for what it does not say, or not soundly."""
+    """Read the steps and episodes from `metadata.json`; None for missing or invalid ones."""
     try:
         document = parse_json(raw, DATA_METADATA)
     except FormatError:
@@ -307,7 +307,7 @@ def _remote_dataset(
 
 
 def _ids_of(repository: str, index: bytes | None) -> tuple[list[str], list[str]]:
-    """Tell which ids a repository holds by its index, or by its name where it has none, and what is wrong with it."""
+    """List the ids in a repository by its index, or by its name if it has none, and the problems of the index."""
     name = repository.partition("/")[2]
     if index is None:
         if _VERSIONED.fullmatch(name):

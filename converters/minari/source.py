@@ -1,4 +1,4 @@
-"""Fetches Minari datasets from where they are published; never through minari itself."""
+"""Downloads published Minari datasets; never through minari itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MinariSource(Source):
 
     @property
     def remote(self) -> str:
-        """The remote's address; raises UsageError if the variable holds anything else."""
+        """The remote's address; raises UsageError if the variable has another form."""
         return self._remote.address
 
     @property
@@ -67,7 +67,7 @@ class MinariSource(Source):
         return self._remote.ids()
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """List all datasets; the metadata of each that is not as `known` has it are asked for one by one."""
+        """List all datasets; the metadata of each that differs from `known` are requested one by one."""
         found = self._remote.datasets()
         fetched = written_time()
         before = {entry.state: entry for entry in known.entries if entry.state} if known else {}
@@ -79,14 +79,14 @@ class MinariSource(Source):
         fresh = [dataset for dataset in found.datasets if dataset.id not in entries]
         done = len(entries)
 
-        def tell(more: int) -> None:
+        def report(more: int) -> None:
             nonlocal done
             done += more
             progress(done, len(found.datasets))
 
-        tell(0)
+        report(0)
         calls = [functools.partial(self._remote.totals, dataset) for dataset in fresh]
-        results = ask_all(calls, self._remote.transport, done=tell)
+        results = ask_all(calls, self._remote.transport, done=report)
         if not entries:
             raise_if_all_failed(results)
         problems = list(found.problems)
@@ -131,7 +131,7 @@ class MinariSource(Source):
         progress: Callable[[int], None],
         told: Callable[[str], None],
     ) -> None:
-        """Bring the files to `folder`, a few at a time."""
+        """Download the files to `folder`, a few at a time."""
         fetch_files(files, folder, self._remote.transport, progress=progress, told=told)
 
     def on_close(self) -> None:

@@ -1,4 +1,4 @@
-"""The contract of Minari's storage formats: how the columns of an episode lie in its files, and their rows."""
+"""The contract of Minari's storage formats: episodes, their columns, and rows of text."""
 
 from __future__ import annotations
 
@@ -9,26 +9,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ...core.errors import CorruptDataError, RbtoolError
+import numpy as np
+
+from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format import Array
 from .spaces import SpacePath
 
-__all__ = ["DERIVED", "Column", "ColumnPath", "EpisodeStore", "Form", "StoredEpisode", "column_name", "reading"]
+__all__ = [
+    "DERIVED",
+    "LONGEST_ROW",
+    "ColumnForm",
+    "ColumnPath",
+    "EpisodeStore",
+    "StoredColumn",
+    "StoredEpisode",
+    "TextLook",
+    "column_name",
+    "encode_text",
+    "look_at_text",
+    "reading",
+    "text_rows",
+]
 
 ColumnPath: TypeAlias = tuple[str, ...]
-"""Names from the episode down to a column, as they are in the file: `("infos", "debug", "t")`."""
+"""Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""
 
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})
-"""Attributes of an episode that its rows tell as well."""
+"""Attributes of an episode that follow from its rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ColumnForm:
     """How the rows of a column are stored.
 
-    `array`: elements of type `dtype`, `shape` a row; `text`: strings; `bytes`: byte strings (JPEG); `odd`: none of
-    these, and `why` says what it is. A `flat` array has rows of one dimension whatever their real shape. `holes` says
-    that values are missing, which are read as NaN.
+    `array`: elements of type `dtype`, each row of `shape`; `text`: strings; `bytes`: byte strings (JPEG); `odd`: none
+    of these, for the reason in `why`. A `flat` array has rows of one dimension whatever their real shape. With
+    `holes`, some values are missing and are read as NaN.
     """
 
     kind: Literal["array", "text", "bytes", "odd"]
@@ -44,10 +60,10 @@ class Form:
         return self.kind == "bytes" or (self.dtype == "uint8" and len(self.shape) == 1 and not self.flat)
 
 
-class Column(NamedTuple):
+class StoredColumn(NamedTuple):
     """A column of one episode: its form and how many rows it has."""
 
-    form: Form
+    form: ColumnForm
     rows: int
 
 
@@ -55,16 +71,16 @@ class StoredEpisode(ABC):
     """One episode, open for reading. Rows are asked for from front to back."""
 
     @abstractmethod
-    def columns(self) -> dict[ColumnPath, Column]:
+    def columns(self) -> dict[ColumnPath, StoredColumn]:
         """List every column, by structure alone."""
 
     @abstractmethod
-    def form(self, path: ColumnPath) -> Form:
+    def form(self, path: ColumnPath) -> ColumnForm:
         """Look up how one column is stored."""
 
     @abstractmethod
-    def array(self, path: ColumnPath, start: int, stop: int, form: Form | None = None) -> Array:
-        """Read rows of an `array` column; whoever knows its form saves a look at the file."""
+    def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm | None = None) -> Array:
+        """Read rows of an `array` column; pass `form` if it is known, to save a look at the file."""
 
     @abstractmethod
     def strings(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
@@ -72,14 +88,11 @@ class StoredEpisode(ABC):
 
     @abstractmethod
     def attribute_paths(self) -> Collection[ColumnPath]:
-        """List the names of `attributes`, without a look at what they say."""
+        """List the names of `attributes` without reading their values."""
 
     @abstractmethod
     def attributes(self) -> Mapping[ColumnPath, Any]:
-        """What is said of the episode beside its columns: `("seed",)`, `("options", <name>)` and the like.
-
-        `DERIVED` may lack.
-        """
+        """The attributes of the episode: `("seed",)`, `("options", <name>)` …; those in `DERIVED` may lack."""
 
 
 class EpisodeStore(ABC):
@@ -99,8 +112,8 @@ class EpisodeStore(ABC):
     def files(self) -> list[Path]:
         """Every data file, sorted."""
 
-    def strangers(self) -> list[str]:
-        """Names beside the episodes that are none."""
+    def other_names(self) -> list[str]:
+        """Names of entries that are not episodes."""
         return []
 
     def close(self) -> None:
@@ -108,17 +121,17 @@ class EpisodeStore(ABC):
 
 
 def column_name(path: ColumnPath) -> str:
-    """Write a column's path the way people type it."""
+    """Write the path of a column with slashes."""
     return "/".join(path)
 
 
-# Changed bytes may look like a name, a type or a size as well; what they then raise is not documented.
+# Changed bytes may be read as a name, a type or a size; which exceptions follow is not documented.
 _DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 
 
 @contextmanager
 def reading(what: str, file: Path, *also: type[Exception]) -> Iterator[None]:
-    """Turn what a library raises on damaged files into CorruptDataError."""
+    """Turn the exceptions of a library on damaged files into CorruptDataError."""
     try:
         yield
     except (RbtoolError, MemoryError):
@@ -129,3 +142,56 @@ def reading(what: str, file: Path, *also: type[Exception]) -> Iterator[None]:
             f"{what} in {file} cannot be read, the file is damaged or was cut: {reason}",
             hint="copy or fetch the dataset again, whole",
         ) from error
+
+
+LONGEST_ROW = 64 << 10
+"""Largest row of text in bytes; every row of the dataset takes the space of the longest."""
+_ROWS_AT_ONCE = 64
+"""Rows of text read at a time: 4 MB at most."""
+
+
+class TextLook:
+    """One text column of one episode: bytes of the longest row, and whether all rows are equal."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self.longest_row = 0
+        self.constant = True
+
+
+def text_rows(episode: StoredEpisode, path: ColumnPath, rows: int) -> Iterator[list[bytes]]:
+    """Read a text column in lists of bounded size; the first are shorter, to find overlong rows early."""
+    start, size = 0, 1
+    while start < rows:
+        yield episode.strings(path, start, min(start + size, rows))
+        start, size = start + size, min(2 * size, _ROWS_AT_ONCE)
+
+
+def look_at_text(episode: StoredEpisode, path: ColumnPath, rows: int, what: str) -> TextLook:
+    """Pass over a text column up to the first list with an overlong row; raise FormatError if it is not UTF-8."""
+    look, first, done = TextLook(), None, 0
+    for strings in text_rows(episode, path, rows):
+        longest = max(range(len(strings)), key=lambda row: len(strings[row]))
+        if len(strings[longest]) > look.longest:
+            look.longest, look.longest_row = len(strings[longest]), done + longest
+        if look.longest > LONGEST_ROW:
+            break
+        _require_utf8(strings, f"{column_name(path)!r} of {what}")
+        first = strings[0] if first is None else first
+        look.constant = look.constant and all(row == first for row in strings)
+        done += len(strings)
+    return look
+
+
+def _require_utf8(strings: list[bytes], what: str) -> None:
+    try:
+        b"\0".join(strings).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{what} is not UTF-8 text: {error.reason}") from error
+
+
+def encode_text(strings: list[bytes], width: int) -> tuple[Array, Array]:
+    """Return the strings as uint8 `[n, width]` and their lengths in bytes as int32 `[n]`."""
+    lengths = np.fromiter(map(len, strings), np.int32, len(strings))
+    characters = np.array(strings, f"S{width}").view(np.uint8).reshape(len(strings), width)
+    return characters, lengths

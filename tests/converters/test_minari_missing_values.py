@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from rbtool.converters.minari.arrow_forms import at
+from rbtool.converters.minari.arrow import at
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.verbs.convert import ConvertResult, convert
