@@ -12,7 +12,7 @@
     ├── SchemaError(RuntimeError)                 1
     └── MissingKeyError(KeyError)                 1
 
-Each inherits the built-in error that a caller who does not know rbtool would catch. A message is one
+Each inherits from the built-in error that general code would catch. A message is one
 sentence: what was found, what was expected; `hint` is what to do about it, where there is something, and tracebacks
 show it below the message.
 """

@@ -1,4 +1,4 @@
-"""How long work tells whoever watches how far it is. Core knows no screen; the command line draws."""
+"""The progress interface of long operations, and safe text for terminals. The command line draws it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTROL = re.compile(
 
 
 class Progress(Protocol):
-    """Hears of stages: each has a label (`converting`), a total (None if unknown) and a unit (`steps`, `bytes`)."""
+    """Receives stages: each has a label (`converting`), a total (None if unknown) and a unit (`steps`, `bytes`)."""
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """Begin a stage; the one before it is over."""
@@ -27,23 +27,23 @@ class Progress(Protocol):
         """End the stage."""
 
     def note(self, text: str) -> None:
-        """Tell the user something that matters and is no error."""
+        """Show the user a message that is not an error."""
 
 
 class Silent:
-    """Nobody watches."""
+    """Progress that is not shown."""
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advance(self, amount: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def done(self, remark: str = "") -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 def readable_size(count: float) -> str:

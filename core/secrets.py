@@ -48,7 +48,7 @@ def redact(text: str) -> str:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """What the environment says must not be seen, longest first: an address goes before the host in it."""
+    """Secrets of the environment, longest first: an address goes before the host in it."""
     found = {environment.get(name, "").strip() for name in _TOKENS}
     found.add(_token_in(_token_file(environment)))
     for name in _PROXIES:
@@ -96,4 +96,4 @@ def _forms_of(proxy: str) -> Iterator[str]:
         # As in an address, as httpcore logs it, and as errors of sockets show it.
         yield from (f"{shown}:{port}", f"host={host!r} port={port}", f"({host!r}, {port})")
     if host != "localhost" and not host.startswith("127.") and host != "::1":
-        yield host  # this machine's own name is no secret, and stands in other addresses
+        yield host  # the name of this machine is no secret, and is part of other addresses

@@ -87,7 +87,7 @@ def trajectory_ids(td: TensorDictBase) -> torch.Tensor | None:
 
 
 def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor | None:
-    """Return which steps are no padding, bool like the batch, or None where nothing says so.
+    """Return which steps are no padding, bool like the batch, or None where there is no mask.
 
     Without a key, what is at `("collector", "mask")` or "mask" is taken if it has one value a step. SchemaError (a
     RuntimeError) where `key` has another shape.
@@ -101,7 +101,7 @@ def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor 
 
 
 def is_cut_behind(td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return where the next step is of another trajectory, or padding, whatever the flags say; bool like the batch.
+    """Return where the next step is of another trajectory, or padding, regardless of the flags; bool like the batch.
 
     Trajectories are known by their ids, and `mask` marks the steps that are no padding.
     """
@@ -135,9 +135,9 @@ def split_trajectories(
     `torch.jagged`, and no mask. What is no tensor is padded with the trajectory's last value. `td` is left as it is.
 
     Ids lie at `trajectory_key`, else at `(prefix, "traj_ids")`, where the prefix is "collector" if there is such an
-    entry, else at "traj_ids"; the mask goes beside them. A trajectory is a run of one id along the last dimension:
+    entry, else at "traj_ids"; the mask is next to them. A trajectory is a run of one id along the last dimension:
     an id that comes again later, or in another row of the batch, is another trajectory. Where there are no ids,
-    trajectories end where `("next", done_key)`, "terminated" or "truncated" beside it is set, and at the ends of
+    trajectories end where `("next", done_key)`, "terminated" or "truncated" next to it is set, and at the ends of
     rows; they are numbered, and the numbers kept as ids. Steps that a mask in `td` rules out are left out, so that
     splitting what is split changes nothing.
 
@@ -182,7 +182,7 @@ def _ids_and_mask(
 def _begins(
     td: TensorDictBase, ids_key: tuple[str, ...], done_key: NestedKey | None, position: torch.Tensor
 ) -> torch.Tensor:
-    """Say of every step that is kept whether a trajectory begins with it, bool `[steps]`."""
+    """Return for every kept step whether a trajectory begins with it, bool `[steps]`."""
     begins = torch.ones(len(position), dtype=torch.bool, device=position.device)
     time = max(td.shape[-1], 1)
     apart = (position.diff() != 1) | ((position // time).diff() != 0)
@@ -232,7 +232,7 @@ def _ragged(steps: TensorDictBase, lengths: torch.Tensor, layout: torch.layout) 
             if not isinstance(value, torch.Tensor):
                 raise SchemaError(f"{'.'.join(path)} is no tensor, and only tensors can be ragged")
             nest[path] = leaf(value)
-        # tensordict knows the ragged dimension of strided tensors alone, and only where it is ragged indeed
+        # tensordict has a ragged dimension only for strided tensors, and only if their lengths differ
         time = [] if layout == torch.jagged else [-1] if len(set(sizes)) > 1 else sizes[:1]
         out = TensorDict({}, batch_size=[len(sizes), *time])
         for path, value in nest.items():

@@ -1,4 +1,4 @@
-"""What numba has no function for: to work on memory by its address, and to ask for memory ahead."""
+"""Memory access by address, and prefetching, for functions compiled by numba, which has neither."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ, _KEEP, _DATA = (ir.Constant(_INT, value) for value in (0, 3, 1))
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """As numba's, whose annotations tell how the function looks here, not how compiled code calls it."""
+    """Numba's `intrinsic`, typed: its annotations describe this function, not the compiled one."""
     return typed_intrinsic(function)
 
 

@@ -1,7 +1,7 @@
 """Loops over the rows of several columns at once; importing this imports numba, so do it where there is much to do.
 
-The machine code is kept in files, and loaded from there by the next process: beside this module where its folder can
-be written, else in the user's cache folder; `NUMBA_CACHE_DIR` in the environment says where instead.
+The machine code is kept in files, and loaded from there by the next process: in the folder of this module if it can be
+written, else in the user's cache folder; `NUMBA_CACHE_DIR` in the environment overrides both.
 """
 
 from __future__ import annotations
@@ -108,4 +108,4 @@ def copy_runs(
                 source += BLOCK
             size = stop - target
         copy_bytes(target, source, size)
-    fence()  # streamed or not: what follows tells others that the rows are there
+    fence()  # streamed or not: later writes announce the rows to other threads

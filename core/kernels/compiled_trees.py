@@ -1,6 +1,6 @@
 """The priority tree in loops that numba compiles; importing this imports numba.
 
-The machine code is kept in files like that of `compiled`, which says where.
+The machine code is kept in files, as described in `compiled`.
 
 A node has 16 children, which lie together and fill two lines of the cache: half as deep as a tree of four, and what
 is read at one level is there at once. Batches go down and up level by level, not leaf by leaf, so that the reads of
@@ -29,13 +29,13 @@ _BITS = 4
 _WIDTH = 1 << _BITS
 _LINE = 8  # values in a line of the cache
 _AHEAD = 16
-_FOUND = -1.0  # no node has this sum: it marks those that are to be made anew
+_FOUND = -1.0  # no node has this sum: it marks those to recompute
 _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, highs, and where each level starts
 
 
 @numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
 def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Numbers) -> None:
-    """Make nodes just above the leaves anew, each of its children, then all above them.
+    """Recompute nodes just above the leaves from their children, then all above them.
 
     `nodes` are different ones; they are overwritten.
     """

@@ -1,4 +1,4 @@
-"""Imports of compiled code, which make numba read its own long lists."""
+"""Imports of compiled code without garbage collection."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["collector_paused"]
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python from looking for garbage inside, which takes half of the time that the first use of numba takes.
+    """Pause the garbage collector, which takes half of the time of the first use of numba.
 
-    There is none: numba makes many objects that stay, and beside those of torch all are looked at again and again.
+    It finds nothing there: numba makes many long-lived objects, and each collection visits them and those of torch.
     """
     if not gc.isenabled():
         yield

@@ -38,8 +38,8 @@ class RecordColumn(NamedTuple):
 class RecordPlaces(NamedTuple):
     """Records, uint8 `[n, bytes]`, and those of the next rows that are stored in full.
 
-    `starts` are the first steps of the episodes, then the number of steps; `explicit_starts` says where the next rows
-    of an episode lie among the latter, -1 where they follow.
+    `starts` are the first steps of the episodes, then the number of steps; `explicit_starts` is where the next rows
+    of an episode are among the latter, -1 where they follow.
     """
 
     records: Array
@@ -152,7 +152,7 @@ class CompiledRecords(PlainRecords):
             batch = self._batch = _Batch(len(numbers), self.columns, self._order)
         memory = batch.memory()
         if self._gather_fields(np.ascontiguousarray(numbers), self._table, self._head, batch.fields, memory) >= 0:
-            return super().gather(numbers)  # numpy says which row is not there
+            return super().gather(numbers)  # numpy raises the error for the missing row
         from_numpy, view = torch.from_numpy, np.ndarray
         return [from_numpy(view(shape, dtype, memory, place)) for shape, dtype, place in batch.leaves]
 

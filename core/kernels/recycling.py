@@ -1,7 +1,7 @@
-"""Large arrays whose memory is used again once nobody else has it.
+"""Reuse of the memory of large arrays that have no other reference.
 
-Memory that comes fresh from the system is handed over page by page, as it is first written: for a batch of images that
-takes as long as the copy itself. What the batch before occupied is there already.
+The system maps new memory page by page on the first write: for a batch of images that takes as long as the copy
+itself. The memory of the previous batch is mapped already.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Recycler"]
+__all__ = ["ArrayPool"]
 
 _KEPT = 2
 
 Thing = TypeVar("Thing")
 
 
-class Recycler:
-    """Makes arrays of one shape and type, whose contents are left over from before; up to two are held on to.
+class ArrayPool:
+    """Makes uninitialised arrays of one shape and type; keeps up to two for reuse.
 
-    Tensors and arrays that are views of an array hold it: it is made use of again when the last of them is gone.
-    Threads may call this at once: an array that was taken off the list is in the hands of one of them.
+    Tensors and arrays that are views of an array keep a reference to it: it is reused once the last of them is freed.
+    Thread-safe: an array taken off the list belongs to one thread.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -39,7 +39,7 @@ class Recycler:
             except IndexError:  # another thread took it
                 break
             if references == _UNUSED:
-                kept.insert(0, array)  # the next to be asked for, as it is still in the caches
+                kept.insert(0, array)  # first in line, as it is still in the CPU's caches
                 return array
             kept.append(array)
         array = np.empty(self._shape, self._dtype)
@@ -49,10 +49,10 @@ class Recycler:
 
 
 def _first_of(kept: list[Thing]) -> tuple[Thing, int]:
-    """Take the first thing off the list; return it and how many hold it, as this function counts."""
+    """Take the first item off the list; return it and its reference count as seen here."""
     first = kept.pop(0)
     return first, sys.getrefcount(first)
 
 
-# What is counted of a thing that nobody else has depends on the version of Python.
+# The reference count of an otherwise unreferenced object depends on the version of Python.
 _UNUSED = _first_of([object()])[1]

@@ -38,7 +38,7 @@ class TorchTree(PriorityTree):
             if weights.numel() not in (1, len(index)):
                 raise SchemaError(f"{weights.numel()} weights were given for {len(index)} leaves")
             weights = weights.to(self.device, self.dtype).expand(index.shape)
-            # The weight that counts stands at all mentions of a leaf: then the order of the writes does not matter.
+            # All mentions of a leaf get the weight that counts: then the order of the writes does not matter.
             ordered, order = index.sort(stable=True)
             last = torch.searchsorted(ordered, ordered, right=True) - 1
             index, values = ordered, weights[order[last]].double()
@@ -102,7 +102,7 @@ class TorchTree(PriorityTree):
         return float(self._highs[-1][0, 0])
 
     def _renew(self, level: int, nodes: torch.Tensor | slice) -> None:
-        """Make these nodes of a level anew, each of its children."""
+        """Recompute these nodes of a level from their children."""
         children = self._sums[level - 1][nodes]
         if level == 1:
             lows, highs = torch.where(children > 0, children, math.inf), children

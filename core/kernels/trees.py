@@ -21,8 +21,8 @@ DTYPES = (torch.float32, torch.float64)
 class PriorityTree(ABC):
     """Weights of leaves, 0 to `capacity - 1`, with their sum, their minimum and their maximum always at hand.
 
-    Leaves and nodes are kept in float64, and every node is made anew of its children whenever one of them changes:
-    errors do not add up, however many updates there were. Weights are rounded to `dtype` on their way in, and that is
+    Leaves and nodes are float64, and every node is recomputed from its children whenever one of them changes: errors do
+    not accumulate. Weights are rounded to `dtype` on their way in, and that is
     the type they come out with. Tensors are on `device`. A tree is not safe to be used by several threads at once.
 
     Weights are finite and at least 0: that is for the caller to see to. IndexError, with nothing changed, for leaves
@@ -56,7 +56,7 @@ class PriorityTree(ABC):
         """Find where these fractions of the total, float64 `[n]` in [0, 1), fall; return leaves and their weights.
 
         Leaves are laid out one after the other, each as long as its weight. So for fractions that are uniform each
-        leaf is found with a probability of its weight by the total, and one of weight 0 never, whatever is rounded.
+        leaf is found with a probability of its weight by the total, and one of weight 0 never, in spite of rounding.
         SchemaError (a RuntimeError) if all weights are 0.
         """
 

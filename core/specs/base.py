@@ -1,4 +1,4 @@
-"""The contract of a spec: which values something may have."""
+"""The contract of a spec: shape, element type, device and set of values."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .values import DeviceLike, ShapeLike, as_shape
 __all__ = ["CHECK_SPEC_ENCODE", "TensorSpec", "batch_of", "concrete", "sizes_of"]
 
 CHECK_SPEC_ENCODE = "CHECK_SPEC_ENCODE"
-"""Environment variable: 1 makes `encode` and `to_numpy` hold every value against the spec."""
+"""Environment variable: 1 makes `encode` and `to_numpy` check every value against the spec."""
 
 _Spec = TypeVar("_Spec", bound="TensorSpec")
 
 
 def checks_encoding() -> bool:
-    """Tell whether the environment asks for every encoded value to be checked."""
+    """Return whether the environment requests a check of every encoded value."""
     return os.environ.get(CHECK_SPEC_ENCODE, "0").lower() in {"1", "true", "yes", "on"}
 
 
@@ -51,7 +51,7 @@ def concrete(shape: Iterable[int]) -> torch.Size:
 
 
 def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None:
-    """Return what precedes `trailing` in a shape, or None if it does not end so; -1 stands for any size."""
+    """Return what precedes `trailing` in a shape, or None if it ends otherwise; -1 matches any size."""
     count = len(shape) - len(trailing)
     if count < 0 or any(own not in (-1, size) for size, own in zip(shape[count:], trailing, strict=True)):
         return None
@@ -59,9 +59,9 @@ def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None
 
 
 class TensorSpec(ABC):
-    """Says which shape, element type, device and values a tensor or a nest of tensors has.
+    """Describes the shape, element type, device and values of a tensor or a nest of tensors.
 
-    A size of -1 in `shape` stands for any. Values may have further dimensions in front of `shape`: they are
+    A size of -1 in `shape` matches any. Values may have further dimensions in front of `shape`: they are
     batches. Draws come from torch's global generator, or from the `generator` given.
 
     Names and behaviour are those of TorchRL's specs.
@@ -70,7 +70,7 @@ class TensorSpec(ABC):
     domain: str | None = None
     """`continuous`, `discrete` or `composite`; None for what is not a tensor."""
 
-    # What there is ---------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class TensorSpec(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device | None:
-        """Where values are; None for wherever."""
+        """The device of values; None for any."""
 
     @property
     @abstractmethod
@@ -134,10 +134,10 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def is_in(self, value: Any) -> bool:
-        """Tell whether a value has the element type, the trailing shape and values of this spec."""
+        """Return whether a value has the element type, the trailing shape and values of this spec."""
 
     def contains(self, value: Any) -> bool:
-        """Tell whether a value is a member; the same as `is_in` and `in`."""
+        """Return whether a value is a member; the same as `is_in` and `in`."""
         return self.is_in(value)
 
     def __contains__(self, value: Any) -> bool:
@@ -161,7 +161,7 @@ class TensorSpec(ABC):
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the value as numpy arrays.
 
-        `safe` holds it against the spec first; by default the environment variable CHECK_SPEC_ENCODE decides.
+        `safe` checks it against the spec first; by default the environment variable CHECK_SPEC_ENCODE decides.
         """
 
     @abstractmethod
@@ -188,7 +188,7 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        """Make one spec of several of this class, shape, device and element type; SchemaError if none can say it."""
+        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine."""
 
     def expand(self: _Spec, *shape: Any) -> _Spec:
         """Repeat along new leading dimensions and those of size 1; UsageError if the rest differs."""
@@ -270,9 +270,9 @@ class TensorSpec(ABC):
 
 
 def _brief(value: Any) -> str:
-    """Say a value in one line: small tensors by their numbers, large ones by their shape."""
+    """Format a value in one line: small tensors by their numbers, large ones by their shape."""
     if isinstance(value, torch.Tensor):
-        said = f"{value.tolist()}" if value.numel() <= 8 and value.device.type != "meta" else f"{list(value.shape)}"
-        return f"a tensor of {value.dtype} {said}"
+        shown = f"{value.tolist()}" if value.numel() <= 8 and value.device.type != "meta" else f"{list(value.shape)}"
+        return f"a tensor of {value.dtype} {shown}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else text[:200] + "…"

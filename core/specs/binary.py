@@ -16,7 +16,7 @@ __all__ = ["Binary"]
 
 
 class Binary(Categorical):
-    """Tensors of zeros and ones, int8 unless told otherwise: a Categorical of two for each bit.
+    """Tensors of zeros and ones, int8 by default: a Categorical of two for each bit.
 
     `n` bits in a row, or a `shape` whose last size is `n`; UsageError if it is another, SpecTypeError (a TypeError) if
     neither is given. One event is the last dimension: `cardinality` and `enumerate` count and list its `2**n` rows.

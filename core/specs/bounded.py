@@ -182,7 +182,7 @@ class BoundedContinuous(Bounded):
 
 
 class BoundedDiscrete(Bounded):
-    """A Bounded of whole numbers; int64 unless told otherwise."""
+    """A Bounded of integers; int64 by default."""
 
     domain = "discrete"
     _DEFAULT_DTYPE = torch.int64

@@ -66,7 +66,7 @@ class BoxList(Box):
 
 
 def _brief(bound: torch.Tensor) -> str:
-    """Say a bound in one word where it is the same everywhere, else by its shape."""
+    """Format a bound as one number if it is uniform, else by its shape."""
     if bound.numel() and bound.device.type != "meta" and bool((bound == bound.flatten()[0]).all()):
         return f"{bound.flatten()[0].item():g}" if bound.is_floating_point() else str(bound.flatten()[0].item())
     return f"Tensor(shape={bound.shape}, dtype={bound.dtype})"

@@ -18,11 +18,11 @@ __all__ = ["Categorical", "one_hot"]
 
 
 class Categorical(LeafSpec):
-    """Whole numbers from 0 to `n - 1`, each element for itself; int64 scalars unless told otherwise.
+    """Whole numbers from 0 to `n - 1`, each element for itself; int64 scalars by default.
 
     `n=-1` leaves the number of categories open until `set_provisional_n`: until then every number from 0 is a member,
     and there is no `n` to ask for and nothing to draw (SchemaError, a RuntimeError). `mask`, a bool tensor that
-    broadcasts to `[*shape, n]`, says which categories are legal; at least one has to be for each element.
+    broadcasts to `[*shape, n]`, marks the legal categories; at least one has to be for each element.
 
     >>> import torch
     >>> from rbtool.core.specs import Categorical

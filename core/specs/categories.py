@@ -1,6 +1,6 @@
-"""Elements that are numbers of categories: each has its own count, and perhaps some that are not allowed.
+"""Categories by number, where each element has its own count and may have a mask.
 
-`counts` (int64, broadcast to the spec's shape) says how many there are, `allowed` (bool, `[*shape, most]`) which.
+`counts` (int64, broadcast to the spec's shape) counts them, `allowed` (bool, `[*shape, most]`) is the mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def draw_categories(
 
 
 def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Tell which elements are whole numbers of a category there is, and that is allowed."""
+    """Return which elements are the number of an existing, allowed category; bool."""
     safe = value.nan_to_num(-1.0, posinf=-1.0, neginf=-1.0) if value.is_floating_point() else value
     number = as_int64(safe)
     found = whole(safe) & (number >= 0) & (number < counts)

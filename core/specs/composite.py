@@ -62,9 +62,9 @@ class Composite(SpecEntries):
         return TensorDict(entries, batch_size=size, device=device, names=names)
 
     def is_in(self, value: Any) -> bool:
-        """Tell whether a tensordict or dict has all entries, each a member of its spec, and is a `data_cls`.
+        """Return whether a tensordict or dict has all entries, each a member of its spec, and is a `data_cls`.
 
-        What it has besides does not matter, and an entry that is None may hold anything or be missing.
+        Further entries are ignored, and an entry whose spec is None may hold anything or be missing.
         """
         if self.data_cls is not None and type(value) is not self.data_cls:
             return False
@@ -74,7 +74,7 @@ class Composite(SpecEntries):
         return all(entry is None or (name in found and entry.is_in(found[name])) for name, entry in self._specs.items())
 
     def __contains__(self, value: Any) -> bool:
-        """Tell whether a key is there, or a value is a member."""
+        """Return whether a key is there, or a value is a member."""
         return value in self.keys(include_nested=True) if as_path(value) else self.is_in(value)
 
     def project(self, value: Any) -> Any:

@@ -113,7 +113,7 @@ class SpecEntries(TensorSpec):
         self._names = None if names is None or not any(names) else list(names)
 
     def refine_names(self: _Spec, *names: Any) -> _Spec:
-        """Name dimensions that have no name, in place; Ellipsis stands for those left as they are.
+        """Name dimensions that have no name, in place; Ellipsis leaves the others as they are.
 
         UsageError if a dimension would get another name than it has.
         """
@@ -215,7 +215,7 @@ class SpecEntries(TensorSpec):
     def separates(self: _Spec, *keys: Key, default: Any = None) -> _Spec:
         """Take entries out and return them as a Composite.
 
-        `default` stands for those there are not; without one they are left out.
+        `default` replaces missing ones; without it they are left out.
         """
         self._expect_unlocked()
         apart = self.empty()
@@ -230,7 +230,7 @@ class SpecEntries(TensorSpec):
         return self._twin({}, self._shape)
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Tell whether there are no entries; with `recurse`, none but empty Composites."""
+        """Return whether there are no entries; with `recurse`, none but empty Composites."""
         inner = self._specs.values()
         return all(recurse and isinstance(entry, SpecEntries) and entry.is_empty(recurse) for entry in inner)
 
@@ -242,7 +242,7 @@ class SpecEntries(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Key]:
-        """Look at the keys; nested ones are tuples. `is_leaf` is asked of the class of each Composite."""
+        """A view of the keys; nested ones are tuples. `is_leaf` is called with the class of each Composite."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(self, selection, lambda key, _: key)
 
@@ -254,7 +254,7 @@ class SpecEntries(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Entry]:
-        """Look at the specs, in the order of `keys`."""
+        """A view of the specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(self, selection, lambda _, entry: entry)
 
@@ -266,7 +266,7 @@ class SpecEntries(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[tuple[Key, Entry]]:
-        """Look at keys and specs, in the order of `keys`."""
+        """A view of keys and specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(self, selection, lambda key, entry: (key, entry))
 

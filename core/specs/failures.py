@@ -1,4 +1,4 @@
-"""Errors of the specs that also have to be a built-in error which none of the package's own inherits."""
+"""Errors of the specs that also inherit from a further built-in error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["LockedSpecError", "NotInSpecError", "SpecTypeError", "UndefinedForSp
 
 
 class LockedSpecError(UsageError, RuntimeError):
-    """A locked Composite was to be changed."""
+    """A change of a locked Composite."""
 
 
 class NotInSpecError(SchemaError, AssertionError):
-    """A value is not a member of the spec it was held against."""
+    """A value is not a member of the spec it is checked against."""
 
 
 class SpecTypeError(SchemaError, TypeError):
@@ -20,4 +20,4 @@ class SpecTypeError(SchemaError, TypeError):
 
 
 class UndefinedForSpecError(UsageError, NotImplementedError):
-    """The question has no answer for this kind of spec, such as how many real numbers there are."""
+    """An operation that this kind of spec does not define, such as counting real numbers."""

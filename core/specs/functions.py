@@ -61,4 +61,4 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.unsqueeze: _unsqueeze,
     torch.index_select: _index_select,
 }
-"""What torch calls, and what is done instead where the argument is a spec."""
+"""Maps torch functions to their implementation for specs."""

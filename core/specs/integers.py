@@ -1,4 +1,4 @@
-"""Whole numbers: drawing them evenly from any range, and finding the nearest in one."""
+"""Integers: uniform draws from any range, and the nearest in a range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EVEN_ENOUGH = 2**40  # the modulus below is off from even by less than this ove
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    """Tell which elements are whole numbers."""
+    """Return which elements are integers; bool."""
     if not value.is_floating_point():
         return torch.ones_like(value, dtype=torch.bool)
     return value == value.floor()

@@ -1,4 +1,4 @@
-"""What the specs of single tensors have in common."""
+"""The base class of the specs of single tensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Leaf = TypeVar("_Leaf", bound="LeafSpec")
 class LeafSpec(TensorSpec):
     """The spec of one tensor.
 
-    What a subclass knows of single elements, such as bounds, it keeps in tensors whose leading dimensions are those
-    of the spec (1 where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape.
-    All else that tells two specs of one class apart is named in `_FACTS`.
+    A subclass keeps parameters of single elements, such as bounds, in tensors whose leading dimensions are those of the
+    spec (1 where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape. Other
+    attributes that distinguish two specs of one class are named in `_FACTS`.
     """
 
     _PARAMETERS: ClassVar[tuple[str, ...]] = ()
@@ -58,14 +58,14 @@ class LeafSpec(TensorSpec):
 
     @abstractmethod
     def _members(self, value: torch.Tensor) -> torch.Tensor:
-        """Tell for each element of a tensor of the right shape and type whether it is in the domain."""
+        """Return for each element of a tensor of the right shape and type whether it is in the domain."""
 
     @abstractmethod
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         """Return the member next to a tensor of the right trailing shape and any type."""
 
     def is_in(self, value: Any) -> bool:
-        """Tell whether a value is a tensor of this spec's element type and trailing shape, with all values legal.
+        """Return whether a value is a tensor of this spec's element type and trailing shape, with all values legal.
 
         The device does not matter.
         """

@@ -1,4 +1,4 @@
-"""Several numbers of categories beside each other."""
+"""Several categorical values side by side, each with its own number of categories."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class MultiCategorical(LeafSpec):
         return draw_categories(self._nvec, self._allowed, size, generator).to(self._dtype)
 
     def is_in(self, value: Any) -> bool:
-        """Tell whether a value is a tensor of this element type and trailing shape, with every number in its range."""
+        """Whether a value is a tensor of this element type and trailing shape, with every number in its range."""
         return super().is_in(value.unsqueeze(-1) if self._lacks_last(value) else value)
 
     def project(self, value: Any) -> torch.Tensor:
@@ -170,8 +170,8 @@ class MultiCategorical(LeafSpec):
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return truth values in which each column's own category is True, column after column.
 
-        The shape is `[*batch, sum(nvec)]`. `safe=False` takes the caller's word that the value is a member; else
-        NotInSpecError is raised if it is not.
+        The shape is `[*batch, sum(nvec)]`. NotInSpecError if the value is not a
+        member; `safe=False` skips that check.
         """
         if safe is not False:
             self.assert_is_in(value)
@@ -179,7 +179,7 @@ class MultiCategorical(LeafSpec):
         return torch.cat([one_hot(full[..., column], count) for column, count in enumerate(self._row())], -1)
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, which is numbers of categories already; `safe` holds it against the spec."""
+        """Return the value, which is numbers of categories already; `safe` checks it against the spec."""
         if safe:
             self.assert_is_in(value)
         return value

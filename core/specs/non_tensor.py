@@ -23,8 +23,8 @@ _Spec = TypeVar("_Spec", bound="NonTensor")
 class NonTensor(TensorSpec):
     """Anything but tensors, of a batch shape; draws, zeros and ones are all the example.
 
-    `example_data` is one datum, which stands at every place of `shape`. With `batched` it is nested sequences of as
-    many data as `shape` has places, one for each; without an example, each is None. `feature_dims` says how many of the
+    `example_data` is one datum, which is at every place of `shape`. With `batched` it is nested sequences of as
+    many data as `shape` has places, one for each; without an example, each is None. `feature_dims` is how many of the
     last dimensions belong to the datum itself; it and `batched` exclude each other (UsageError). Values are
     tensordict's NonTensorData, or a NonTensorStack where the data differ from place to place.
 
@@ -95,7 +95,7 @@ class NonTensor(TensorSpec):
         return _stacked(np.broadcast_to(self._places, size), self._device)
 
     def is_in(self, value: Any) -> bool:
-        """Tell whether a value is anything but a tensor or a nest of tensors."""
+        """Return whether a value is anything but a tensor or a nest of tensors."""
         if isinstance(value, torch.Tensor):
             return False
         return bool(is_non_tensor(value)) or not is_tensor_collection(value)

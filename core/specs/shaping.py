@@ -1,4 +1,4 @@
-"""Changes of shape, said once and applied to a spec's shape, to its bounds, its masks and its children alike.
+"""Changes of shape, computed once and applied to a spec's shape, to its bounds, its masks and its children alike.
 
 A change acts on the leading dimensions of a tensor and leaves those after them as they are. It therefore does to a
 child of a Composite, whose shape begins with that of its parent, what it does to the parent.

@@ -94,7 +94,7 @@ class UnboundedContinuous(Unbounded):
 
 
 class UnboundedDiscrete(Unbounded):
-    """An Unbounded of whole numbers or of truth values; int64 unless told otherwise."""
+    """An Unbounded of integers or bools; int64 by default."""
 
     domain = "discrete"
     _DEFAULT_DTYPE = torch.int64

@@ -1,4 +1,4 @@
-"""From what callers write to what specs hold: shapes, devices, element types and values."""
+"""Conversion of arguments to shapes, devices, element types and tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def encoded(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tenso
 
 
 def _kept(cast: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Tell whether the values came through a cast to whole numbers."""
+    """Return whether a cast to integers keeps all values."""
     return bool((cast.to(tensor.dtype) == tensor).all())
 
 
@@ -82,7 +82,7 @@ def fresh(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Ten
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Compare whatever a spec may carry: arrays and tensors by type, shape and contents, sequences by element."""
+    """Compare the data of specs: arrays and tensors by type, shape and contents, sequences by element."""
     if one is other:
         return True
     if type(one) is not type(other):

@@ -1,4 +1,4 @@
-"""What the values of a dataset are like: counts, moments, extremes and quantiles, in one pass over its rows."""
+"""Statistics of the values of a dataset: counts, moments, extremes and quantiles, in one pass over its rows."""
 
 from .collect import FieldStats, collect_stats, described_fields
 from .moments import Moments, mean_of

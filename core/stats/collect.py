@@ -16,19 +16,19 @@ __all__ = ["FieldStats", "collect_stats", "described_fields"]
 
 _BLOCK_BYTES = 8 << 20
 _WIDEST = 1024
-"""Leaves of more numbers a row, like images, are described as a whole: nobody reads a mean a pixel."""
+"""Leaves of more numbers a row, such as images, are pooled: a mean for each pixel is of little use."""
 
 _NOT_DESCRIBED = frozenset({"id", "text"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldStats:
-    """What the values of one leaf are like, a number a dimension (row-major), or one for all if it is `pooled`.
+    """Statistics of one leaf: a number for each dimension (row-major), or one for all if it is `pooled`.
 
     `count` is of finite values; NaN and infinite ones are counted apart. `std` is the deviation of the values there
     are. `constant` lists the dimensions that never vary, which nothing should be divided by. `quantiles` gives for
     each fraction asked for one number a dimension. Extremes and quantiles of whole numbers are ints, exact whatever
-    their size. None stands where there is no finite value.
+    their size. None where there is no finite value.
     """
 
     key: Key
@@ -48,9 +48,9 @@ class FieldStats:
 
 
 def described_fields(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Choose the leaves that numbers can be said of: no text, no ids, no complex ones.
+    """Select the leaves that have statistics: no text, no ids, no complex ones.
 
-    Of a state that is there at the root and under `next` only the root counts: else most rows would count twice.
+    A state at the root and under `next` counts once, at the root: else most rows would count twice.
     """
     twins = {(NEXT, *key) for key in state_keys(fields)}
     return tuple(

@@ -13,7 +13,7 @@ __all__ = ["QUANTILE_ERROR", "QuantileSketch"]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _KEPT_BITS = 8
-"""Bits of the fraction of a float64 by which buckets are told apart."""
+"""Bits of the fraction of a float64 that select the bucket."""
 
 _SHIFT = np.uint64(52 - _KEPT_BITS)
 _SIGN = np.uint64(1 << 63)
@@ -47,7 +47,7 @@ class QuantileSketch:
             self._add(dimension, *np.unique(row, return_counts=True))
 
     def merge(self, other: QuantileSketch) -> None:
-        """Take in what another sketch has counted."""
+        """Add the counts of another sketch."""
         for dimension in range(self._width):
             self._add(dimension, other._buckets[dimension], other._counts[dimension])
 

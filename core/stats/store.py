@@ -1,4 +1,4 @@
-"""Remembers what was computed, by the digest of what it was computed from."""
+"""A cache of statistics on disk, by the digest of the data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _VERSION = 4
 class StatsStore:
     """Keeps the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
 
-    What cannot be read or was written in another way counts as not there, and a folder that cannot be written to
-    keeps nothing: it only costs a pass over the data.
+    An unreadable file, or one of another version, counts as missing; a read-only folder keeps nothing. Both only cost
+    another pass over the data.
     """
 
     def __init__(self, root: Path) -> None:
@@ -29,7 +29,7 @@ class StatsStore:
         self._folder = root / ".stats"
 
     def load(self, manifest: Manifest, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
-        """Return what is remembered of these contents, with quantiles at these fractions; None if there is nothing."""
+        """Return the stored statistics of these contents, with quantiles at these fractions; None if there are none."""
         try:
             document = load_json(self._path(manifest))
             digest = document.pop("digest")
@@ -46,7 +46,7 @@ class StatsStore:
             return None
 
     def save(self, manifest: Manifest, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
-        """Remember the statistics of all leaves of these contents."""
+        """Store the statistics of all leaves of these contents."""
         entries = [dataclasses.asdict(field) for field in fields]
         document = plain({
             "version": _VERSION, "of": _described(manifest), "fractions": list(fractions), "fields": entries,
@@ -61,7 +61,7 @@ class StatsStore:
 
 
 def _described(manifest: Manifest) -> dict[str, Any]:
-    """What the statistics follow from: the bytes, and how the manifest says that they are to be read."""
+    """The input of the statistics: the bytes, and how the manifest interprets them."""
     leaves = [[list(field.key), field.dtype, list(field.shape), field.role] for field in manifest.fields]
     return {
         "content_digest": manifest.content_digest,
@@ -77,7 +77,7 @@ _FLOATS = ("mean", "std", "min", "max", "quantiles")
 
 
 def _field_stats(entry: dict[str, Any]) -> FieldStats:
-    """Make the entry of a document what it was; ValueError, KeyError or TypeError for what it cannot have been."""
+    """Decode an entry of a document; ValueError, KeyError or TypeError for an invalid one."""
     found = {name: _tuples(entry[name]) for name in _TYPES}
     for name in _FLOATS:
         found[name] = _floats(found[name])
@@ -93,7 +93,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _floats(value: Any) -> Any:
-    """Undo how strict JSON writes numbers that are not finite; a field may bear such a name."""
+    """Decode numbers that are not finite, which strict JSON has as strings; field names may be such strings too."""
     if isinstance(value, tuple):
         return tuple(_floats(item) for item in value)
     return float(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What TED is: keys, rows, and the ends of episodes. Needs numpy only."""
+"""The TED format: keys, rows, and the ends of episodes. Needs numpy only."""
 
 from .boundaries import BoundaryCounts, EndReason, Final, end_reason
 from .dtypes import DTYPES, as_numbers, dtype_name, is_floating, numpy_dtype, torch_name

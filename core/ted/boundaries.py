@@ -9,7 +9,7 @@ __all__ = ["BoundaryCounts", "EndReason", "Final", "end_reason"]
 
 
 class EndReason(IntEnum):
-    """Why the last step of an episode is the last, as the source said it."""
+    """Why an episode ends at its last step, according to the source."""
 
     TERMINATED = 0
     TRUNCATED = 1
@@ -21,7 +21,7 @@ class EndReason(IntEnum):
 
 
 class Final(IntEnum):
-    """What is known of the observation after the last step of an episode."""
+    """Where the observation after the last step of an episode comes from."""
 
     OBSERVED = 0
     REPEATED = 1
@@ -29,7 +29,7 @@ class Final(IntEnum):
     DROPPED = 2
     """The source has none after its last step; that step is left out, and the one before it is the truncated end."""
     MISSING = 3
-    """The source has none, and nothing was done about it yet: only a reader's own pieces say so."""
+    """The source has none, and it is not replaced yet: only the pieces of a reader have this value."""
 
 
 def end_reason(terminated: bool, truncated: bool) -> EndReason:

@@ -42,7 +42,7 @@ def torch_name(name: str) -> str:
 
 
 def is_floating(name: str) -> bool:
-    """Tell whether elements of this type can be NaN or infinite."""
+    """Return whether elements of this type can be NaN or infinite."""
     return "float" in name or "complex" in name
 
 

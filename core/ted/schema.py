@@ -1,4 +1,4 @@
-"""What one row of a dataset looks like: its leaves, their types, shapes and roles."""
+"""The schema of a row: its leaves, their types, shapes and roles."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) 
 
 
 def role_of(key: Key) -> Role:
-    """Guess the role of a leaf from its key, for data whose source does not say."""
+    """Guess the role of a leaf from its key, for data whose source does not state it."""
     inner = key[1:] if key[0] == NEXT and len(key) > 1 else key
     if inner in FLAGS:
         return "done"
@@ -98,7 +98,7 @@ def state_keys(fields: Iterable[Field]) -> list[Key]:
 def ted_fields(source: Iterable[tuple[Field, Timing]]) -> tuple[Field, ...]:
     """Lay source fields out as TED: states at the root and under `next`, results under `next`, flags added.
 
-    `source` names each field by its root key and says when it is known. `done`, `terminated` and `truncated`
+    `source` names each field by its root key and states when it is known. `done`, `terminated` and `truncated`
     are always there, `episode` too; a source must not bring its own.
     """
     root: list[Field] = []

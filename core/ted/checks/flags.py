@@ -1,4 +1,4 @@
-"""What the flags must say of each other and of the episodes."""
+"""Rules on the flags: consistent with each other and with the episodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DoneRule(Rule):
 class MidEpisodeFlagRule(Rule):
     """No flag is set before the last step of an episode, and one is set there.
 
-    `unfinished` allows for episodes without an end, as a buffer holds them while they go on.
+    `unfinished` allows for episodes without an end, as in a buffer that is still being written.
     """
 
     rule_id = "TED006"

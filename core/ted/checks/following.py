@@ -15,11 +15,11 @@ from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
 __all__ = ["AcrossRule", "ContinuityRule", "rows_equal"]
 
 _STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
-"""The leaf that n-step data have: how many steps ahead `next` lies."""
+"""The leaf that n-step data have: how many steps ahead `next` is."""
 
 
 def rows_equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Tell row by row whether two arrays hold the same bits, so that NaN equals NaN; bool `[n]`."""
+    """Return for each row whether two arrays have the same bits, so that NaN equals NaN; bool `[n]`."""
     rows = len(one)
     if not rows or not one[0].size:
         return np.ones(rows, bool)
@@ -62,14 +62,14 @@ class _FollowingRule(Rule):
 
 
 def _without_columns(rows: Rows) -> Rows:
-    """Keep the places, let go of the data."""
+    """Keep the positions, drop the data."""
     return Rows(rows.start, {}, rows.first, rows.last, rows.episode, rows.explicit)
 
 
 class ContinuityRule(_FollowingRule):
-    """Inside an episode `next` of one row is the next row. Where the episode table says otherwise, only a warning.
+    """Inside an episode `next` of one row is the next row. A warning where the episode table states otherwise.
 
-    Not even that in n-step data, which have `steps_to_next_obs`: there `next` lies as many steps ahead.
+    Not even that in n-step data, which have `steps_to_next_obs`: there `next` is as many steps ahead.
     """
 
     rule_id = "TED004"
@@ -125,7 +125,7 @@ class AcrossRule(_FollowingRule):
         super().see(rows)
 
     def compare(self, rows: Rows, index: np.ndarray[Any, Any], follows: dict[Key, np.ndarray[Any, Any]]) -> None:
-        """Count the ends of episodes after which every state leaf just goes on."""
+        """Count the ends of episodes after which every state leaf continues."""
         joined = rows.last[index] & np.all(list(follows.values()), axis=0)
         self._joined.add(rows, joined, index)
 

@@ -37,8 +37,8 @@ class Finding:
 class Rows:
     """Consecutive TED rows `[start, start + n)` and where the episodes among them begin.
 
-    `first[i]` tells whether row i begins an episode, `last[i]` whether it ends one, `episode[i]` is the source's
-    number of its episode and `explicit[i]` whether the episode table says that its next rows do not follow.
+    `first[i]` is whether row i begins an episode, `last[i]` whether it ends one, `episode[i]` is the source's
+    number of its episode and `explicit[i]` whether its next rows are stored explicitly.
     """
 
     start: int
@@ -66,7 +66,7 @@ class Tally:
         self._episodes: dict[int, None] = {}
 
     def add(self, rows: Rows, wrong: np.ndarray[Any, Any], index: np.ndarray[Any, Any] | None = None) -> None:
-        """Count the true entries of `wrong`, which speaks of all `rows`, or of those at `index`."""
+        """Count the true entries of `wrong`, which covers all `rows`, or those at `index`."""
         if not wrong.any():
             return
         at = int(wrong.argmax())
@@ -94,7 +94,7 @@ class Tally:
 
 
 class Rule(ABC):
-    """Looks at all rows once, in order, and says what is wrong. `rule_id` and `name` never change meaning."""
+    """Reads all rows once, in order, and reports problems. `rule_id` and `name` never change meaning."""
 
     rule_id: ClassVar[str]
     name: ClassVar[str]
@@ -111,15 +111,15 @@ class Rule(ABC):
         """Report, after the last rows."""
 
     def report(self, severity: Severity, message: str, tally: Tally | None = None) -> Finding:
-        """Make a finding of this rule; `tally` knows the steps that it is about."""
+        """Make a finding of this rule; `tally` counts the steps concerned."""
         return Finding(self.rule_id, self.name, severity, message, **({} if tally is None else tally.places))
 
 
 def ends_text(count: int) -> str:
-    """Say that so many episodes end."""
+    """Format a number of episodes that end."""
     return f"{count:,} episode{'s end' if count > 1 else ' ends'}"
 
 
 def steps_text(count: int, steps: int) -> str:
-    """Say how many of how many steps."""
+    """Format a number of steps out of a total."""
     return f"{count:,} of {steps:,} steps"

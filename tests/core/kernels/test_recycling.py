@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rbtool.core.kernels import fastest_rows
-from rbtool.core.kernels.recycling import Recycler
+from rbtool.core.kernels.recycling import ArrayPool
 
 
 def place(array: Any) -> int:
@@ -17,13 +17,13 @@ def place(array: Any) -> int:
 
 
 def test_memory_is_used_again_when_nobody_has_it() -> None:
-    recycler = Recycler((4, 3), np.dtype(np.float32))
-    first = recycler()
+    pool = ArrayPool((4, 3), np.dtype(np.float32))
+    first = pool()
     assert first.shape == (4, 3)
     assert first.dtype == np.float32
     before = place(first)
     del first
-    assert place(recycler()) == before
+    assert place(pool()) == before
 
 
 @pytest.mark.parametrize(
@@ -39,30 +39,30 @@ def test_memory_is_used_again_when_nobody_has_it() -> None:
     ],
 )
 def test_memory_is_left_alone_while_anything_looks_at_it(hold: Callable[[torch.Tensor], Any]) -> None:
-    recycler = Recycler((4, 3), np.dtype(np.float32))
-    tensor = torch.from_numpy(recycler())
+    pool = ArrayPool((4, 3), np.dtype(np.float32))
+    tensor = torch.from_numpy(pool())
     before, held = tensor.data_ptr(), hold(tensor)
     del tensor
-    others = [recycler() for _ in range(3)]
+    others = [pool() for _ in range(3)]
     assert before not in map(place, others)
     del held, others
-    assert len({place(recycler()) for _ in range(3)}) == 1
+    assert len({place(pool()) for _ in range(3)}) == 1
 
 
 def test_little_is_held_on_to() -> None:
-    recycler = Recycler((4, 3), np.dtype(np.float32))
-    many = [recycler() for _ in range(9)]
+    pool = ArrayPool((4, 3), np.dtype(np.float32))
+    many = [pool() for _ in range(9)]
     assert len({place(array) for array in many}) == 9
-    assert len(recycler._kept) == 2
+    assert len(pool._kept) == 2
 
 
 def test_threads_get_different_memory() -> None:
-    recycler = Recycler((50,), np.dtype(np.int64))
+    pool = ArrayPool((50,), np.dtype(np.int64))
     mixed = []
 
     def use(number: int) -> None:
         for _ in range(2000):
-            array = recycler()
+            array = pool()
             array[:] = number
             if not (array == number).all():
                 mixed.append(number)
