@@ -16,7 +16,7 @@ from ..checkpointers import FlatStorageCheckpointer
 from ..errors import SchemaError, UsageError
 from ..format import Staging, fs
 from ..preprocess import Unit
-from ..preprocess.start_methods import START_METHODS
+from ..preprocess.workers.pool import START_METHODS
 from ..progress import Silent
 from ..storages import PackedStorage, Storage, TensorStorage
 from ..verbs.preprocess import preprocess

@@ -1,4 +1,4 @@
-"""What goes wrong while a function works on a chunk, in a form that crosses process borders."""
+"""Failures of user functions and workers, in a form that can be pickled, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import ast
 import contextlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..errors import RbtoolError, SchemaError
+from ..ted import Key, key_name
+from .processor import Task
+from .step_selection import StepSelection
+
 if TYPE_CHECKING:
-    from .job import Task
+    from .processor import Task
 
 __all__ = [
+    "ErrorReporter",
     "FunctionFailed",
     "ResultRefused",
     "TaskFailed",
-    "TookTooLong",
+    "TaskTimeout",
+    "WorkerFailed",
     "WorkerTrace",
-    "WorkerTrouble",
     "counted",
     "error_text",
 ]
@@ -49,11 +57,11 @@ class FunctionFailed(Exception):
         return cls(error_text(error), trace, steps, _keys_there(error))
 
 
-class WorkerTrouble(FunctionFailed):
+class WorkerFailed(FunctionFailed):
     """A worker failed elsewhere than in the user's function, or ended before it was done."""
 
 
-class TookTooLong(WorkerTrouble):
+class TaskTimeout(WorkerFailed):
     """A worker was ended because a task took longer than allowed."""
 
 
@@ -144,3 +152,105 @@ def _keys_there(error: BaseException) -> tuple[str, ...]:
     with contextlib.suppress(ValueError, SyntaxError, TypeError):
         return tuple(key if isinstance(key, str) else ".".join(key) for key in ast.literal_eval(missed[2]))
     return ()
+
+
+_TRACEBACK = "--debug shows the traceback"
+_LISTED = 5
+
+
+class ErrorReporter:
+    """Knows which steps were taken, to name them as the dataset does."""
+
+    def __init__(self, selection: StepSelection, label: str) -> None:
+        self._selection = selection
+        self._label = label
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Raise what people understand instead of what the engine's parts tell each other."""
+        try:
+            yield
+        except TaskFailed as failed:
+            raise self.error([failed], 1) from origin_of(failed.cause)
+        except WorkerFailed as error:
+            text = f"a worker process failed: {error.text}" if error.trace else f"{error.text} before it began"
+            raise RbtoolError(text) from origin_of(error)
+        except FunctionFailed as error:
+            raise self._one(error, None) from origin_of(error)
+        except ResultRefused as error:
+            raise self._one(error, None) from error
+
+    def error(self, failed: Sequence[TaskFailed], tasks: int) -> RbtoolError:
+        """The error of a run in which some tasks failed."""
+        if len(failed) == 1:
+            found = self._one(failed[0].cause, failed[0].task)
+            if isinstance(found, RbtoolError):
+                return found
+            raise found  # a defect of ours: nothing to put into a sentence
+        listed = "; ".join(self.sentence(one) for one in failed[:_LISTED])
+        more = f"; and {len(failed) - _LISTED:,} more" if len(failed) > _LISTED else ""
+        return RbtoolError(f"{len(failed):,} of {tasks:,} chunks failed: {listed}{more}", hint=_TRACEBACK)
+
+    def sentence(self, failed: TaskFailed) -> str:
+        """What happened to one task, on one line."""
+        return str(self._one(failed.cause, failed.task))
+
+    def _one(self, cause: BaseException, task: Task | None) -> BaseException:
+        label = self._label
+        place = self._place(cause, task)
+        if isinstance(cause, WorkerFailed):
+            if cause.trace:
+                return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
+            hint = "--num-workers 0 runs it in this process"
+            if "SIGKILL" in cause.text:  # so the system ends what takes too much memory
+                hint = f"for want of memory, try a smaller --chunk-size; {hint}"
+            if isinstance(cause, TaskTimeout):
+                hint = "a longer --timeout or a smaller --chunk-size gives it more time"
+            where = f" while {label} worked on {place}" if place else f" in {label}"
+            return RbtoolError(f"{cause.text}{where}", hint=hint)
+        if isinstance(cause, FunctionFailed):
+            fields = f". Fields here: {', '.join(self._fields(cause))}" if cause.text.startswith("KeyError") else ""
+            return RbtoolError(f"{label} failed{_on(place)}: {cause.text}{fields}", hint=_TRACEBACK)
+        if isinstance(cause, ResultRefused):
+            return SchemaError(f"{label}{_on(place)}: {cause}")
+        return cause
+
+    def _fields(self, cause: FunctionFailed) -> Iterable[str]:
+        """Name what there was where a key is missing; groups of the dataset, such as `next`, by their whole name."""
+        keys = [field.key for field in self._selection.reader.fields]
+        if not cause.there:
+            return dict.fromkeys(key[0] for key in keys)
+        groups: dict[Key, set[str]] = {}
+        for key in keys:
+            for depth, part in enumerate(key):
+                groups.setdefault(key[:depth], set()).add(part)
+        there = set(cause.there)  # the function may have edited what it was given, so it need not be all of a group
+        group = max(sorted(groups, key=len), key=lambda key: len(groups[key] & there) / len(groups[key] | there))
+        return [key_name((*group, name)) for name in cause.there]
+
+    def _place(self, cause: BaseException, task: Task | None) -> str:
+        """Name steps by their number in the dataset, and their episodes."""
+        narrow = getattr(cause, "steps", None)
+        if narrow is None and task is None:
+            return ""
+        start, stop = narrow if narrow is not None else (task.start, task.stop)  # type: ignore[union-attr]
+        selection = self._selection
+        rows = np.searchsorted(selection.table.start, [start, stop - 1], "right") - 1
+        source = selection.reader.episodes
+        here = selection.rows[rows]
+        shift = source.start[here] - selection.table.start[rows]
+        low, high = int(start + shift[0]), int(stop - 1 + shift[1])
+        first, last = source.episode[here].tolist()
+        steps = f"steps {low:,} to {high:,}" if stop - start > 1 else f"step {low:,}"
+        return f"{steps} (episodes {first} to {last})" if first != last else f"{steps} (episode {first})"
+
+
+def _on(place: str) -> str:
+    return f" on {place}" if place else ""
+
+
+def origin_of(error: BaseException | None) -> BaseException | None:
+    """What to show below an error under --debug: the exception itself, or the traceback a worker sent."""
+    if error is None or error.__cause__ is not None or not isinstance(error, FunctionFailed):
+        return error.__cause__ if error is not None else None
+    return WorkerTrace(error.trace) if error.trace else None

@@ -25,7 +25,7 @@ from ..format import (
     sound_steps,
     table_with_returns,
 )
-from ..preprocess import Limits, Plan, Preprocessing, Settings, Taking, Unit, Work, find_function
+from ..preprocess import Limits, Plan, Preprocessing, Processor, Settings, StepSelection, Unit, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
 from .results import Published, Result, published_entries
@@ -107,13 +107,13 @@ def preprocess(
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
-        work = _work(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
-        taking = _taking(reader, work, num_frames)
+        processor = _processor(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
+        selection = _selection(reader, processor, num_frames)
         apart = settings.needs_workers
-        plan = Plan.of(taking, chunk_size, num_workers, whole_episodes=work.whole_episodes, apart=apart)
-        whole = Preprocessing(taking, work, plan, seed, settings)
+        plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
+        whole = Preprocessing(selection, processor, plan, seed, settings)
         step = _step(whole, num_frames)
-        if work.is_described() and not force and (there := _already_there(destination, step)) is not None:
+        if processor.is_described() and not force and (there := _already_there(destination, step)) is not None:
             return _result(published_entries(there, destination, started), whole, already_there=True)
         staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
         staging.refuse_if_taken()
@@ -146,7 +146,7 @@ def _publish(
     return _result(entries, whole, arguments=manifest.provenance[-1].arguments)
 
 
-def _work(
+def _processor(
     reader: StepReader,
     fn: Callable[[Any], Any] | str | None,
     unit: Unit,
@@ -156,8 +156,8 @@ def _work(
     pipeline: str | os.PathLike[str] | None,
     replay: str | os.PathLike[str] | None,
     replay_filters: bool,
-) -> Work:
-    from ..preprocess.operations import ProgramWork, different_past, filters_left_out, given_operations, program_of
+) -> Processor:
+    from ..preprocess.operations import ProgramProcessor, different_past, filters_left_out, given_operations, program_of
 
     ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
@@ -168,16 +168,16 @@ def _work(
             hint="say --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
         )
     if fn is not None:
-        from ..preprocess.function_work import FunctionWork
+        from ..preprocess.units.functions import FunctionProcessor
 
-        return FunctionWork(find_function(fn), unit, vmap)
+        return FunctionProcessor(find_function(fn), unit, vmap)
     if unit != "step" or vmap is not None or seed:
         raise UsageError(f"unit, vmap and seed are for functions, and {given[0]} was given")
     program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
     if replay is not None and not replay_filters:
         remarks += filters_left_out(replay)
-    return ProgramWork(program, reader.fields, remarks)
+    return ProgramProcessor(program, reader.fields, remarks)
 
 
 def _limits(timeout: float | None, retries: int) -> Limits:
@@ -194,28 +194,28 @@ def _known(engine: str) -> str:
     return engine
 
 
-def _taking(reader: StepReader, work: Work, num_frames: int | None) -> Taking:
+def _selection(reader: StepReader, processor: Processor, num_frames: int | None) -> StepSelection:
     if not reader.manifest.steps:
         raise UsageError("the dataset has no steps: there is nothing to preprocess")
-    taking = Taking(reader, work.chooses(table_with_returns(reader)))
-    if not taking.steps:
-        raise UsageError(f"{work.label} leaves none of the {len(reader.episodes):,} episodes")
+    selection = StepSelection(reader, processor.selects(table_with_returns(reader)))
+    if not selection.steps:
+        raise UsageError(f"{processor.label} leaves none of the {len(reader.episodes):,} episodes")
     if num_frames is None:
-        return taking
-    if not 1 <= num_frames <= taking.steps:
-        raise UsageError(f"{num_frames:,} steps asked for (num_frames), the dataset has {taking.steps:,}")
-    return Taking(reader, taking.rows, num_frames)
+        return selection
+    if not 1 <= num_frames <= selection.steps:
+        raise UsageError(f"{num_frames:,} steps asked for (num_frames), the dataset has {selection.steps:,}")
+    return StepSelection(reader, selection.rows, num_frames)
 
 
 def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
     """Return the provenance step: everything that affects the contents, so not the number of workers."""
-    work = whole.work
+    processor = whole.processor
     arguments = {
-        **work.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
+        **processor.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
     }  # fmt: skip
-    if isinstance(whole.taking.reader, SoundSteps):
+    if isinstance(whole.selection.reader, SoundSteps):
         arguments["skip_bad"] = True
-    inputs = {"content_digest": whole.taking.reader.manifest.content_digest, **work.inputs()}
+    inputs = {"content_digest": whole.selection.reader.manifest.content_digest, **processor.inputs()}
     return provenance_step("preprocess", arguments, inputs)
 
 
@@ -236,13 +236,13 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
 
 def _preview(whole: Preprocessing, destination: Path) -> PreprocessResult:
     fields = whole.preview()
-    taking = whole.taking
+    selection = whole.selection
     notes = [f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields]
-    if not whole.work.keeps_rows():
-        notes.insert(0, f"counted before {whole.work.label}, which may return more or fewer steps")
+    if not whole.processor.keeps_rows():
+        notes.insert(0, f"counted before {whole.processor.label}, which may return more or fewer steps")
     entries = {
-        "path": destination, "layout": "ted", "steps": taking.steps, "episodes": len(taking.table),
-        "bytes": taking.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
+        "path": destination, "layout": "ted", "steps": selection.steps, "episodes": len(selection.table),
+        "bytes": selection.steps * row_bytes(fields), "content_digest": None, "boundary": {}, "renamed_keys": {},
         "dropped_keys": (), "notes": tuple(notes),
         "request": {}, "dry_run": True,
     }  # fmt: skip
@@ -251,10 +251,10 @@ def _preview(whole: Preprocessing, destination: Path) -> PreprocessResult:
 
 def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) -> PreprocessResult:
     return PreprocessResult(
-        **{"arguments": whole.work.arguments(), **entries, **changes},
-        source=whole.taking.reader.path,
-        function=whole.work.label,
-        unit=whole.work.unit,
+        **{"arguments": whole.processor.arguments(), **entries, **changes},
+        source=whole.selection.reader.path,
+        function=whole.processor.label,
+        unit=whole.processor.unit,
         chunk_size=whole.plan.chunk_size,
         num_workers=whole.plan.workers,
     )

@@ -15,15 +15,14 @@ import torch
 from rbtool.core.checkpoint import open_steps
 from rbtool.core.format import StepReader
 from rbtool.core.preprocess.block import Block
-from rbtool.core.preprocess.job import Job, Task
-from rbtool.core.preprocess.work import Context, Started, Work
+from rbtool.core.preprocess.processor import Context, Job, LoadedProcessor, Processor, Task
 
 STEPS = 100
 TASKS = [Task(index, 10 * index, 10 * index + 10) for index in range(10)]
 
 
 @dataclass(frozen=True)
-class Acting(Work):
+class Acting(Processor):
     """Calls `act` with the number of the first step of a task; `begin` is called in each new worker."""
 
     act: Callable[[int], Any]
@@ -34,18 +33,18 @@ class Acting(Work):
     def label(self) -> str:
         return "acting"
 
-    def start(self, context: Context) -> Started:
+    def load(self, context: Context) -> LoadedProcessor:
         self.begin()
         return _Acting(self.act)
 
     def arguments(self) -> dict[str, Any]:
         return {}
 
-    def neighbours(self) -> frozenset[str]:
+    def user_modules(self) -> frozenset[str]:
         return self.modules
 
 
-class _Acting(Started):
+class _Acting(LoadedProcessor):
     def __init__(self, act: Callable[[int], Any]) -> None:
         self._act = act
 
@@ -56,7 +55,7 @@ class _Acting(Started):
         return self._act(block.first)
 
 
-def job_of(source: Path | StepReader, work: Work) -> Job:
+def job_of(source: Path | StepReader, work: Processor) -> Job:
     """All steps of a dataset, which has at least 100, at a path or open."""
     reader = open_steps(source) if isinstance(source, Path) else source
     return Job(reader, reader.manifest.content_digest, work, None, STEPS, False, 0)
@@ -105,17 +104,17 @@ def die(how: str) -> None:
             signal.pause()
 
 
-_told: list[None] = []
+_setup_calls: list[None] = []
 
 
 def be_told() -> None:
     """Count, in each process."""
-    _told.append(None)
+    _setup_calls.append(None)
 
 
 def times_told(first: int) -> tuple[int, int]:
     """Who this is, and how often it was told."""
-    return os.getpid(), len(_told)
+    return os.getpid(), len(_setup_calls)
 
 
 def server_and_self(first: int) -> tuple[int, int]:

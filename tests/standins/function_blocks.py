@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from rbtool.core.format import EpisodeTable
-from rbtool.core.preprocess.block import Block, Column, Pieces
-from rbtool.core.preprocess.function_work import FunctionWork
-from rbtool.core.preprocess.functions import find_function
-from rbtool.core.preprocess.work import Context, Started, Unit
+from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
+from rbtool.core.preprocess.processor import Context, LoadedProcessor, Unit
+from rbtool.core.preprocess.units.functions import FunctionProcessor, find_function
 from rbtool.core.ted import Key
 
 FLAGS = ("done", "terminated", "truncated")
@@ -24,17 +23,19 @@ def block_of(lengths: Sequence[int], first: int = 0, ids: Sequence[int] | None =
     step = np.arange(first, first + rows + 1, dtype=np.float32)
     ends = np.zeros((rows, 1), bool)
     ends[(starts + lengths - 1)[np.asarray(lengths) > 0]] = True
-    columns: dict[Key, Column] = {
-        ("observation", "x"): Column("float32", np.stack([step[:-1], step[:-1] ** 2], 1)),
-        ("observation", "y"): Column("int32", step[:-1].astype(np.int32)),
-        ("action",): Column("bfloat16", (step[:-1] + 1).astype(np.float32).view(np.uint32).__rshift__(16).astype("u2")),
-        ("episode",): Column("int64", np.repeat(numbers, lengths).astype(np.int64)),
-        ("next", "observation", "x"): Column("float32", np.stack([step[1:], step[1:] ** 2], 1)),
-        ("next", "observation", "y"): Column("int32", step[1:].astype(np.int32)),
-        ("next", "reward"): Column("float64", np.sqrt(step[:-1, None].astype(np.float64))),
-        ("next", "done"): Column("bool", ends),
-        ("next", "terminated"): Column("bool", ends.copy()),
-        ("next", "truncated"): Column("bool", np.zeros_like(ends)),
+    columns: dict[Key, BlockColumn] = {
+        ("observation", "x"): BlockColumn("float32", np.stack([step[:-1], step[:-1] ** 2], 1)),
+        ("observation", "y"): BlockColumn("int32", step[:-1].astype(np.int32)),
+        ("action",): BlockColumn(
+            "bfloat16", (step[:-1] + 1).astype(np.float32).view(np.uint32).__rshift__(16).astype("u2")
+        ),
+        ("episode",): BlockColumn("int64", np.repeat(numbers, lengths).astype(np.int64)),
+        ("next", "observation", "x"): BlockColumn("float32", np.stack([step[1:], step[1:] ** 2], 1)),
+        ("next", "observation", "y"): BlockColumn("int32", step[1:].astype(np.int32)),
+        ("next", "reward"): BlockColumn("float64", np.sqrt(step[:-1, None].astype(np.float64))),
+        ("next", "done"): BlockColumn("bool", ends),
+        ("next", "terminated"): BlockColumn("bool", ends.copy()),
+        ("next", "truncated"): BlockColumn("bool", np.zeros_like(ends)),
     }
     yes = np.ones(len(lengths), bool)
     return Block(columns, Pieces.of(np.arange(len(lengths)), lengths, yes, yes), first)
@@ -51,15 +52,15 @@ def part_of(block: Block, start: int, stop: int) -> Block:
         (begin >= start)[inside],
         (end <= stop)[inside],
     )
-    columns = {key: Column(dtype, values[start:stop].copy()) for key, (dtype, values) in block.columns.items()}
+    columns = {key: BlockColumn(dtype, values[start:stop].copy()) for key, (dtype, values) in block.columns.items()}
     return Block(columns, cut, block.first + start)
 
 
 def started(
     function: Callable[[Any], Any] | str, unit: Unit = "step", vmap: bool | None = None, seed: int = 0
-) -> Started:
+) -> LoadedProcessor:
     """Load a function as a work would in the process that runs it."""
-    return FunctionWork(find_function(function), unit, vmap).start(Context((), EpisodeTable.from_rows([]), seed))
+    return FunctionProcessor(find_function(function), unit, vmap).load(Context((), EpisodeTable.from_rows([]), seed))
 
 
 def values_of(block: Block) -> dict[Key, tuple[str, list[Any]]]:

@@ -1,18 +1,16 @@
 """What can be done to rows without writing Python: operations by name, and programs of them."""
 
 from .base import Operation
-from .documents import pipeline_program, pipeline_text
+from .documents import different_past, filters_left_out, pipeline_program, pipeline_text, replayed_program
 from .options import OPTIONS, given_operations, program_of
-from .program import OPERATIONS, Program
-from .replaying import different_past, filters_left_out, replayed_program
-from .work import ProgramWork
+from .program import OPERATIONS, Program, ProgramProcessor
 
 __all__ = [
     "OPERATIONS",
     "OPTIONS",
     "Operation",
     "Program",
-    "ProgramWork",
+    "ProgramProcessor",
     "different_past",
     "filters_left_out",
     "given_operations",

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from ...format import EpisodeTable
 from ...ted import Field, Key
 from .fields import Fields
-from .lazy import Lazy, Sheet
+from .lazy import LazyBatch, LazyColumn
 
-__all__ = ["Derivation", "EpisodeChoice", "FieldStep", "Operation", "RowOperation", "Step"]
+__all__ = ["BoundFieldOperation", "BoundOperation", "Derivation", "EpisodeChoice", "Operation", "RowOperation"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class RowOperation(Operation):
     """Whether it has to see all rows of an episode at once."""
 
     @abstractmethod
-    def bind(self, fields: Fields) -> Step:
+    def bind(self, fields: Fields) -> BoundOperation:
         """Work out what it does to these fields. UsageError for what makes no sense with them."""
 
 
-class Step(ABC):
+class BoundOperation(ABC):
     """An operation that knows which fields reach it; `after` are those that leave it."""
 
     def __init__(self, after: Fields) -> None:
@@ -64,7 +64,7 @@ class Step(ABC):
         """Name the fields that have to reach it for these to leave it."""
 
     @abstractmethod
-    def apply(self, sheet: Sheet, wanted: frozenset[Key]) -> None:
+    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
         """Do it to some rows, of which the fields of `needs(wanted)` are there."""
 
 
@@ -73,10 +73,10 @@ class Derivation:
     """How a field comes of others, row by row: `compute` gets them in the order of `inputs`."""
 
     inputs: tuple[Key, ...]
-    compute: Callable[[Sequence[Lazy]], Lazy]
+    compute: Callable[[Sequence[LazyColumn]], LazyColumn]
 
 
-class FieldStep(Step):
+class BoundFieldOperation(BoundOperation):
     """A step in which rows stay rows, and some fields are derived from others."""
 
     def __init__(self, after: Fields, derived: Mapping[Key, Derivation]) -> None:
@@ -89,8 +89,8 @@ class FieldStep(Step):
         before: Fields,
         keys: Iterable[Key],
         field: Callable[[Field], Field],
-        compute: Callable[[Field, Lazy], Lazy],
-    ) -> FieldStep:
+        compute: Callable[[Field, LazyColumn], LazyColumn],
+    ) -> BoundFieldOperation:
         """Change the values of some fields: `field` says what each becomes, `compute` does it."""
         chosen = [before[key] for key in keys]
         derived = {old.key: Derivation((old.key,), partial(_of_one, compute, old)) for old in chosen}
@@ -100,13 +100,15 @@ class FieldStep(Step):
         direct = {key for key in wanted if key not in self._derived}
         return frozenset(direct.union(*(self._derived[key].inputs for key in wanted - direct)))
 
-    def apply(self, sheet: Sheet, wanted: frozenset[Key]) -> None:
+    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
         found = {}
         for key in wanted:
             how = self._derived.get(key)
-            found[key] = sheet.columns[key] if how is None else how.compute([sheet.columns[i] for i in how.inputs])
-        sheet.columns = found
+            found[key] = batch.columns[key] if how is None else how.compute([batch.columns[i] for i in how.inputs])
+        batch.columns = found
 
 
-def _of_one(compute: Callable[[Field, Lazy], Lazy], field: Field, inputs: Sequence[Lazy]) -> Lazy:
+def _of_one(
+    compute: Callable[[Field, LazyColumn], LazyColumn], field: Field, inputs: Sequence[LazyColumn]
+) -> LazyColumn:
     return compute(field, inputs[0])

@@ -1,21 +1,31 @@
-"""Operations and programs as JSON, as manifests keep them, and as TOML, as people write them."""
+"""Programs as JSON, as manifests store them, and as TOML, as people write them; replays of programs from manifests."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
-from ...format import fs
+from ...format import MANIFEST, Manifest, Provenance, fs, load_json
 from .base import Operation
-from .normalize import Constants
+from .filters import Episodes, Filter
+from .normalize import Constants, NormalizeFields
 from .program import OPERATIONS, Program
 
-__all__ = ["operation_of", "pipeline_program", "pipeline_text", "program_of_documents"]
+__all__ = [
+    "different_past",
+    "filters_left_out",
+    "operation_of",
+    "pipeline_program",
+    "pipeline_text",
+    "program_of_documents",
+    "replayed_program",
+]
 
 Made = TypeVar("Made")
 
@@ -28,7 +38,7 @@ def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
     found = tuple(
         operation_of(document, f"{origin}: operation {number}") for number, document in enumerate(documents, start=1)
     )
-    return _told(lambda: Program(found), origin)
+    return _with_origin(lambda: Program(found), origin)
 
 
 def operation_of(document: Any, origin: str) -> Operation:
@@ -57,7 +67,7 @@ def _made(kind: type[Made], arguments: Mapping[str, Any], origin: str) -> Made:
         if part.default is dataclasses.MISSING and part.name not in arguments:
             raise UsageError(f"{origin} lacks {part.name!r}")
     given = {key: _value(value, types[key], f"{origin} has {key}") for key, value in arguments.items()}
-    return _told(lambda: kind(**given), origin)
+    return _with_origin(lambda: kind(**given), origin)
 
 
 def _value(value: Any, kind: Any, place: str) -> Any:
@@ -95,7 +105,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _told(make: Callable[[], Made], origin: str) -> Made:
+def _with_origin(make: Callable[[], Made], origin: str) -> Made:
     """Name the origin in what is wrong with the values."""
     try:
         return make()
@@ -150,3 +160,103 @@ def _toml(value: Any) -> str:
 
 def _commas(parts: Iterable[str]) -> str:
     return ", ".join(parts)
+
+
+_CHOOSING = {Episodes.name, Filter.name}
+
+
+def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
+    """Take the program that made a dataset out of its manifest; `path` is that file or the folder of the dataset.
+
+    Constants that were measured come with it; with `filters` also what chose its episodes, which is about these and not
+    about others. UsageError where the dataset was not made by operations, or by such a choice alone.
+    """
+    documents, constants = _documents_of(path)
+    kept = [document for document in documents if filters or not _chooses(document)]
+    if documents and not kept:
+        raise UsageError(
+            f"{path} was made by choosing episodes alone, which is not done again", hint="add --replay-filters to do so"
+        )
+    return program_of_documents(_with_constants(kept, constants), str(path))
+
+
+def filters_left_out(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Name what chose the episodes of the dataset at `path`, and `replayed_program` leaves out without `filters`."""
+    chosen = [document for document in _documents_of(path)[0] if _chooses(document)]
+    if not chosen:
+        return ()
+    named = ", ".join(
+        " ".join(str(value) for value in ("--" + str(document[_KIND]), *(document[k] for k in document if k != _KIND)))
+        for document in chosen
+    )
+    return (f"the replay leaves out what chose episodes: {named} (--replay-filters does it again)",)
+
+
+def _chooses(document: Any) -> bool:
+    return isinstance(document, dict) and document.get(_KIND) in _CHOOSING
+
+
+def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
+    """The operations that made a dataset, and the constants that were measured for them."""
+    manifest = _manifest_at(path)
+    last = manifest.provenance[-1] if manifest.provenance else None
+    if last is None or last.verb != "preprocess":
+        made = "does not say how it was made" if last is None else f"was made by {last.verb}"
+        raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
+    documents = last.arguments.get("operations")
+    if not isinstance(documents, list):
+        made = last.arguments.get("function", "a function")
+        raise UsageError(f"{path} was made by {made}, only operations can be replayed", hint="name it with --fn")
+    constants = last.arguments.get("constants")
+    return documents, constants if isinstance(constants, list) else []
+
+
+def _with_constants(documents: list[Any], measured: list[Any]) -> list[Any]:
+    """Put what was measured into the normalizations that had to be measured, in order."""
+    rest = iter(measured)
+    return [
+        {**document, "constants": next(rest, [])} if _lacks_constants(document) else document for document in documents
+    ]
+
+
+def _lacks_constants(document: Any) -> bool:
+    return isinstance(document, dict) and document.get(_KIND) == NormalizeFields.name and "constants" not in document
+
+
+def different_past(path: str | os.PathLike[str], manifest: Manifest) -> tuple[str, ...]:
+    """Say what the dataset at `path` had gone through before its last step, if that of `manifest` has not.
+
+    A replay does the last step alone: its constants fit only what has come the same way so far.
+    """
+    theirs, ours = _made_before(_manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
+    if theirs == ours:
+        return ()
+    before, here = _joined_steps(theirs), _joined_steps(ours)
+    return (f"{path} had gone through {before} before, this dataset through {here}: scales may differ",)
+
+
+def _joined_steps(steps: Sequence[str]) -> str:
+    return ", then ".join(steps) or "nothing"
+
+
+def _made_before(provenance: Sequence[Provenance]) -> list[str]:
+    """Name what changed the values of rows on the way, preprocess by preprocess; choosing episodes does not."""
+    found = []
+    for step in provenance:
+        if step.verb == "preprocess":
+            documents = step.arguments.get("operations")
+            names = [part.get(_KIND) for part in documents or () if isinstance(part, dict)]
+            changing = [str(name) for name in names if name not in _CHOOSING]
+            if changing or not names:
+                found.append(", ".join(changing) or str(step.arguments.get("function")))
+    return found
+
+
+def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
+    """Read a manifest; `path` is that file or the folder of the dataset."""
+    place = fs.expanded(path)
+    if place.is_file():
+        return Manifest.from_dict(load_json(place), str(place))
+    if place.exists():
+        return Manifest.load(place)
+    raise DatasetNotFoundError(f"there is no {path}, a dataset or its {MANIFEST} is expected")

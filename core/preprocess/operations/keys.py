@@ -1,4 +1,4 @@
-"""Operations that choose and rename fields."""
+"""Operations that select, rename and join fields."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import UsageError
-from ...ted import EPISODE, NEXT, NEXT_REWARD, Field, Key, key_name
-from .base import Derivation, FieldStep, RowOperation, Step
-from .fields import KEPT, LENGTH, Fields, new_key
-from .lazy import Lazy
+from ...ted import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
+from .base import BoundFieldOperation, BoundOperation, Derivation, RowOperation
+from .fields import KEPT, LENGTH, Fields, in_next, new_key
+from .lazy import LazyColumn, promoted
 
-__all__ = ["Exclude", "Rename", "Select"]
+__all__ = ["Cat", "Exclude", "Flatten", "Rename", "Select"]
 
 _STAY = (*KEPT, NEXT_REWARD, EPISODE)
 
@@ -25,7 +25,7 @@ class Rename(RowOperation):
     key: str
     to: str
 
-    def bind(self, fields: Fields) -> Step:
+    def bind(self, fields: Fields) -> BoundOperation:
         moves = {old: self._moved(old) for old in fields.twinned(self.key)}
         for old, new in moves.items():
             if old in (EPISODE, *KEPT):
@@ -49,18 +49,18 @@ class Rename(RowOperation):
         return (*side, *target[:-1], target[-1] + LENGTH)  # the lengths beside a text
 
 
-def _moving(fields: Fields, moves: Mapping[Key, Key]) -> Step:
+def _moving(fields: Fields, moves: Mapping[Key, Key]) -> BoundOperation:
     changes: dict[Key, Field | None] = dict.fromkeys(moves)
     changes |= {new: Field(new, fields[old].dtype, fields[old].shape, fields[old].role) for old, new in moves.items()}
     after = fields.replaced(changes, made={new for old, new in moves.items() if old in fields.made})
     after = after.traced({new: (old,) for old, new in moves.items()})
-    return FieldStep(after, {new: Derivation((old,), _renamed(key_name(new))) for old, new in moves.items()})
+    return BoundFieldOperation(after, {new: Derivation((old,), _renamed(key_name(new))) for old, new in moves.items()})
 
 
-def _renamed(name: str) -> Callable[[Sequence[Lazy]], Lazy]:
-    def compute(inputs: Sequence[Lazy]) -> Lazy:
+def _renamed(name: str) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
+    def compute(inputs: Sequence[LazyColumn]) -> LazyColumn:
         lazy = inputs[0]
-        return Lazy(name, lazy.dtype, lazy.shape, lazy.parts)
+        return LazyColumn(name, lazy.dtype, lazy.shape, lazy.parts)
 
     return compute
 
@@ -76,7 +76,7 @@ class Select(RowOperation):
     name: ClassVar[str] = "select"
     keys: tuple[str, ...]
 
-    def bind(self, fields: Fields) -> Step:
+    def bind(self, fields: Fields) -> BoundOperation:
         _require_names(self.keys, self.name)
         kept = {key for name in self.keys for key in fields.covered(name)}
         kept |= fields.made.union(_STAY)
@@ -94,7 +94,7 @@ class Exclude(RowOperation):
     name: ClassVar[str] = "exclude"
     keys: tuple[str, ...]
 
-    def bind(self, fields: Fields) -> Step:
+    def bind(self, fields: Fields) -> BoundOperation:
         _require_names(self.keys, self.name)
         lost = []
         for name in self.keys:
@@ -113,5 +113,147 @@ def _require_names(names: tuple[str, ...], operation: str) -> None:
         raise UsageError(f"{operation} names no fields, one at least is expected")
 
 
-def _without(fields: Fields, lost: Sequence[Key], why: str) -> Step:
-    return FieldStep(fields.replaced(dict.fromkeys(lost)).traced({}, why), {})
+def _without(fields: Fields, lost: Sequence[Key], why: str) -> BoundOperation:
+    return BoundFieldOperation(fields.replaced(dict.fromkeys(lost)).traced({}, why), {})
+
+
+OBSERVATION: Key = ("observation",)
+
+
+@dataclass(frozen=True)
+class Cat(RowOperation):
+    """Joins fields into one along their last dimension, in the order given, and likewise what `next` holds of them.
+
+    The parts go; a group stands for all in it, sorted by name. Types are promoted as NumPy does. Where `next` lacks
+    one of the parts, it keeps those it has and gets no joined field.
+    """
+
+    name: ClassVar[str] = "cat"
+    key: str
+    parts: tuple[str, ...]
+
+    def bind(self, fields: Fields) -> BoundOperation:
+        if not self.parts:
+            raise UsageError(f"cat was to make {self.key!r} of nothing, one part at least is expected")
+        out = new_key(self.key, self.name)
+        parts = list(dict.fromkeys(key for part in self.parts for key in sorted(self._part(fields, part))))
+        if len({key[0] == NEXT for key in parts} | {out[0] == NEXT}) > 1:
+            raise UsageError(
+                f"{self.key!r} was to be made of {', '.join(map(key_name, parts))}; what is known before the step and "
+                "what is known after it stay apart"
+            )
+        for key in parts:
+            if key in (EPISODE, *KEPT) or fields[key].role == "text":
+                raise UsageError(f"{key_name(key)!r} cannot become part of {self.key!r}: it is no number to learn from")
+        return _joining(fields, out, parts, lambda found: _cat_field(fields, out, found))
+
+    def _part(self, fields: Fields, name: str) -> list[Key]:
+        found = fields.twinned(name)
+        root = [key for key in found if key[0] != NEXT]
+        return root or found
+
+
+def _cat_field(fields: Fields, out: Key, parts: Sequence[Key]) -> Field:
+    """The field that parts make when they are joined."""
+    shapes = [fields[key].shape or (1,) for key in parts]
+    if len({shape[:-1] for shape in shapes}) > 1:
+        listed = ", ".join(f"{key_name(key)} {list(shape)}" for key, shape in zip(parts, shapes, strict=True))
+        raise UsageError(f"{key_name(out)!r} cannot be joined along the last dimension of {listed}")
+    roles = {fields[key].role for key in parts}
+    role = roles.pop() if len(roles) == 1 else "observation"
+    shape = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+    return Field(out, promoted([fields[key].dtype for key in parts]), shape, role)
+
+
+@dataclass(frozen=True)
+class Flatten(RowOperation):
+    """Makes one vector `observation` of all observations, sorted by name, row-major, and likewise under `next`.
+
+    Observations are the fields of that role which stand at the root and under `next`, or, where none does, those at
+    the root. The vector is float64 where one of them is, else float32, in which whole numbers that are not exact are
+    refused. Values stay what they are: the numbers of discrete spaces do not become one-hot.
+    """
+
+    name: ClassVar[str] = "flatten"
+
+    def bind(self, fields: Fields) -> BoundOperation:
+        root = sorted(
+            f.key for f in fields if f.role == "observation" and f.key[0] != NEXT and f.key not in fields.made
+        )
+        parts = [key for key in root if in_next(key) in fields and key not in SINGLETONS] or root
+        if not parts:
+            raise UsageError("flatten found no field with the role of an observation")
+        bad = [key for key in parts if "complex" in fields[key].dtype]
+        if bad:
+            raise UsageError(f"{key_name(bad[0])!r} is complex and cannot become part of a vector of floats")
+        if OBSERVATION in fields and OBSERVATION not in parts:
+            raise UsageError("flatten would write 'observation', which exists on one side of the step only")
+        _refuse_rest_of_group(fields, parts)
+        wide = any(fields[key].dtype == "float64" for key in parts)
+        dtype = "float64" if wide else "float32"
+
+        def flat(found: Sequence[Key]) -> Field:
+            out = OBSERVATION if found[0][0] != NEXT else in_next(OBSERVATION)
+            return Field(out, dtype, (sum(_width(fields[key]) for key in found),), "observation")
+
+        return _joining(fields, OBSERVATION, parts, flat, flatten=True)
+
+
+def _refuse_rest_of_group(fields: Fields, parts: Sequence[Key]) -> None:
+    """Raise UsageError where the group `observation` keeps a field, text for one: the vector takes its place."""
+    sides = [(OBSERVATION, list(parts))]
+    if all(in_next(key) in fields for key in parts):
+        sides.append((in_next(OBSERVATION), [in_next(key) for key in parts]))
+    rest = [
+        key for group, found in sides for key in fields.by_key
+        if len(key) > len(group) and key[: len(group)] == group and key not in found
+    ]  # fmt: skip
+    following = {in_next(key) for key in rest}
+    lengths = {(*key[:-1], key[-1] + LENGTH) for key in rest if fields[key].role == "text"}
+    left = [key_name(key) for key in rest if key not in following | lengths]
+    if left:
+        renamed = " ".join(f"--rename {name}={_outside(fields, name)}" for name in left)
+        raise UsageError(
+            f"flatten would write 'observation', a group in which {', '.join(left)} would stay behind",
+            hint=f"say {renamed} as well",
+        )
+
+
+def _outside(fields: Fields, name: str) -> str:
+    """Find a free name outside of the group `observation`."""
+    group = f"{OBSERVATION[0]}."
+    short = name.replace(group, "", 1)
+    taken = {".".join(key[:depth]) for key in fields.by_key for depth in range(1, len(key) + 1)}
+    return short if short not in taken else name.replace(group, f"{OBSERVATION[0]}_", 1)
+
+
+def _width(field: Field) -> int:
+    return field.row_bytes // field.numpy.itemsize
+
+
+def _joining(
+    fields: Fields, out: Key, parts: Sequence[Key], field: Callable[[Sequence[Key]], Field], *, flatten: bool = False
+) -> BoundOperation:
+    """Make the step that joins `parts`, and under `next` what belongs to them if all of it is there."""
+    sides = [(out, list(parts))]
+    after = [in_next(key) for key in parts]
+    if out[0] != NEXT and all(key in fields for key in after):
+        sides.append((in_next(out), after))
+    changes: dict[Key, Field | None] = {key: None for _, found in sides for key in found}
+    for key, found in sides:
+        if key in fields and key not in changes:
+            raise UsageError(f"cat would write {key_name(key)!r}, which is there already and no part of it")
+        made = field(found)
+        changes[key] = Field(key, made.dtype, made.shape, made.role)
+    derived = {key: Derivation(tuple(found), _joined(changes[key], flatten)) for key, found in sides}
+    return BoundFieldOperation(fields.replaced(changes).traced(dict(sides)), derived)
+
+
+def _joined(field: Field | None, flatten: bool) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
+    assert field is not None
+
+    def compute(inputs: Sequence[LazyColumn]) -> LazyColumn:
+        lazies = [lazy.reshaped((lazy.width,)) for lazy in inputs] if flatten else inputs
+        return LazyColumn.joined(field.name, field.dtype, lazies)
+
+    return compute

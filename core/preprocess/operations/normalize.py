@@ -13,12 +13,12 @@ from ...errors import SchemaError, UsageError, did_you_mean
 from ...format import Array
 from ...stats import Moments, QuantileSketch
 from ...ted import NEXT, SINGLETONS, Field, Key, as_numbers, key_name
-from .base import Derivation, FieldStep, RowOperation
+from .base import BoundFieldOperation, Derivation, RowOperation
 from .fields import Fields, in_next
-from .lazy import Lazy, Sheet
+from .lazy import LazyBatch, LazyColumn
 from .values import numbers_of
 
-__all__ = ["METHODS", "Constants", "Measured", "Normalize", "NormalizeStep"]
+__all__ = ["METHODS", "BoundNormalize", "Constants", "Measured", "NormalizeFields"]
 
 METHODS = ("mean-std", "min-max", "quantile")
 _QUANTILES = (0.01, 0.99)
@@ -76,7 +76,7 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Normalize(RowOperation):
+class NormalizeFields(RowOperation):
     """Brings a field, or each of a group, to a common scale, and what `next` holds of it by the same constants.
 
     `mean-std` gives each dimension mean 0 and deviation 1; `min-max` brings its least and greatest value, `quantile`
@@ -104,7 +104,7 @@ class Normalize(RowOperation):
         found = super().describe()
         return found | {"constants": [part.describe() for part in self.constants]} if self.constants else found
 
-    def bind(self, fields: Fields) -> NormalizeStep:
+    def bind(self, fields: Fields) -> BoundNormalize:
         keys = fields.twinned(self.key)
         for field in (fields[key] for key in keys):
             if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in field.shape:
@@ -118,12 +118,12 @@ class Normalize(RowOperation):
             shapes = {fields[key].shape for key in group}
             if len(shapes) > 1:
                 raise UsageError(f"{key_name(root)!r} has another shape under next, so one scale does not fit both")
-        return NormalizeStep(fields, self, groups)
+        return BoundNormalize(fields, self, groups)
 
-    def informed(self, measured: Measured) -> Normalize:
+    def with_measurements(self, measured: Measured) -> NormalizeFields:
         """Return the operation that knows its constants; SchemaError where values are spread beyond float64."""
         found = tuple(_constants(name, self.method, *states) for name, states in sorted(measured.items()))
-        return Normalize(self.key, self.method, found)
+        return NormalizeFields(self.key, self.method, found)
 
 
 def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch | None) -> Constants:
@@ -148,10 +148,10 @@ def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch 
     )  # fmt: skip
 
 
-class NormalizeStep(FieldStep):
+class BoundNormalize(BoundFieldOperation):
     """A normalization of known fields: it measures, or, once it knows its constants, normalizes."""
 
-    def __init__(self, before: Fields, asked: Normalize, groups: Mapping[Key, Sequence[Key]]) -> None:
+    def __init__(self, before: Fields, asked: NormalizeFields, groups: Mapping[Key, Sequence[Key]]) -> None:
         self._groups = groups
         self._fields = {root: before[root] for root in groups}
         self._quantiles = asked.method == METHODS[2]
@@ -190,16 +190,16 @@ class NormalizeStep(FieldStep):
             for root in self._groups
         }
 
-    def measure(self, sheet: Sheet) -> Measured:
+    def measure(self, batch: LazyBatch) -> Measured:
         """Take the statistics of some rows."""
-        pieces = sheet.pieces
+        pieces = batch.pieces
         last = (pieces.starts + pieces.rows - 1)[pieces.ends & (pieces.rows > 0)]
         found = self.nothing()
         for root, group in self._groups.items():
             moments, sketch = found[key_name(root)]
             width = self._width(root)
             step = max(1, _BLOCK // width)
-            lazies = [sheet.columns[root], *(sheet.columns[in_next(root)].taken(last) for key in group if key != root)]
+            lazies = [batch.columns[root], *(batch.columns[in_next(root)].taken(last) for key in group if key != root)]
             for lazy in lazies:
                 values = as_numbers(lazy.values, lazy.dtype).reshape(-1, width)
                 for start in range(0, len(values), step):
@@ -210,7 +210,7 @@ class NormalizeStep(FieldStep):
 
 
 def _normalizing(field: Field, constants: Constants | None) -> Any:
-    def compute(inputs: Sequence[Lazy]) -> Lazy:
+    def compute(inputs: Sequence[LazyColumn]) -> LazyColumn:
         assert constants is not None, "the rows are measured first"
         numbers = as_numbers(inputs[0].values, inputs[0].dtype)
         return numbers_of(field, field.dtype, _normalized(numbers, field, constants))

@@ -9,18 +9,13 @@ from typing import Any
 
 from ...errors import UsageError, did_you_mean
 from .base import Operation
-from .choosing import Episodes, Filter
-from .documents import pipeline_program
-from .images import Resize
-from .joining import Cat, Flatten
-from .keys import Exclude, Rename, Select
-from .n_step import NStep
-from .normalize import METHODS, Normalize
+from .documents import pipeline_program, replayed_program
+from .filters import Episodes, Filter, Where
+from .keys import Cat, Exclude, Flatten, Rename, Select
+from .lookahead import AddMcReturn, AddReturnToGo, NStep
+from .normalize import METHODS, NormalizeFields
 from .program import Program
-from .replaying import replayed_program
-from .returns import McReturn, ReturnToGo
-from .rows import Where
-from .values import Cast, ClipReward
+from .values import Cast, ClipReward, ResizeImages
 
 __all__ = ["OPTIONS", "given_operations", "program_of"]
 
@@ -155,16 +150,16 @@ def _cat(key: str, parts: Any) -> Operation:
 
 def _resize(key: str, size: Any) -> Operation:
     size, _, layout = str(size).partition(":")
-    return Resize(key, size, layout or None)
+    return ResizeImages(key, size, layout or None)
 
 
 def _normalize(value: Any, _: _Discount) -> Iterable[Operation]:
     if isinstance(value, Mapping):
-        return [Normalize(str(key), str(method)) for key, method in value.items()]
+        return [NormalizeFields(str(key), str(method)) for key, method in value.items()]
     found = []
     for name in _names(value, "normalize"):
         key, _sign, method = name.partition(":")
-        found.append(Normalize(key, method or METHODS[0]))
+        found.append(NormalizeFields(key, method or METHODS[0]))
     return found
 
 
@@ -204,8 +199,8 @@ OPTIONS: dict[str, Make] = {
     "flatten": lambda _value, _: [Flatten()],
     "resize": _pairs("resize", _resize),
     "n-step": lambda value, gamma: [NStep(_steps(value), gamma.needed("n-step"))],
-    "return-to-go": lambda _, gamma: [ReturnToGo(gamma.or_else(1.0))],
-    "mc-return": lambda _, gamma: [McReturn(gamma.needed("mc-return"))],
+    "return-to-go": lambda _, gamma: [AddReturnToGo(gamma.or_else(1.0))],
+    "mc-return": lambda _, gamma: [AddMcReturn(gamma.needed("mc-return"))],
     "clip-reward": _clip,
     "normalize": _normalize,
     "select": lambda value, _: [Select(_names(value, "select"))],

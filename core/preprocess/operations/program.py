@@ -1,8 +1,8 @@
-"""A program: operations in their order, and what they do to given fields."""
+"""Programs: operations in their order, bound to the fields of a dataset, and the processor that runs one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,26 +12,23 @@ from ...errors import UsageError
 from ...format import EpisodeTable
 from ...ted import NEXT, Field, Key, key_name
 from ..block import Block
-from .base import EpisodeChoice, Operation, RowOperation, Step
-from .choosing import Episodes, Filter
+from ..processor import Context, LoadedProcessor, Processor
+from .base import BoundOperation, EpisodeChoice, Operation, RowOperation
 from .fields import Fields
-from .images import Resize
-from .joining import Cat, Flatten
-from .keys import Exclude, Rename, Select
-from .lazy import Sheet
-from .n_step import NStep
-from .normalize import Measured, Normalize, NormalizeStep
-from .returns import McReturn, ReturnToGo
-from .rows import Where
-from .values import Cast, ClipReward
+from .filters import Episodes, Filter, Where
+from .keys import Cat, Exclude, Flatten, Rename, Select
+from .lazy import LazyBatch
+from .lookahead import AddMcReturn, AddReturnToGo, NStep
+from .normalize import BoundNormalize, Measured, NormalizeFields
+from .values import Cast, ClipReward, ResizeImages
 
-__all__ = ["OPERATIONS", "BoundProgram", "Program"]
+__all__ = ["OPERATIONS", "BoundProgram", "Program", "ProgramProcessor"]
 
 OPERATIONS: dict[str, type[Operation]] = {
     kind.name: kind
     for kind in (
-        Episodes, Filter, Where, Rename, Cast, Cat, Flatten, Resize, NStep, ReturnToGo, McReturn, ClipReward,
-        Normalize, Select, Exclude,
+        Episodes, Filter, Where, Rename, Cast, Cat, Flatten, ResizeImages, NStep, AddReturnToGo, AddMcReturn,
+        ClipReward, NormalizeFields, Select, Exclude,
     )
 }  # fmt: skip
 """All operations by name, in the order in which options come."""
@@ -56,7 +53,7 @@ class Program:
                 )
         unmeasured = [place for place, operation in enumerate(self.operations) if _is_unmeasured(operation)]
         between = self.operations[unmeasured[0] : unmeasured[-1]] if unmeasured else ()
-        if other := [operation.name for operation in between if not isinstance(operation, Normalize)]:
+        if other := [operation.name for operation in between if not isinstance(operation, NormalizeFields)]:
             raise UsageError(
                 f"normalize comes before and after {other[0]}, but one pass measures the rows that reach the first: "
                 "let all normalize follow one another"
@@ -73,9 +70,9 @@ class Program:
         return tuple(operation for operation in self.operations if isinstance(operation, RowOperation))
 
     @property
-    def unmeasured(self) -> tuple[Normalize, ...]:
+    def unmeasured(self) -> tuple[NormalizeFields, ...]:
         """Those that need to know the rows that reach them."""
-        return tuple(o for o in self.operations if isinstance(o, Normalize) and _is_unmeasured(o))
+        return tuple(o for o in self.operations if isinstance(o, NormalizeFields) and _is_unmeasured(o))
 
     def of_episodes(self, episodes: Episodes) -> Program:
         """The same for these episodes, instead of those that it may have named."""
@@ -85,7 +82,7 @@ class Program:
         """Return it as JSON."""
         return [operation.describe() for operation in self.operations]
 
-    def chooses(self, table: EpisodeTable) -> Any:
+    def selects(self, table: EpisodeTable) -> Any:
         """Return the rows of the episode table that take part, None for all; UsageError where none is left."""
         if not self.choices:
             return None
@@ -97,11 +94,12 @@ class Program:
             raise UsageError(f"none of {len(table):,} episodes is left by {said}")
         return np.flatnonzero(keep)
 
-    def informed(self, measured: Sequence[Measured]) -> Program:
+    def with_measurements(self, measured: Sequence[Measured]) -> Program:
         """Return the program that knows the constants of its normalizations."""
         states = iter(measured)
         found = tuple(
-            operation.informed(next(states)) if isinstance(operation, Normalize) and _is_unmeasured(operation)
+            operation.with_measurements(next(states))
+            if isinstance(operation, NormalizeFields) and _is_unmeasured(operation)
             else operation
             for operation in self.operations
         )  # fmt: skip
@@ -109,7 +107,7 @@ class Program:
 
 
 def _is_unmeasured(operation: Operation) -> bool:
-    return isinstance(operation, Normalize) and not operation.constants
+    return isinstance(operation, NormalizeFields) and not operation.constants
 
 
 class BoundProgram:
@@ -120,12 +118,12 @@ class BoundProgram:
 
     def __init__(self, program: Program, fields: Iterable[Field]) -> None:
         self.source = Fields.of(fields)
-        self._steps: list[Step] = []
+        self._steps: list[BoundOperation] = []
         self._seen: set[Key] = set()
         after = self.source
         for place, operation in enumerate(program.on_rows):
             step = _bound(operation, after, program.on_rows[place + 1 :])
-            if isinstance(step, NormalizeStep) and not step.measured:
+            if isinstance(step, BoundNormalize) and not step.measured:
                 self._refuse_twice(step)
             self._steps.append(step)
             after = step.after
@@ -133,12 +131,12 @@ class BoundProgram:
         if not after.by_key:
             raise UsageError("no field is left, one at least is expected")
         self._wanted = _backwards(self._steps, frozenset(after.by_key))
-        self._measuring = [step for step in self._steps if isinstance(step, NormalizeStep) and not step.measured]
+        self._measuring = [step for step in self._steps if isinstance(step, BoundNormalize) and not step.measured]
         self._first = self._steps.index(self._measuring[0]) if self._measuring else 0
         looked_at = frozenset(key for step in self._measuring for key in step.looks_at)
         self._wanted_to_measure = _backwards(self._steps[: self._first], looked_at)
 
-    def _refuse_twice(self, step: NormalizeStep) -> None:
+    def _refuse_twice(self, step: BoundNormalize) -> None:
         if twice := self._seen & step.looks_at:
             first = min(twice, key=lambda key: (key[0] == NEXT, key))
             raise UsageError(f"normalize is asked for twice for {key_name(first)!r}")
@@ -151,17 +149,17 @@ class BoundProgram:
 
     def run(self, block: Block) -> Block:
         """Take rows through all steps."""
-        sheet = self._sheet(block, self._wanted[0])
+        batch = self._batch(block, self._wanted[0])
         for step, wanted in zip(self._steps, self._wanted[1:], strict=True):
-            step.apply(sheet, wanted)
-        return sheet.block([key for key in self.after.by_key if key in sheet.columns])
+            step.apply(batch, wanted)
+        return batch.block([key for key in self.after.by_key if key in batch.columns])
 
     def measure(self, block: Block) -> list[Measured]:
         """Take rows to the normalizations that are not measured yet, and their statistics for each."""
-        sheet = self._sheet(block, self._wanted_to_measure[0])
+        batch = self._batch(block, self._wanted_to_measure[0])
         for step, wanted in zip(self._steps[: self._first], self._wanted_to_measure[1:], strict=True):
-            step.apply(sheet, wanted)
-        return [step.measure(sheet) for step in self._measuring]
+            step.apply(batch, wanted)
+        return [step.measure(batch) for step in self._measuring]
 
     def merged(self, measured: Iterable[Sequence[Measured]]) -> list[Measured]:
         """Put the statistics of all rows together, in order."""
@@ -175,11 +173,11 @@ class BoundProgram:
                         known.merge(sketch)
         return totals
 
-    def _sheet(self, block: Block, wanted: frozenset[Key]) -> Sheet:
-        return Sheet.of(block, {key: self.source[key].name for key in wanted})
+    def _batch(self, block: Block, wanted: frozenset[Key]) -> LazyBatch:
+        return LazyBatch.of(block, {key: self.source[key].name for key in wanted})
 
 
-def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation]) -> Step:
+def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation]) -> BoundOperation:
     try:
         return operation.bind(fields)
     except UsageError:
@@ -203,9 +201,102 @@ def _makes(operation: RowOperation) -> str:
     return operation.to if isinstance(operation, Rename) else operation.key if isinstance(operation, Cat) else "\0"
 
 
-def _backwards(steps: Sequence[Step], wanted: frozenset[Key]) -> list[frozenset[Key]]:
+def _backwards(steps: Sequence[BoundOperation], wanted: frozenset[Key]) -> list[frozenset[Key]]:
     """Say what has to be there before each step and after the last, for these fields to come out."""
     found = [wanted]
     for step in reversed(steps):
         found.append(step.needs(found[-1]))
     return found[::-1]
+
+
+class ProgramProcessor(Processor):
+    """Does what a program says. Its result is the same however the rows are cut into blocks.
+
+    Making it checks the program against the fields of a dataset: UsageError for what makes no sense.
+    `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured.
+
+    While `needs_measuring`, `reads` names the fields that `measure` needs; for the processor that `with_measurements`
+    returns, those that `apply` needs.
+    """
+
+    unit = "step"
+    edits_rows = False
+
+    def __init__(
+        self, program: Program, fields: Iterable[Field], remarks: tuple[str, ...] = (), asked: Program | None = None
+    ) -> None:
+        self.program = program
+        self._remarks = remarks
+        self._asked = program if asked is None else asked
+        self._fields = tuple(fields)
+        self._bound = BoundProgram(program, self._fields)
+        self.whole_episodes = any(operation.whole_episodes for operation in program.on_rows)
+        self.needs_measuring = bool(program.unmeasured)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what is bound holds functions that cannot be pickled
+        return ProgramProcessor, (self.program, self._fields, self._remarks, self._asked)
+
+    @property
+    def label(self) -> str:
+        return ", ".join(dict.fromkeys(operation.name for operation in self.program.operations))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the result, roles included; known before a row is read."""
+        return tuple(self._bound.after)
+
+    @property
+    def rescaled(self) -> frozenset[Key]:
+        named = (part.key for part in self.program.operations if isinstance(part, NormalizeFields | ResizeImages))
+        return frozenset(tuple(name.split(".")) for name in named)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result should know beside what was left out."""
+        known = (operation for operation in self.program.operations if isinstance(operation, NormalizeFields))
+        constants = (part for operation in known for part in operation.constants)
+        return (*self._remarks, *(note for part in constants for note in part.notes))
+
+    def load(self, context: Context) -> LoadedProcessor:
+        return _LoadedProgram(BoundProgram(self.program, context.fields))
+
+    def arguments(self) -> dict[str, Any]:
+        """The program as it was asked for, and beside it, once they are known, the constants that were measured."""
+        measured = [
+            [part.describe() for part in known.constants]
+            for asked, known in zip(self._asked.operations, self.program.operations, strict=True)
+            if isinstance(known, NormalizeFields) and known != asked
+        ]
+        return {"operations": self._asked.describe(), **({"constants": measured} if measured else {})}
+
+    def is_described(self) -> bool:
+        return True
+
+    def keeps_rows(self) -> bool:
+        return not any(isinstance(operation, Where) for operation in self.program.operations)
+
+    def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
+        return BoundProgram(self.program, fields).reads
+
+    def selects(self, episodes: EpisodeTable) -> Any:
+        return self.program.selects(episodes)
+
+    def with_measurements(self, measured: Iterable[Any]) -> Processor:
+        known = self.program.with_measurements(self._bound.merged(measured))
+        return ProgramProcessor(known, self._fields, self._remarks, self._asked)
+
+    def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
+        """Name the fields whose values are gone; those that were renamed or joined are not."""
+        return self._bound.after.lost(fields)
+
+
+class _LoadedProgram(LoadedProcessor):
+    def __init__(self, bound: BoundProgram) -> None:
+        self._bound = bound
+
+    def apply(self, block: Block) -> Block:
+        return self._bound.run(block)
+
+    def measure(self, block: Block) -> Any:
+        return self._bound.measure(block)

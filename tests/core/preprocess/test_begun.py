@@ -15,10 +15,10 @@ import pytest
 
 import rbtool
 from rbtool.core.format import TedReader
-from rbtool.core.preprocess.beside import Beside, InTurn
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.dealing import Dealer, DealtWorker
-from rbtool.core.preprocess.job import Task
+from rbtool.core.preprocess.engine.background import BackgroundCall, SerialExecutor
+from rbtool.core.preprocess.processor import Task
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.scheduler import Scheduler, WorkerHandle
 from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
@@ -118,14 +118,14 @@ def test_a_failure_does_not_wait_for_the_source_to_be_verified(
 
 
 def test_beside_hands_over_what_came_of_it() -> None:
-    assert Beside(lambda: 3).result() == 3
+    assert BackgroundCall(lambda: 3).result() == 3
     with pytest.raises(KeyError):
-        Beside(lambda: {}["missing"]).result()
+        BackgroundCall(lambda: {}["missing"]).result()
 
 
 def test_calls_in_turn_are_done_in_order() -> None:
     found: list[int] = []
-    with InTurn() as line:
+    with SerialExecutor() as line:
         for number in range(1000):
             line.do(found.append, number)
         line.finish()
@@ -133,7 +133,7 @@ def test_calls_in_turn_are_done_in_order() -> None:
 
 
 def test_what_a_call_in_turn_raises_comes_out() -> None:
-    with InTurn() as line:
+    with SerialExecutor() as line:
         line.do(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             line.finish()
@@ -147,7 +147,7 @@ def test_leaving_drops_the_calls_that_have_not_begun() -> None:
         go.wait(30)
         found.append(0)
 
-    with InTurn() as line:
+    with SerialExecutor() as line:
         line.do(first)
         line.do(found.append, 1)
         begun.wait(30)
@@ -173,7 +173,7 @@ def test_without_retries_a_chunk_is_tried_once(walks: Path, tmp_path: Path, rais
     assert len(calls) == len(set(calls)) == CHUNKS
 
 
-class Silent(DealtWorker):
+class Silent(WorkerHandle):
     """A worker that answers at once what it is asked, or is never started."""
 
     def __init__(self, started: bool) -> None:
@@ -194,7 +194,7 @@ class Silent(DealtWorker):
         pass
 
 
-class Deals(Dealer):
+class Deals(Scheduler):
     """Workers of which only the first are ever started, as in a cluster with fewer cores."""
 
     def __init__(self, workers: int, started: int) -> None:
@@ -202,11 +202,11 @@ class Deals(Dealer):
         self.left = started
         self._fill(workers)
 
-    def _start(self) -> DealtWorker:
+    def _start(self) -> WorkerHandle:
         self.left -= 1
         return Silent(self.left >= 0)
 
-    def _await(self, workers: Sequence[DealtWorker], seconds: float) -> Sequence[DealtWorker]:
+    def _await(self, workers: Sequence[WorkerHandle], seconds: float) -> Sequence[WorkerHandle]:
         found = [worker for worker in workers if isinstance(worker, Silent) and worker.started and worker.calls]
         assert found, "everybody waits for a worker that never starts"
         return found
@@ -216,9 +216,9 @@ class Deals(Dealer):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_nobody_waits_for_a_worker_that_never_starts(started: int, ahead: bool) -> None:
     tasks = [Task(index, index, index + 1) for index in range(9)]
-    crew = Deals(3, started)
+    executor = Deals(3, started)
     if ahead:
-        crew.begin(tasks[1:])
-        assert crew.call("schema", tasks[0]) == (tasks[0],)
-    crew.tell("open")
-    assert sorted(task for task, _ in crew.run("run", tasks)) == tasks
+        executor.begin(tasks[1:])
+        assert executor.call("schema", tasks[0]) == (tasks[0],)
+    executor.broadcast("open")
+    assert sorted(task for task, _ in executor.run("run", tasks)) == tasks

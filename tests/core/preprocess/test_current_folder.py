@@ -12,9 +12,9 @@ from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 
 from rbtool import UsageError
 from rbtool.core.preprocess import find_function
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.pool import WorkerPool
-from rbtool.core.preprocess.ray_crew import RayCrew
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.pool import WorkerPool
+from rbtool.core.preprocess.workers.ray_executor import RayExecutor
 from rbtool.core.testing.walks import write_walks
 
 PLANTED = (
@@ -49,8 +49,8 @@ def test_workers_import_nothing_from_it(planted: Path, tmp_path: Path, method: s
 def test_workers_on_a_cluster_import_nothing_from_it(planted: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     write_walks(tmp_path / "walks", [(20, "terminated")])
-    with RayCrew(job_of(tmp_path / "walks", Acting(surroundings)), 1, Limits()) as crew:
-        crew.call("measure", TASKS[0])
+    with RayExecutor(job_of(tmp_path / "walks", Acting(surroundings)), 1, Limits()) as executor:
+        executor.call("measure", TASKS[0])
     assert not planted.exists()
 
 

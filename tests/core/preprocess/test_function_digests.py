@@ -13,7 +13,7 @@ import torch
 
 from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import RbtoolError, SchemaError
-from rbtool.core.preprocess.work import Unit
+from rbtool.core.preprocess.processor import Unit
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.preprocess import preprocess
 

@@ -8,9 +8,8 @@ import pytest
 from function_blocks import block_of, started, values_of
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.function_work import FunctionWork
-from rbtool.core.preprocess.functions import find_function
-from rbtool.core.preprocess.work import Unit
+from rbtool.core.preprocess.processor import Unit
+from rbtool.core.preprocess.units.functions import FunctionProcessor, find_function
 
 
 def double(rows: Any) -> Any:
@@ -27,7 +26,7 @@ def double(rows: Any) -> Any:
     ],
 )
 def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict[str, Any]) -> None:
-    work = FunctionWork(find_function("math:sqrt"), unit, vmap)
+    work = FunctionProcessor(find_function("math:sqrt"), unit, vmap)
     assert work.arguments() == {"function": "math:sqrt", **arguments}
     assert (work.whole_episodes, work.needs_probing) == (unit == "episode", unit == "row" and vmap is None)
 
@@ -41,18 +40,20 @@ def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict
 )
 def test_units_that_make_no_sense(unit: Any, vmap: bool | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        FunctionWork(find_function("math:sqrt"), unit, vmap)
+        FunctionProcessor(find_function("math:sqrt"), unit, vmap)
 
 
 def test_it_is_settled_once() -> None:
-    work = FunctionWork(find_function("math:sqrt"), "row").settled(True)
+    work = FunctionProcessor(find_function("math:sqrt"), "row").with_probe(True)
     assert (work.arguments()["vmap"], work.needs_probing) == (True, False)
 
 
 @pytest.mark.parametrize("unit", ["step", "row", "episode"])
 def test_a_closure_can_be_sent_and_stays_what_it_is(unit: Unit) -> None:
     offset = 40
-    work = FunctionWork(find_function(lambda rows: rows.set("more", rows["observation", "y"] + offset)), unit, None)
+    work = FunctionProcessor(
+        find_function(lambda rows: rows.set("more", rows["observation", "y"] + offset)), unit, None
+    )
     sent = pickle.loads(pickle.dumps(work.portable()))
     assert (sent.label, sent.arguments(), sent.fingerprint()) == (work.label, work.arguments(), work.fingerprint())
     block = started(sent.function.load(), unit).apply(block_of([2, 3]))
@@ -63,8 +64,8 @@ def test_files_are_told_apart_by_their_digest(tmp_path: Path) -> None:
     path = tmp_path / "prep.py"
     path.write_text("from beside import f")
     (tmp_path / "beside.py").write_text("def f(rows): return rows")
-    work = FunctionWork(find_function(f"{path}:f"))
-    assert (list(work.inputs()), work.fingerprint(), work.neighbours()) == (["prep.py", "beside.py"], "", {"beside"})
+    work = FunctionProcessor(find_function(f"{path}:f"))
+    assert (list(work.inputs()), work.fingerprint(), work.user_modules()) == (["prep.py", "beside.py"], "", {"beside"})
 
 
 def test_all_units_agree() -> None:

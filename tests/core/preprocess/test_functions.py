@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess import find_function
 from rbtool.core.preprocess.failures import FunctionFailed, counted, error_text
-from rbtool.core.preprocess.functions import PickledFunction
+from rbtool.core.preprocess.units.functions import PickledFunction
 
 
 @pytest.fixture(autouse=True)

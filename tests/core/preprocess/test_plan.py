@@ -10,18 +10,18 @@ import pytest
 from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import UsageError
 from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request
-from rbtool.core.preprocess import Plan, Taking
-from rbtool.core.preprocess.plan import in_turn
+from rbtool.core.preprocess import Plan, StepSelection
+from rbtool.core.preprocess.step_selection import task_order
 from rbtool.core.ted import EndReason, Field
 
 
-def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, steps: int | None = None) -> Taking:
+def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, steps: int | None = None) -> StepSelection:
     field = Field(("x",), "uint8", (row_bytes,), "observation")
     episodes = [EpisodeRow(n, length, 0.0, False, True, EndReason.TRUNCATED) for n, length in enumerate(lengths)]
     with DatasetBuilder(folder, [field]) as builder:
         builder.append({("x",): np.zeros((sum(lengths), row_bytes), np.uint8)})
         builder.finish(episodes, Origin(Request("t", "t", "t")))
-    return Taking(open_steps(folder), rows, steps)
+    return StepSelection(open_steps(folder), rows, steps)
 
 
 class Counted:
@@ -44,7 +44,7 @@ class Counted:
     ],
 )
 def test_the_chunk_size_depends_on_steps_and_rows_alone(steps: int, row_bytes: int, size: int) -> None:
-    found = cast(Taking, Counted(steps, row_bytes))
+    found = cast(StepSelection, Counted(steps, row_bytes))
     assert {Plan.of(found, None, workers, whole_episodes=False).chunk_size for workers in (None, 0, 1, 7)} == {size}
 
 
@@ -70,7 +70,7 @@ def spans(plan: Plan) -> list[tuple[int, int]]:
 def test_tasks_cover_the_steps_once(tmp_path: Path) -> None:
     few = taking(tmp_path / "few", [25])
     assert spans(Plan.of(few, 10, 0, whole_episodes=False)) == [(0, 10), (10, 20), (20, 25)]
-    first = Taking(few.reader, None, 20)
+    first = StepSelection(few.reader, None, 20)
     assert spans(Plan.of(first, 10, 0, whole_episodes=False)) == [(0, 10), (10, 20)]
 
 
@@ -86,7 +86,7 @@ def test_tasks_of_whole_episodes(tmp_path: Path, size: int, expected: list) -> N
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 def test_the_last_and_the_middle_task_come_early(tmp_path: Path, count: int) -> None:
     tasks = Plan.of(taking(tmp_path / "few", [count]), 1, 0, whole_episodes=False).tasks()
-    turn = in_turn(tasks)
+    turn = task_order(tasks)
     assert sorted(turn) == tasks
     assert turn[0] == tasks[0]
     if count > 3:

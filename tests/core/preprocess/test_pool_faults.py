@@ -21,10 +21,10 @@ from acting_work import TASKS, Acting, be_told, die, job_of, once, times_told
 
 from rbtool.core.errors import UsageError
 from rbtool.core.format import TedReader
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerTrouble
-from rbtool.core.preprocess.job import Task
-from rbtool.core.preprocess.pool import WorkerPool
+from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFailed
+from rbtool.core.preprocess.processor import Task
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.pool import WorkerPool
 from rbtool.core.testing.walks import write_walks
 
 LOST = {
@@ -99,7 +99,7 @@ def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPoo
     failed = found.pop(3)
     assert found == all_but(3)
     assert isinstance(failed, TaskFailed)
-    assert isinstance(failed.cause, WorkerTrouble)
+    assert isinstance(failed.cause, WorkerFailed)
     assert (failed.task, failed.cause.text) == (TASKS[3], LOST[how])
     assert Counter(tries.read_text().split()) == {str(task.start): 1 for task in TASKS} | {"30": 3}
 
@@ -155,9 +155,9 @@ def test_tasks_are_begun_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> 
 
 
 def test_the_member_that_is_called_is_dealt_the_first_task(pool: Callable[..., WorkerPool]) -> None:
-    crew = pool(lambda first: os.getpid(), workers=3)
-    called = crew.call("measure", TASKS[0])
-    assert answers(crew)[0] == called
+    executor = pool(lambda first: os.getpid(), workers=3)
+    called = executor.call("measure", TASKS[0])
+    assert answers(executor)[0] == called
 
 
 @pytest.mark.parametrize("how", ["kill", "hang"])
@@ -167,21 +167,21 @@ def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: 
             die(how)
         return first
 
-    crew = pool(act, limits=Limits(timeout=0.3, retries=1))
-    assert crew.call("measure", TASKS[0]) == 0
-    with pytest.raises(WorkerTrouble) as caught:
-        crew.call("measure", TASKS[1])
+    executor = pool(act, limits=Limits(timeout=0.3, retries=1))
+    assert executor.call("measure", TASKS[0]) == 0
+    with pytest.raises(WorkerFailed) as caught:
+        executor.call("measure", TASKS[1])
     assert caught.value.text == LOST[how]
-    assert crew.call("measure", TASKS[1]) == 10
+    assert executor.call("measure", TASKS[1]) == 10
 
 
 @pytest.mark.parametrize("at_work", [True, False])
 def test_those_who_replace_lost_members_are_told_the_same(pool: Callable[..., WorkerPool], at_work: bool) -> None:
-    crew = pool(lambda first: None, limits=Limits(retries=2))
-    crew.tell("become", Acting(times_told, be_told))
-    crew.tell("become", Acting(times_told, be_told))
+    executor = pool(lambda first: None, limits=Limits(retries=2))
+    executor.broadcast("use_processor", Acting(times_told, be_told))
+    executor.broadcast("use_processor", Acting(times_told, be_told))
     seen = set()
-    for _, (pid, times) in crew.run("measure", TASKS):
+    for _, (pid, times) in executor.run("measure", TASKS):
         assert times == 2
         if at_work and len(seen) < 2 and pid not in seen:
             os.kill(pid, signal.SIGKILL)
@@ -189,14 +189,14 @@ def test_those_who_replace_lost_members_are_told_the_same(pool: Callable[..., Wo
     if not at_work:
         for pid in seen:
             os.kill(pid, signal.SIGKILL)
-    again = list(answers(crew).values())
+    again = list(answers(executor).values())
     assert {times for _, times in again} == {2}
     assert at_work or seen.isdisjoint(pid for pid, _ in again)
 
 
 def test_what_cannot_be_told_is_raised(pool: Callable[..., WorkerPool]) -> None:
-    with pytest.raises(WorkerTrouble, match="AttributeError") as caught:
-        pool(lambda first: first).tell("no such method")
+    with pytest.raises(WorkerFailed, match="AttributeError") as caught:
+        pool(lambda first: first).broadcast("no such method")
     assert "Traceback" in caught.value.trace
 
 
@@ -212,7 +212,7 @@ def test_a_work_that_does_not_start_is_told_at_once(pool: Callable[..., WorkerPo
 def test_members_that_die_at_once_are_not_replaced_for_ever(
     pool: Callable[..., WorkerPool], begin: Callable[[], None]
 ) -> None:
-    with pytest.raises(WorkerTrouble, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
+    with pytest.raises(WorkerFailed, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
         answers(pool(lambda first: first, begin=begin))
 
 
@@ -304,14 +304,14 @@ def test_closing_the_iterator_stops_those_at_work(pool: Callable[..., WorkerPool
             signal.pause()
         return os.getpid()
 
-    crew = pool(act)
-    running = crew.run("measure", TASKS[:3])
+    executor = pool(act)
+    running = executor.run("measure", TASKS[:3])
     first = next(running)[1]
     running.close()
     (tmp_path / "go").touch()
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
-    assert first not in answers(crew).values()
+    assert first not in answers(executor).values()
 
 
 def children() -> set[int]:
@@ -321,10 +321,10 @@ def children() -> set[int]:
 
 def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> None:
     before, others = open_descriptors(), children()
-    crew = pool(lambda first: die("exit") if first == 10 else first, limits=Limits(retries=3))
-    answers(crew)
+    executor = pool(lambda first: die("exit") if first == 10 else first, limits=Limits(retries=3))
+    answers(executor)
     assert children() > others
-    crew.close()
-    crew.close()
+    executor.close()
+    executor.close()
     assert open_descriptors() == before
     assert children() <= others  # none of ours, not even one to be waited for

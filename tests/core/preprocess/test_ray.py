@@ -15,9 +15,9 @@ from acting_work import TASKS, Acting, be_told, end_at_20, job_of, surroundings,
 
 import rbtool
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.crew import Limits
 from rbtool.core.preprocess.failures import TaskFailed
-from rbtool.core.preprocess.ray_crew import RayCrew
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.ray_executor import RayExecutor
 from rbtool.core.testing.walks import write_walks
 
 
@@ -43,24 +43,24 @@ def ray() -> Iterator[Any]:
 def test_a_missing_ray_is_told_with_how_to_get_it(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="not installed") as caught:
-        RayCrew(job_of(walks, Acting(surroundings)), 2, Limits())
+        RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits())
     assert caught.value.hint == "pip install 'rbtool[ray]'"
 
 
 @pytest.mark.slow
 def test_a_lost_worker_is_survived_by_one_that_is_told_the_same(ray: Any, walks: Path) -> None:
-    with RayCrew(job_of(walks, Acting(surroundings)), 2, Limits(retries=2)) as crew:
-        assert crew.call("measure", TASKS[0])["threads"] == 1
-        crew.tell("become", Acting(times_told, be_told))
-        crew.tell("become", Acting(times_told, be_told))
+    with RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits(retries=2)) as executor:
+        assert executor.call("measure", TASKS[0])["threads"] == 1
+        executor.broadcast("use_processor", Acting(times_told, be_told))
+        executor.broadcast("use_processor", Acting(times_told, be_told))
         killed, seen = 0, set()
-        for _, (pid, times) in crew.run("measure", TASKS):
+        for _, (pid, times) in executor.run("measure", TASKS):
             assert times == 2
             if not killed:
                 os.kill(pid, signal.SIGKILL)
                 killed = pid
             seen.add(pid)
-        again = {pid for _, (pid, _) in crew.run("measure", TASKS)}
+        again = {pid for _, (pid, _) in executor.run("measure", TASKS)}
     assert len(seen | again) > 1
     assert killed not in again
     assert ray.is_initialized()
@@ -71,8 +71,8 @@ def test_a_lost_worker_is_survived_by_one_that_is_told_the_same(ray: Any, walks:
 def test_a_task_that_costs_each_worker_fails_alone(
     ray: Any, walks: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RayCrew(job_of(walks, Acting(end_at_20[how])), 2, Limits(timeout=2.0, retries=1)) as crew:
-        found = {task.index: answer for task, answer in crew.run("measure", TASKS)}
+    with RayExecutor(job_of(walks, Acting(end_at_20[how])), 2, Limits(timeout=2.0, retries=1)) as executor:
+        found = {task.index: answer for task, answer in executor.run("measure", TASKS)}
     failed = found.pop(2)
     assert isinstance(failed, TaskFailed)
     expected = {"kill": "a worker process on the cluster was lost", "hang": "a worker process took longer than 2 s"}
@@ -124,4 +124,4 @@ def test_a_cluster_out_of_reach_is_told(walks: Path, monkeypatch: pytest.MonkeyP
     ray.shutdown()
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     with pytest.raises(UsageError, match="the Ray cluster auto cannot be reached: ConnectionError"):
-        RayCrew(job_of(walks, Acting(surroundings)), 2, Limits())
+        RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits())

@@ -11,7 +11,7 @@ import torch
 
 import rbtool
 from rbtool.core.format import Manifest, fs
-from rbtool.core.preprocess import journal, places
+from rbtool.core.preprocess import workspace
 from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "truncated"), (1, "terminated")]
@@ -146,12 +146,12 @@ def test_resume_with_nothing_to_resume_just_runs(walks: Path, tmp_path: Path, fa
 @pytest.mark.parametrize("damage", ["rows", "journal end", "journal begin", "leaf"])
 def test_what_was_damaged_since_is_done_again(walks: Path, tmp_path: Path, fail_in, damage: str) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
-    log = places.journal_path(left)
+    log = workspace.journal_path(left)
     if damage == "rows":
-        with open(places.placed_folder(left) / "action.memmap", "r+b") as file:
+        with open(workspace.placed_folder(left) / "action.memmap", "r+b") as file:
             file.write(b"\xff" * 8)
     elif damage == "leaf":
-        (places.placed_folder(left) / "action.memmap").write_bytes(b"")
+        (workspace.placed_folder(left) / "action.memmap").write_bytes(b"")
     elif damage == "journal end":
         log.write_bytes(log.read_bytes()[:-20])
     else:
@@ -215,7 +215,7 @@ def test_a_run_killed_while_it_removes_a_folder_is_completed(
 
 def test_a_journal_reads_as_it_was_written(walks: Path, tmp_path: Path, fail_in) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
-    found = journal.read_journal(places.journal_path(left))
+    found = workspace.read_journal(workspace.journal_path(left))
     assert found is not None
     run_of, fields, finished = found
     assert run_of["chunk_size"] == 5

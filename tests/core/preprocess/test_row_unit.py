@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.preprocess.block import Block, Column, Pieces
+from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
 from rbtool.core.ted import DTYPES, numpy_dtype
 
@@ -121,7 +121,7 @@ def test_rows_stay_in_their_pieces(vmap: bool) -> None:
 def test_every_element_type_comes_out_bit_for_bit(name: str) -> None:
     size = numpy_dtype(name).itemsize
     values = np.random.default_rng(0).integers(0, 2, (40, 2 * size), np.uint8).view(numpy_dtype(name))
-    block = Block({("a", "b"): Column(name, values.copy())}, Pieces.of([0], [40], [True], [True]), 0)
+    block = Block({("a", "b"): BlockColumn(name, values.copy())}, Pieces.of([0], [40], [True], [True]), 0)
     ((key, column),) = started(lambda row: row.clone(), "row", False).apply(block).columns.items()
     assert (key, column.dtype, column.values.tobytes()) == (("a", "b"), name, values.tobytes())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.preprocess.seeds import RandomState, borrowed_generators, mixed, sow
+from rbtool.core.preprocess.units.user_function import RandomState, mixed_seed, preserved_generators, seed_generators
 
 
 def drawn() -> tuple[Any, ...]:
@@ -17,7 +17,7 @@ def drawn() -> tuple[Any, ...]:
 
 
 def test_neighbours_have_nothing_in_common() -> None:
-    bits = [mixed(seed, number) for seed in range(-20, 20) for number in range(-1, 200)]
+    bits = [mixed_seed(seed, number) for seed in range(-20, 20) for number in range(-1, 200)]
     assert len(set(bits)) == len(bits)
     assert all(0 <= value < 2**64 for value in bits)
     flips = [(one ^ other).bit_count() for one, other in pairwise(bits)]
@@ -26,29 +26,32 @@ def test_neighbours_have_nothing_in_common() -> None:
 
 
 def test_the_mixture_is_fixed() -> None:
-    assert [mixed(0, 0), mixed(0, 1)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]  # the first outputs of SplitMix64
+    assert [mixed_seed(0, 0), mixed_seed(0, 1)] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+    ]  # the first outputs of SplitMix64
 
 
 def test_the_same_bits_give_the_same_numbers() -> None:
-    with borrowed_generators():
-        sow(mixed(7, 0))
+    with preserved_generators():
+        seed_generators(mixed_seed(7, 0))
         one = drawn()
         drawn()
-        sow(mixed(7, 0))
+        seed_generators(mixed_seed(7, 0))
         assert drawn() == one
-        sow(mixed(8, 0))
+        seed_generators(mixed_seed(8, 0))
         assert all(new != old for new, old in zip(drawn(), one, strict=True))
 
 
 def test_generators_that_were_borrowed_go_on_as_before() -> None:
-    with borrowed_generators():
-        sow(3)
+    with preserved_generators():
+        seed_generators(3)
         random.gauss(0, 1)  # keeps a second number back
         state = RandomState()
         expected = drawn()
         state.restore()
-        with contextlib.suppress(ZeroDivisionError), borrowed_generators():
-            sow(4)
+        with contextlib.suppress(ZeroDivisionError), preserved_generators():
+            seed_generators(4)
             raise ZeroDivisionError(drawn())
         assert drawn() == expected
 
@@ -65,7 +68,7 @@ def test_generators_that_were_borrowed_go_on_as_before() -> None:
     ],
 )
 def test_any_draw_is_noticed(draw: Any) -> None:
-    with borrowed_generators():
+    with preserved_generators():
         state = RandomState()
         np.random.default_rng(0).random()
         torch.rand(1, generator=torch.Generator())

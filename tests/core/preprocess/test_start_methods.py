@@ -15,10 +15,9 @@ from acting_work import SURROUNDINGS, TASKS, Acting, job_of, server_and_self, su
 from forked_scripts import Forked
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.failures import WorkerTrouble
-from rbtool.core.preprocess.pool import WorkerPool
-from rbtool.core.preprocess.start_methods import default_start_method
+from rbtool.core.preprocess.failures import WorkerFailed
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.pool import WorkerPool, default_start_method
 from rbtool.core.testing.walks import write_walks
 
 SLOW = pytest.mark.slow
@@ -63,9 +62,9 @@ import atexit, signal, sys, threading
 sys.path.insert(0, STANDINS)
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 from pathlib import Path
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.pool import WorkerPool
-from rbtool.core.preprocess.start_methods import default_start_method
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.pool import WorkerPool
+from rbtool.core.preprocess.workers.pool import default_start_method
 
 class Kept:
     def __del__(self):
@@ -96,8 +95,8 @@ import os, signal, sys
 sys.path.insert(0, STANDINS)
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
 from pathlib import Path
-from rbtool.core.preprocess.crew import Limits
-from rbtool.core.preprocess.pool import WorkerPool
+from rbtool.core.preprocess.workers.executor import Limits
+from rbtool.core.preprocess.workers.pool import WorkerPool
 source, method, os.environ["FIFO"] = sys.argv[1:]
 with WorkerPool(job_of(Path(source), Acting(wait_for_ever)), 2, Limits(), method) as pool:
     list(pool.run("measure", TASKS))
@@ -130,7 +129,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 @pytest.mark.parametrize("neighbours", [frozenset(), frozenset(("forked_value",))])
 def test_forked_workers_import_the_users_modules_anew(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbours: frozenset[str]
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_modules: frozenset[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -144,8 +143,8 @@ def test_forked_workers_import_the_users_modules_anew(
 
         return VALUE
 
-    with WorkerPool(job_of(walks, Acting(act, modules=neighbours)), 1, Limits(), "fork") as pool:
-        assert pool.call("measure", TASKS[0]) == ("new one" if neighbours else "old")
+    with WorkerPool(job_of(walks, Acting(act, modules=user_modules)), 1, Limits(), "fork") as pool:
+        assert pool.call("measure", TASKS[0]) == ("new one" if user_modules else "old")
     assert forked_value.VALUE == "old"
     monkeypatch.delitem(sys.modules, "forked_value")
 
@@ -187,7 +186,7 @@ def test_forking_is_the_default_where_it_is_safe(monkeypatch: pytest.MonkeyPatch
 
 def test_the_default_is_known_without_torch() -> None:
     script = (
-        "import sys; from rbtool.core.preprocess.start_methods import default_start_method\n"
+        "import sys; from rbtool.core.preprocess.workers.pool import default_start_method\n"
         "print(default_start_method(), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -206,5 +205,5 @@ def test_too_many_processes_are_told(walks: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "fork", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(WorkerTrouble, match=r"cannot be started: BlockingIOError.*temporarily unavailable"):
+    with pytest.raises(WorkerFailed, match=r"cannot be started: BlockingIOError.*temporarily unavailable"):
         WorkerPool(job_of(walks, Acting(surroundings)), 2, Limits(), method)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from function_blocks import block_of, part_of, runs_of, started, values_of
 
-from rbtool.core.preprocess.block import Block, Column
+from rbtool.core.preprocess.block import Block, BlockColumn
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
 
 Y = ("observation", "y")
@@ -128,7 +128,7 @@ def test_what_was_given_is_known_though_the_function_edits_it() -> None:
 
 def test_a_block_without_episodes_can_keep_all_rows_only() -> None:
     block = block_of([2, 2])
-    bare = Block({Y: Column("int32", block.columns[Y].values)}, block.pieces, 0)
+    bare = Block({Y: BlockColumn("int32", block.columns[Y].values)}, block.pieces, 0)
     assert started(lambda td: td.clone()).apply(bare).rows == 4
     with pytest.raises(ResultRefused, match="without a column 'episode'"):
         started(keeping([0])).apply(bare)

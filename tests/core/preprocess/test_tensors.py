@@ -5,9 +5,9 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from rbtool.core.preprocess.block import Column
+from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
-from rbtool.core.preprocess.tensors import chunk_of, columns_of
+from rbtool.core.preprocess.units.tensors import chunk_of, columns_of
 from rbtool.core.ted import DTYPES, Field
 
 ROWS = 4
@@ -23,7 +23,7 @@ class Step:
 def test_every_element_type_goes_in_and_out_bit_for_bit(name: str) -> None:
     field = Field(("deep", "x"), name, (2,), "info")
     array = np.random.default_rng(0).integers(0, 2, (ROWS, 2 * field.numpy.itemsize), dtype=np.uint8).view(field.numpy)
-    chunk = chunk_of({field.key: Column(name, array.copy())}, ROWS)
+    chunk = chunk_of({field.key: BlockColumn(name, array.copy())}, ROWS)
     assert (chunk.batch_size, str(chunk["deep", "x"].dtype)) == ((ROWS,), f"torch.{name}")
     ((key, (found, back)),) = columns_of(chunk, ROWS).items()
     assert (key, found, back.dtype) == (field.key, name, field.numpy)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rbtool.core.format import EpisodeTable
-from rbtool.core.preprocess.block import Block, Column, Pieces
-from rbtool.core.preprocess.operations import Program, ProgramWork, program_of
-from rbtool.core.preprocess.work import Context
+from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
+from rbtool.core.preprocess.operations import Program, ProgramProcessor, program_of
+from rbtool.core.preprocess.processor import Context
 from rbtool.core.ted import Field, Key, role_of
 
 Made = tuple[tuple[Field, ...], Block]
@@ -24,47 +24,49 @@ def made_rows(lengths: Sequence[int], ends: Sequence[str] = (), seed: int = 0, *
     last = np.cumsum(lengths) - 1
     how = [(ends or ("terminated", "truncated"))[place % len(ends or "ab")] for place in range(len(lengths))]
     before = {"position": rng.normal(size=(rows + 1, 3)), "count": rng.integers(-99, 99, rows + 1)}
-    columns: dict[Key, Column] = {
-        ("action",): Column("float32", rng.normal(size=(rows, 2)).astype(np.float32)),
-        ("episode",): Column("int64", np.repeat(np.arange(len(lengths)), lengths)),
+    columns: dict[Key, BlockColumn] = {
+        ("action",): BlockColumn("float32", rng.normal(size=(rows, 2)).astype(np.float32)),
+        ("episode",): BlockColumn("int64", np.repeat(np.arange(len(lengths)), lengths)),
     }
-    columns |= {("observation", name): Column(array.dtype.name, array[:-1].copy()) for name, array in before.items()}
-    columns |= {("next", "observation", name): Column(a.dtype.name, a[1:].copy()) for name, a in before.items()}
-    columns["next", "reward"] = Column("float64", rng.normal(size=(rows, 1)).round(3))
+    columns |= {
+        ("observation", name): BlockColumn(array.dtype.name, array[:-1].copy()) for name, array in before.items()
+    }
+    columns |= {("next", "observation", name): BlockColumn(a.dtype.name, a[1:].copy()) for name, a in before.items()}
+    columns["next", "reward"] = BlockColumn("float64", rng.normal(size=(rows, 1)).round(3))
     for flag in ("done", "terminated", "truncated"):
         set_at = [row for row, end in zip(last, how, strict=True) if end == flag or (flag == "done" and end != "open")]
-        columns["next", flag] = Column("bool", np.isin(np.arange(rows), set_at)[:, None])
-    columns |= {tuple(name.split(".")): Column(array.dtype.name, array) for name, array in extra.items()}
+        columns["next", flag] = BlockColumn("bool", np.isin(np.arange(rows), set_at)[:, None])
+    columns |= {tuple(name.split(".")): BlockColumn(array.dtype.name, array) for name, array in extra.items()}
     fields = tuple(Field(key, column.dtype, column.values.shape[1:], role_of(key)) for key, column in columns.items())
     whole = [True] * len(lengths)
     return fields, Block(columns, Pieces.of(range(len(lengths)), lengths, whole, whole), 0)
 
 
-def work_of(fields: Sequence[Field], block: Block, **operations: Any) -> ProgramWork:
+def work_of(fields: Sequence[Field], block: Block, **operations: Any) -> ProgramProcessor:
     """The work of some options, with what it has to measure measured on the block."""
-    return informed(ProgramWork(program_of(operations), fields), fields, block)
+    return with_measurements(ProgramProcessor(program_of(operations), fields), fields, block)
 
 
-def informed(work: ProgramWork, fields: Sequence[Field], block: Block) -> ProgramWork:
+def with_measurements(work: ProgramProcessor, fields: Sequence[Field], block: Block) -> ProgramProcessor:
     if not work.needs_measuring:
         return work
-    known = work.informed([work.start(_context(fields)).measure(_read(work, fields, block))])
-    assert isinstance(known, ProgramWork)
+    known = work.with_measurements([work.load(_context(fields)).measure(_read(work, fields, block))])
+    assert isinstance(known, ProgramProcessor)
     return known
 
 
-def done(work: ProgramWork, fields: Sequence[Field], block: Block) -> Block:
+def done(work: ProgramProcessor, fields: Sequence[Field], block: Block) -> Block:
     """Do it, on no more fields than the work says that it reads, and hold the result to the fields it foretells."""
-    found = work.start(_context(fields)).apply(_read(work, fields, block))
+    found = work.load(_context(fields)).apply(_read(work, fields, block))
     foretold = {field.key: (field.dtype, field.shape) for field in work.fields}
     assert {key: (column.dtype, column.values.shape[1:]) for key, column in found.columns.items()} == foretold
     assert all(len(column.values) == found.pieces.steps for column in found.columns.values())
     return found
 
 
-def _read(work: ProgramWork, fields: Sequence[Field], block: Block) -> Block:
+def _read(work: ProgramProcessor, fields: Sequence[Field], block: Block) -> Block:
     keys = work.reads(fields)
-    columns = {key: Column(c.dtype, c.values.copy()) for key, c in block.columns.items() if key in keys}
+    columns = {key: BlockColumn(c.dtype, c.values.copy()) for key, c in block.columns.items() if key in keys}
     assert columns.keys() == keys
     return Block(columns, block.pieces, block.first)
 
@@ -85,7 +87,7 @@ def _between(block: Block, start: int, stop: int) -> Block:
         first, last = max(begin, start), min(begin + rows, stop)
         if first < last:
             runs.append((episode, last - first, first == begin, last == begin + rows))
-    columns = {key: Column(column.dtype, column.values[start:stop]) for key, column in block.columns.items()}
+    columns = {key: BlockColumn(column.dtype, column.values[start:stop]) for key, column in block.columns.items()}
     return Block(columns, Pieces.of(*(zip(*runs, strict=True) if runs else ((), (), (), ()))), block.first + start)
 
 
@@ -111,10 +113,10 @@ def do() -> Callable[..., dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="session")
-def work() -> Callable[..., ProgramWork]:
-    def make(made: Made, program: Program | None = None, **operations: Any) -> ProgramWork:
+def work() -> Callable[..., ProgramProcessor]:
+    def make(made: Made, program: Program | None = None, **operations: Any) -> ProgramProcessor:
         if program is not None:
-            return informed(ProgramWork(program, made[0]), *made)
+            return with_measurements(ProgramProcessor(program, made[0]), *made)
         return work_of(*made, **operations)
 
     return make

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.errors import UsageError
 from rbtool.core.format import EpisodeRow, EpisodeTable
-from rbtool.core.preprocess.block import Column
+from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.operations import program_of
 from rbtool.core.ted import EndReason, as_numbers
 
@@ -42,11 +42,11 @@ TABLE = EpisodeTable.from_rows(
     ],
 )
 def test_episodes_are_chosen_from_the_table(operations, left):
-    assert program_of(operations).chooses(TABLE).tolist() == left
+    assert program_of(operations).selects(TABLE).tolist() == left
 
 
 def test_without_such_an_operation_nobody_chooses():
-    assert program_of({"select": "action"}).chooses(TABLE) is None
+    assert program_of({"select": "action"}).selects(TABLE) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_without_such_an_operation_nobody_chooses():
 )
 def test_choices_that_cannot_be_made(operations, words):
     with pytest.raises(UsageError, match=words):
-        program_of(operations).chooses(TABLE)
+        program_of(operations).selects(TABLE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,7 +136,7 @@ def test_conditions_that_make_no_sense(rows, do, condition, words):
 def test_a_flag_of_any_type_is_set_where_rows_are_left_out(rows, work, apply):
     fields, block = rows([4], row=np.arange(4))
     key = ("next", "truncated")
-    bare = Column("bfloat16", np.zeros((4, 1), np.uint16))
+    bare = BlockColumn("bfloat16", np.zeros((4, 1), np.uint16))
     made = tuple(replace(field, dtype="bfloat16") if field.key == key else field for field in fields)
     block = replace(block, columns={**block.columns, key: bare})
     found = apply(work((made, block), where="row != 2"), made, block).columns[key]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rbtool.core.errors import DatasetNotFoundError, UsageError
 from rbtool.core.preprocess.operations import OPERATIONS, OPTIONS, Program, pipeline_program, pipeline_text, program_of
 from rbtool.core.preprocess.operations.documents import program_of_documents
-from rbtool.core.preprocess.operations.normalize import Constants, Normalize
-from rbtool.core.preprocess.operations.rows import Where
+from rbtool.core.preprocess.operations.filters import Where
+from rbtool.core.preprocess.operations.normalize import Constants, NormalizeFields
 
 EVERYTHING = {
     "select": ["observation", "action,x"], "exclude": "y", "rename": ["a=b", "c.d=e"], "cast": "observation=float32",
@@ -59,7 +59,9 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 @given(st.text(), st.lists(st.tuples(NUMBERS, NUMBERS.map(lambda x: abs(x) or 1.0)), min_size=1), st.integers(0, 9))
 def test_every_text_and_number_survives_toml(tmp_path_factory, key, pairs, nan):
     loc, scale = zip(*pairs, strict=True)
-    program = Program((Where("x[0] > 1e-7"), Normalize(key, "min-max", (Constants(key, loc, scale, (0, 3), nan, 2),))))
+    program = Program(
+        (Where("x[0] > 1e-7"), NormalizeFields(key, "min-max", (Constants(key, loc, scale, (0, 3), nan, 2),)))
+    )
     place = tmp_path_factory.mktemp("toml") / "p.toml"
     place.write_text(pipeline_text(program), encoding="utf-8", errors="surrogatepass")
     assert pipeline_program(place) == program

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from rbtool import Normalize as Transform
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.preprocess.operations import Program, ProgramWork, program_of
-from rbtool.core.preprocess.operations.normalize import Constants, Normalize
-from rbtool.core.preprocess.work import Context
+from rbtool.core.preprocess.operations import Program, ProgramProcessor, program_of
+from rbtool.core.preprocess.operations.normalize import Constants, NormalizeFields
+from rbtool.core.preprocess.processor import Context
 
 
 def constants_of(work):
-    return {part.key: part for o in work.program.operations if isinstance(o, Normalize) for part in o.constants}
+    return {part.key: part for o in work.program.operations if isinstance(o, NormalizeFields) for part in o.constants}
 
 
 def observations(made, name="position"):
@@ -104,7 +104,7 @@ def test_the_rows_that_reach_it_count(rows, work, do):
 
 def test_only_what_is_measured_is_read_to_measure(rows):
     fields, _ = rows([2])
-    names = {".".join(key) for key in ProgramWork(program_of({"normalize": "action"}), fields).reads(fields)}
+    names = {".".join(key) for key in ProgramProcessor(program_of({"normalize": "action"}), fields).reads(fields)}
     assert names == {"action"}
 
 
@@ -112,10 +112,10 @@ def test_only_what_is_measured_is_read_to_measure(rows):
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=5))
 def test_parts_measure_what_the_whole_does(rows, work, cut, lengths):
     fields, block = rows(lengths)
-    asked = ProgramWork(program_of({"normalize": ["observation", "action:quantile"]}), fields)
-    started = asked.start(Context(fields, None, 0))
-    whole = asked.informed([started.measure(block)])
-    parts = asked.informed([started.measure(part) for part in cut(block, range(1, sum(lengths)))])
+    asked = ProgramProcessor(program_of({"normalize": ["observation", "action:quantile"]}), fields)
+    started = asked.load(Context(fields, None, 0))
+    whole = asked.with_measurements([started.measure(block)])
+    parts = asked.with_measurements([started.measure(part) for part in cut(block, range(1, sum(lengths)))])
     assert constants_of(whole).keys() == constants_of(parts).keys()
     for key, part in constants_of(parts).items():
         np.testing.assert_allclose(part.loc, constants_of(whole)[key].loc, rtol=1e-9, atol=1e-12)
@@ -136,7 +136,7 @@ def test_the_constants_undo_it_in_the_transform(rows, work, do):
 def test_known_constants_are_used_as_they_are(rows, work, apply):
     first, second = rows([20], seed=1), rows([7], seed=2)
     known = work(first, normalize="observation.position")
-    other = ProgramWork(known.program, second[0])
+    other = ProgramProcessor(known.program, second[0])
     assert not other.needs_measuring
     part = constants_of(known)["observation.position"]
     values = second[1].columns["observation", "position"].values
@@ -146,7 +146,7 @@ def test_known_constants_are_used_as_they_are(rows, work, apply):
 
 def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
     made = rows([5])
-    asked = ProgramWork(program_of({"normalize": "action"}), made[0])
+    asked = ProgramProcessor(program_of({"normalize": "action"}), made[0])
     said, found = asked.arguments(), work(made, normalize="action").arguments()
     assert said == {"operations": [{"name": "normalize", "key": "action", "method": "mean-std"}]}
     assert found["operations"] == said["operations"]
@@ -171,11 +171,11 @@ def test_what_cannot_be_normalized(rows, work, operations, words):
 
 def test_one_pass_cannot_measure_what_another_changes():
     with pytest.raises(UsageError, match="before and after flatten"):
-        Program((Normalize("action"), *program_of({"flatten": True}).operations, Normalize("observation")))
+        Program((NormalizeFields("action"), *program_of({"flatten": True}).operations, NormalizeFields("observation")))
 
 
 def test_constants_of_other_fields_are_refused(rows, work):
-    program = Program((Normalize("action", "mean-std", (Constants("action", (0.0,), (1.0,)),)),))
+    program = Program((NormalizeFields("action", "mean-std", (Constants("action", (0.0,), (1.0,)),)),))
     with pytest.raises(UsageError, match="normalize has 1 constants for 'action', 2 are expected"):
         work(rows([2]), program)
 

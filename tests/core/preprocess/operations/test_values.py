@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.block import Column
+from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
-from rbtool.core.preprocess.operations.casting import cast_into
+from rbtool.core.preprocess.operations.lazy import cast_into
 from rbtool.core.ted import DTYPES, numpy_dtype
 
 
 def cast(values, dtype, source=None):
     values = np.asarray(values)
     out = np.empty(values.shape, numpy_dtype(dtype))
-    cast_into(out, Column(source or values.dtype.name, values), dtype, "x")
+    cast_into(out, BlockColumn(source or values.dtype.name, values), dtype, "x")
     return out
 
 

@@ -1,0 +1,1 @@
+"""The engine: a dataset through a processor, task by task."""

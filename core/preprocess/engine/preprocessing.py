@@ -1,0 +1,382 @@
+"""Applies a processor to a dataset, task by task, and publishes the new dataset whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ...format import (
+    ENV_METADATA,
+    Dropped,
+    EpisodeTable,
+    Manifest,
+    Origin,
+    Provenance,
+    Request,
+    SoundSteps,
+    Staging,
+    StepReader,
+    digest_bytes,
+    write_manifest,
+)
+from ...progress import Progress, Silent
+from ...ted import ACTION, Field, Key
+from ..failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
+from ..processor import Finished, Job, Processor, Task
+from ..step_selection import Plan, StepSelection, task_order
+from ..workers.executor import Executor, InProcessExecutor, Limits
+from ..workspace import Journal, ResumeState, journal_path, result_folder, same_run
+from .assembly import Assembled, Assembly
+from .background import BackgroundCall, SerialExecutor
+
+__all__ = ["Preprocessing", "Settings", "result_origin"]
+
+_NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
+"""What another go at the same tasks would run into again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run goes about it: nothing here changes what comes out.
+
+    `engine` is `local` or `ray`. `resume` goes on with what an earlier run of the same work has finished;
+    `keep_going` finishes all other tasks when one fails, so that a later run has only that one to do.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    start_method: str | None = None
+    engine: str = "local"
+    resume: bool = False
+    keep_going: bool = False
+
+    @property
+    def needs_workers(self) -> str:
+        """What of it cannot be done in this process; empty if nothing."""
+        if self.engine == "ray":
+            return "engine ray"
+        return "" if self.limits.timeout is None else "a timeout"
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A dataset, the steps of it that are taken, a work and a plan.
+
+    Every task is done by whichever process is free; random numbers are seeded by the place in the dataset.
+    `source_files` tells how the files of the source are now: all that is read has to be of these.
+    """
+
+    selection: StepSelection
+    processor: Processor
+    plan: Plan
+    seed: int = 0
+    settings: Settings = field(default_factory=Settings)
+    source_files: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source_files", self.selection.reader.files_state())
+
+    def preview(self) -> tuple[Field, ...]:
+        """Run the first task in this process and say which fields come out; nothing is written."""
+        with self.reporter.reported(), InProcessExecutor(self._job(), Limits(retries=0)) as executor:
+            self.prepared(executor, Silent())
+            return self.fields(executor)
+
+    def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
+        """Run all tasks and publish the result at the destination of `staging`.
+
+        `asked` is the source as the user named it, `step` what the provenance says of this run. Whatever goes wrong,
+        nothing half-done is published; finished tasks are kept beside the destination for a run that resumes.
+        """
+        with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
+            run = _Run(self, executor, staging, progress)
+            try:
+                with self.reporter.reported():
+                    assembled, fields, processor = run.rows()
+                result = result_folder(staging.path)
+                manifest = self._complete(result, assembled, fields, processor, asked, step)
+                if not staging.publish(result.name):
+                    return _same_result(staging, manifest)
+            except BaseException as error:
+                staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
+                if staging.kept:
+                    run.note_kept(error)
+                raise
+        return manifest
+
+    @property
+    def reporter(self) -> ErrorReporter:
+        return ErrorReporter(self.selection, self.processor.label)
+
+    def _job(self) -> Job:
+        selection = self.selection
+        chosen = None if len(selection.rows) == len(selection.reader.episodes) else selection.rows
+        digest = selection.reader.manifest.content_digest
+        return Job(selection.reader, digest, self.processor, chosen, selection.steps, selection.cut, self.seed)
+
+    @property
+    def _sound(self) -> Any:
+        """The rows of the table of a damaged source that are taken as sound; None where it is whole."""
+        reader = self.selection.reader
+        return reader.rows if isinstance(reader, SoundSteps) else None
+
+    def _executor(self) -> Executor:
+        settings, job = self.settings, self._job()
+        if settings.engine == "ray":
+            from ..workers.ray_executor import RayExecutor
+
+            return RayExecutor(replace(job, processor=self.processor.portable()), self.plan.workers, settings.limits)
+        if not self.plan.workers:
+            return InProcessExecutor(job, settings.limits)
+        from ..workers.pool import WorkerPool
+
+        return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
+
+    def prepared(self, executor: Executor, progress: Progress) -> Processor:
+        """Let the work look at the rows beforehand, where it has to; return the one that knows."""
+        processor = self.processor
+        if processor.needs_probing:
+            answer = _asked(executor, "probe", self.plan.tasks()[0])
+            processor = processor.with_probe(answer)
+            executor.broadcast("settle", answer)
+        if processor.needs_measuring:
+            processor = processor.with_measurements(self._measured(executor, progress))
+            executor.broadcast("use_processor", processor)
+        return processor
+
+    def fields(self, executor: Executor) -> tuple[Field, ...]:
+        """The fields that come out of the first task that returns any rows."""
+        fields: tuple[Field, ...] = ()
+        tasks = self.plan.tasks()
+        executor.begin(task_order(tasks)[1:])
+        for task in tasks:
+            fields, rows = _asked(executor, "schema", task)
+            if rows:
+                break
+        return fields
+
+    def _measured(self, executor: Executor, progress: Progress) -> list[Any]:
+        # The tasks do not depend on the chunk size asked for: sums would, in the last bits.
+        tasks = Plan.of(self.selection, None, 0, whole_episodes=True).tasks()
+        found: dict[int, Any] = {}
+        progress.start("measuring", self.selection.steps, "steps")
+        for task, answer in executor.run("measure", tasks):
+            if isinstance(answer, TaskFailed):
+                raise answer
+            found[task.index] = answer
+            progress.advance(task.stop - task.start)
+        progress.done()
+        return [found[index] for index in sorted(found)]
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result, as JSON; two runs whose identity is the same do the same tasks."""
+        return {
+            "source": self.selection.reader.manifest.content_digest,
+            "files of the source": self.source_files,
+            "work": self.processor.arguments(),
+            "inputs": self.processor.inputs(),
+            "fingerprint": self.processor.fingerprint(),
+            "episodes": digest_bytes(self.selection.rows.tobytes()),
+            "steps": self.selection.steps,
+            "chunk_size": self.plan.chunk_size,
+            "seed": self.seed,
+            **({} if self._sound is None else {"sound episodes": digest_bytes(self._sound.tobytes())}),
+        }
+
+    def same_run(self, folder: Path) -> bool:
+        """Tell whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
+        return same_run(folder, self.identity())
+
+    def _complete(
+        self,
+        folder: Path,
+        found: Assembled,
+        fields: Sequence[Field],
+        processor: Processor,
+        asked: str,
+        step: Provenance,
+    ) -> Manifest:
+        if not found.table.steps:
+            raise UsageError(f"{processor.label} leaves no rows: there is nothing to write")
+        reader = self.selection.reader
+        step = replace(step, arguments={**step.arguments, **processor.arguments()})
+        dropped = [Dropped(name, why) for name, why in processor.left_out(reader.fields, fields).items()]
+        notes = [*processor.notes, *_notes(processor.label, found)]
+        origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled)
+        return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
+
+    def refuse_changed_source(self) -> None:
+        """A change in place may have come after that part was verified; what replaces the source is not read."""
+        reader: StepReader = self.selection.reader
+        if reader.files_state() != self.source_files:
+            raise CorruptDataError(f"{reader.path} was changed while it was read", hint="run it again")
+
+
+class _Run:
+    """One go at the tasks of a preprocessing: from nothing, or from where an earlier one ended."""
+
+    def __init__(self, processor: Preprocessing, executor: Executor, staging: Staging, progress: Progress) -> None:
+        self._of = processor
+        self._executor = executor
+        self._folder = staging.path
+        self._progress = progress
+        self._tasks = processor.plan.tasks()
+        self._unfinished = ResumeState.at(staging.path, processor.selection.steps) if staging.taken_up else None
+        self._finished = 0
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether something is finished that a later run can take up."""
+        return self._finished > 0 and journal_path(self._folder).exists()
+
+    def note_kept(self, error: BaseException) -> None:
+        """Say how to go on, with the error or, where a signal ends the run, beside it."""
+        are = "is" if self._finished == 1 else "are"
+        kept = f"{self._finished:,} of {len(self._tasks):,} chunks {are} kept: add --resume to go on from there"
+        if isinstance(error, RbtoolError):
+            error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        else:
+            self._progress.note(kept)
+
+    def rows(self) -> tuple[Assembled, tuple[Field, ...], Processor]:
+        """Run what is not finished yet and put the rows together."""
+        of, executor = self._of, self._executor
+        verified = BackgroundCall(of.selection.reader.verify_files)
+        processor = of.prepared(executor, self._progress)
+        kept: Mapping[int, Finished] = {}
+        if self._unfinished is not None:
+            fields = self._unfinished.fields
+            kept = self._unfinished.sound(self._folder, self._tasks, of.selection.steps)
+        else:
+            fields = of.fields(executor)
+        anew = self._unfinished is None
+        with (
+            Assembly(self._folder, fields, of.selection, processor, len(self._tasks), anew=anew) as assembly,
+            SerialExecutor() as books,
+        ):
+            executor.broadcast("open", self._folder, fields)
+            with self._journal(fields) as journal:
+                self._progress.start("preprocessing", of.selection.steps, "steps")
+                self._add_kept(assembly, kept)
+                left = [task for task in task_order(self._tasks) if task.index not in kept]
+                for task, finished in self._run(journal, left):
+                    books.do(assembly.take, task, finished)
+                    if verified.failed:
+                        self._require_sound(verified)
+                executor.dismiss()
+                books.finish()
+                self._progress.done()
+            self._require_sound(verified)
+            return assembly.finish(), fields, processor
+
+    def _require_sound(self, verified: BackgroundCall[None]) -> None:
+        """What came of a damaged source, or of one that changed, must not bear a sound manifest."""
+        self._of.refuse_changed_source()
+        verified.result()
+
+    def _journal(self, fields: Sequence[Field]) -> Journal:
+        if self._unfinished is not None:
+            return Journal(journal_path(self._folder))
+        return Journal.begin(journal_path(self._folder), self._of.identity(), fields)
+
+    def _add_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
+        if kept:
+            self._progress.note(f"{len(kept):,} of {len(self._tasks):,} chunks are finished already")
+        for index, finished in kept.items():
+            task = self._tasks[index]
+            assembly.take(task, finished)
+            self._finished += 1
+            self._progress.advance(task.stop - task.start)
+
+    def _run(self, journal: Journal, tasks: list[Task]) -> Iterator[tuple[Task, Finished]]:
+        """Run tasks and yield those that are finished; what failed is raised in the end, or at once."""
+        failed: list[TaskFailed] = []
+        for task, answer in self._executor.run("run", tasks):
+            if isinstance(answer, TaskFailed):
+                failed.append(answer)
+                if not self._of.settings.keep_going or not TaskFailed.others_may_pass(answer.cause):
+                    break
+                self._progress.note(self._of.reporter.sentence(answer))
+                continue
+            journal.add(task.index, answer)
+            self._finished += 1
+            yield task, answer
+            self._progress.advance(task.stop - task.start)
+        if failed:
+            raise self._of.reporter.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
+
+
+def _asked(executor: Executor, method: str, task: Task) -> Any:
+    """Let one member look at a task; what fails names it."""
+    try:
+        return executor.call(method, task)
+    except (FunctionFailed, ResultRefused) as error:
+        raise TaskFailed(task, error) from error
+
+
+def _notes(label: str, found: Assembled) -> Iterator[str]:
+    table: EpisodeTable = found.table
+    bare = int((~table.terminated & ~table.truncated).sum())
+    if bare:
+        end = "ends" if bare == 1 else "end"
+        yield f"after {label} {counted(bare, 'episode')} {end} with neither terminated nor truncated"
+    if found.emptied:
+        yield f"{label} leaves nothing of {counted(found.emptied, 'episode')}"
+    if found.renumbered:
+        own = "has a number of its own" if found.renumbered == 1 else "have numbers of their own"
+        yield f"{counted(found.renumbered, 'episode')} {own}: another one had it already"
+
+
+def _same_result(staging: Staging, manifest: Manifest) -> Manifest:
+    """Somebody else published here in the meantime: fine if it is the very same."""
+    there = Manifest.load(staging.destination)
+    if there.content_digest != manifest.content_digest:
+        raise UsageError(f"{staging.destination} was put there in the meantime", hint="add --force to replace it")
+    return there
+
+
+_SPACES = {"observation": "observation", "action": ACTION[0]}
+
+
+def result_origin(
+    reader: StepReader,
+    fields: Sequence[Field],
+    asked: str,
+    step: Provenance,
+    notes: Sequence[str],
+    dropped_keys: Sequence[Dropped],
+    rescaled: frozenset[Key],
+) -> Origin:
+    """Carry over everything but what the new fields contradict.
+
+    A space is kept while its leaves keep their keys, element types, shapes and scale; `env_metadata.json` describes
+    both spaces and goes with either.
+    """
+    manifest = reader.manifest
+    spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
+    for name, root in _SPACES.items():
+        changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
+        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
+            del spaces[name]
+            dropped.append(name)
+    if dropped:
+        documents.pop(ENV_METADATA, None)
+    notes = [*manifest.notes, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
+    request = Request(source="preprocess", asked=asked, id=manifest.request.id)
+    return Origin(
+        request=request,
+        provenance=(*manifest.provenance, step),
+        resolved_revision=manifest.resolved_revision,
+        spaces=spaces,
+        renamed_keys=manifest.renamed_keys,
+        dropped_keys=(*manifest.dropped_keys, *dropped_keys),
+        notes=tuple(notes),
+        documents=documents,
+    )
+
+
+def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
+    return {field.key: (field.dtype, field.shape) for field in fields if field.key[0] == root}

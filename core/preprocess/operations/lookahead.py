@@ -1,0 +1,253 @@
+"""Operations that look ahead in an episode: n-step transitions and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...format import Array, one_step_reward
+from ...ted import NEXT, NEXT_REWARD, Field, Key, as_numbers, key_name
+from ..block import flagged
+from .base import BoundOperation, RowOperation
+from .fields import KEPT, Fields
+from .lazy import LazyBatch, LazyColumn
+from .values import numbers_of, original_of, require_discount, reward_keys, reward_type
+
+__all__ = ["AddMcReturn", "AddReturnToGo", "NStep", "flags_there", "last_rows"]
+
+
+def flags_there(fields: Fields) -> tuple[Key, ...]:
+    """The flags under `next` that there are."""
+    return tuple(key for key in KEPT if key in fields)
+
+
+def last_rows(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Number the row with which the trajectory of each row ends: its episode's last, or one before that bears a flag.
+
+    A flag in mid-episode is data and stays; but what comes after it did not follow from what came before.
+    """
+    ends = flags.copy()
+    pieces = batch.pieces
+    ends[(pieces.starts + pieces.rows - 1)[pieces.rows > 0]] = True
+    places = np.flatnonzero(ends)
+    return places[np.searchsorted(places, np.arange(len(ends)))]
+
+
+_STEPS: Key = ("steps_to_next_obs",)
+_GAMMA: Key = ("gamma",)
+_NONTERMINAL: Key = ("nonterminal",)
+_WINDOW = "multi_step"
+_CUT: Key = (_WINDOW, "cut")
+
+
+@dataclass(frozen=True)
+class NStep(RowOperation):
+    """Makes of every step a transition over m = min(`n`, steps to the end of its episode) steps, never across an end.
+
+    What lies under `next` becomes what was after the last step of the window, and each reward there the sum of
+    gamma^i times the rewards in the window; `next.original_reward` keeps what it was. New are, one value a row,
+    `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
+
+    The flags under `next` stay those of the step itself, for they say where episodes lie. Those of the last step of
+    the window are at `multi_step.done`, `terminated` and `truncated`, and `multi_step.cut` marks windows that are short
+    though no flag says why. So a target is `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning
+    are those of the `MultiStep` transform.
+    """
+
+    name: ClassVar[str] = "n-step"
+    whole_episodes: ClassVar[bool] = True
+    n: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise UsageError(f"n-step was to look {self.n} steps ahead, a whole number from 1 is expected")
+        require_discount(self.gamma, self.name)
+
+    def bind(self, fields: Fields) -> BoundOperation:
+        rewards = reward_keys(fields, self.name)
+        flags = flags_there(fields)
+        added = [
+            Field(_STEPS, "int64", (), "info"),
+            Field(_GAMMA, "float32", (), "info"),
+            Field(_NONTERMINAL, "bool", (), "info"),
+            Field(_CUT, "bool", (), "info"),
+            *(Field((_WINDOW, key[-1]), fields[key].dtype, fields[key].shape, "info") for key in flags),
+        ]
+        for key in rewards:
+            field = fields[key]
+            added.append(Field(original_of(key), field.dtype, field.shape, "info"))
+        for field in added:
+            if field.key in fields:
+                raise UsageError(f"n-step would write {field.name!r}, which is there already")
+        changes: dict[Key, Field | None] = {
+            key: Field(key, reward_type(fields[key], self.name), fields[key].shape, fields[key].role) for key in rewards
+        }
+        changes |= {field.key: field for field in added}
+        after = fields.replaced(changes, made={field.key for field in added})
+        return _BoundNStep(after, fields, self, rewards, flags)
+
+
+class _BoundNStep(BoundOperation):
+    def __init__(self, after: Fields, before: Fields, asked: NStep, rewards: list[Key], flags: tuple[Key, ...]) -> None:
+        super().__init__(after)
+        self._asked = asked
+        self._rewards = {key: before[key] for key in rewards}
+        self._originals = {original_of(key): key for key in rewards}
+        self._flags = flags
+        self._ahead = {field.key for field in before if field.key[0] == NEXT} - {*rewards, *KEPT}
+        self._windows = {(_WINDOW, key[-1]): key for key in flags}
+        self._new = {_STEPS, _GAMMA, _NONTERMINAL, _CUT}
+
+    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+        source = self._originals | self._windows
+        return frozenset(source.get(key, key) for key in wanted if key not in self._new) | {*self._flags}
+
+    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
+        rows = np.arange(batch.pieces.steps)
+        ended = flagged(batch.columns, rows)
+        last = np.minimum(rows + (self._asked.n - 1), last_rows(batch, ended))
+        steps = last - rows + 1
+        gamma = self._asked.gamma
+        new: dict[Key, Callable[[], LazyColumn]] = {
+            _STEPS: lambda: LazyColumn.given("steps_to_next_obs", "int64", steps),
+            _GAMMA: lambda: LazyColumn.given(
+                "gamma", "float32", (gamma ** steps.astype(np.float64)).astype(np.float32)
+            ),
+            _NONTERMINAL: lambda: LazyColumn.given("nonterminal", "bool", steps > 1),
+            _CUT: lambda: LazyColumn.given("multi_step.cut", "bool", (steps < self._asked.n) & ~ended[last]),
+        }
+        found: dict[Key, LazyColumn] = {}
+        for key in wanted:
+            if key in new:
+                found[key] = new[key]()
+            elif key in self._originals:
+                found[key] = batch.columns[self._originals[key]]
+            elif key in self._windows:
+                found[key] = batch.columns[self._windows[key]].taken(last)
+            elif key in self._rewards:
+                found[key] = _summed(self._rewards[key], batch.columns[key], steps, gamma)
+            else:
+                found[key] = batch.columns[key].taken(last) if key in self._ahead else batch.columns[key]
+        batch.columns = found
+
+
+def _summed(field: Field, lazy: LazyColumn, steps: NDArray[np.int64], gamma: float) -> LazyColumn:
+    """Sum gamma^i r[t + i] over the window of each row, in float64, from the first on."""
+    rewards: Array = as_numbers(lazy.values, lazy.dtype)
+    rewards = rewards.astype(np.result_type(rewards.dtype, np.float64))
+    total = rewards.copy()
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
+        for ahead in range(1, int(steps.max(initial=1))):
+            inside = np.flatnonzero(steps > ahead)
+            later, factor = rewards[inside + ahead], gamma**ahead
+            # where the factor is no number any more, zero times infinity would be NaN
+            total[inside] += factor * later if factor else np.where(np.isfinite(later), 0, later)
+    return numbers_of(field, reward_type(field, "n-step"), total)
+
+
+@dataclass(frozen=True)
+class _Returns(RowOperation):
+    whole_episodes: ClassVar[bool] = True
+    out: ClassVar[Key]
+
+    def _step(self, fields: Fields, gamma: float) -> BoundOperation:
+        require_discount(gamma, self.name)
+        if NEXT_REWARD not in fields:
+            raise UsageError(f"{self.name} needs next.reward, which is not there")
+        field = one_step_reward(fields)
+        if field is None:
+            raise UsageError(
+                f"{self.name} needs the reward of every step, but next.reward holds sums over n steps, and "
+                "next.original_reward is not there"
+            )
+        if self.out in fields:
+            raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which is there already")
+        made = Field(self.out, reward_type(field, self.name), field.shape, "info")
+        return _BoundReturn(
+            fields.replaced({self.out: made}, made=[self.out]), made, field.key, flags_there(fields), gamma
+        )
+
+
+@dataclass(frozen=True)
+class AddReturnToGo(_Returns):
+    """Adds `return_to_go`: the sum of the rewards from each step on to the end of its episode, discounted by `gamma`.
+
+    It is what policies are conditioned on (Decision Transformer), undiscounted unless `gamma` says otherwise. Shape
+    and type are those of the reward; whole numbers become float32. After n-step, the rewards of single steps count.
+    """
+
+    name: ClassVar[str] = "return-to-go"
+    out: ClassVar[Key] = ("return_to_go",)
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_discount(self.gamma, self.name)
+
+    def bind(self, fields: Fields) -> BoundOperation:
+        return self._step(fields, self.gamma)
+
+
+@dataclass(frozen=True)
+class AddMcReturn(_Returns):
+    """Adds `mc_return`: the discounted Monte Carlo return from each step on, with which values are calibrated (Cal-QL).
+
+    The numbers are those of `return-to-go` with the same discount, which has to be given here: a value function has
+    one. Of an episode that was truncated the rest is not known and counts nothing.
+    """
+
+    name: ClassVar[str] = "mc-return"
+    out: ClassVar[Key] = ("mc_return",)
+    gamma: float
+
+    def __post_init__(self) -> None:
+        require_discount(self.gamma, self.name)
+
+    def bind(self, fields: Fields) -> BoundOperation:
+        return self._step(fields, self.gamma)
+
+
+class _BoundReturn(BoundOperation):
+    def __init__(self, after: Fields, made: Field, reward: Key, flags: tuple[Key, ...], gamma: float) -> None:
+        super().__init__(after)
+        self._made = made
+        self._reward = reward
+        self._flags = flags
+        self._gamma = gamma
+
+    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+        if self._made.key not in wanted:
+            return wanted
+        return (wanted - {self._made.key}) | {self._reward, *self._flags}
+
+    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
+        found = {key: batch.columns[key] for key in wanted - {self._made.key}}
+        if self._made.key in wanted:
+            lazy = batch.columns[self._reward]
+            rewards = as_numbers(lazy.values, lazy.dtype)
+            ended = flagged(batch.columns, np.arange(len(rewards)))
+            sums = _to_go(rewards, last_rows(batch, ended), self._gamma)
+            found[self._made.key] = numbers_of(self._made, self._made.dtype, sums)
+        batch.columns = found
+
+
+def _to_go(rewards: Array, last: NDArray[np.int64], gamma: float) -> Array:
+    """Sum rewards in float64 from each row on to row `last` of it, discounted, from the end.
+
+    Trajectories go side by side, the longest first, so that a step backwards in all of them is one operation.
+    """
+    found = rewards.astype(np.result_type(rewards.dtype, np.float64))
+    ends = np.unique(last)
+    lengths = np.diff(ends, prepend=-1)
+    order = np.argsort(-lengths, kind="stable")
+    ends, lengths = ends[order], lengths[order]
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
+        for back in range(1, int(lengths.max(initial=0))):
+            rows = ends[: np.searchsorted(-lengths, -back)] - back
+            found[rows] += gamma * found[rows + 1]
+    return found

@@ -1,0 +1,1 @@
+"""Where tasks run: executors, their worker processes, and the runner inside each."""

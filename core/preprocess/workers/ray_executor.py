@@ -1,0 +1,158 @@
+"""Workers on a Ray cluster: the same tasks, for those who outgrow one machine.
+
+All nodes need rbtool, and must see the source and the destination under the same paths, on a shared folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import UsageError
+from ..failures import WorkerFailed, error_text
+from ..processor import Job
+from .executor import Limits
+from .processes import STOP_SECONDS
+from .scheduler import Scheduler, WorkerHandle
+from .worker import START, CallServer, pickled
+
+__all__ = ["RayExecutor"]
+
+_STORE_BYTES = 100 * 2**20  # what travels is small: paths, row numbers, digests
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class _Actor:
+    """What runs on a node; Ray makes a process of its own of it."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        os.dup2(2, 1)  # what the function prints must not mix with the result that the driver prints
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._serving = CallServer()
+
+    def answer(self, call: bytes) -> bytes:
+        """Do what is asked, as a worker process at a pipe would."""
+        return pickled(self._serving.answer(*pickle.loads(call)))
+
+
+class _ActorWorker(WorkerHandle):
+    def __init__(self, ray: Any) -> None:
+        super().__init__()
+        self._ray = ray
+        actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Actor)
+        self._actor = actor.remote([str(entry) for entry in sys.path])
+        self.answers: deque[Any] = deque()
+
+    def send(self, call: bytes) -> None:
+        self.answers.append(self._actor.answer.remote(call))
+
+    def received(self) -> bytes | None:
+        if not self.answers or not self._ray.wait([self.answers[0]], timeout=0)[0]:
+            return None
+        try:
+            data: bytes = self._ray.get(self.answers.popleft())
+        except self._ray.exceptions.RayError as error:
+            raise WorkerFailed(f"a worker process on the cluster was lost: {error_text(error)}", "") from None
+        return data
+
+    def is_lost(self) -> bool:
+        return False  # only an answer that is awaited says so
+
+    def stop(self) -> None:
+        self._ray.kill(self._actor)
+        if self.answers:  # each fails when the process has ended
+            self._ray.wait(list(self.answers), num_returns=len(self.answers), timeout=STOP_SECONDS)
+
+
+class RayExecutor(Scheduler):
+    """Runs tasks in Ray actors of one core each.
+
+    Uses the Ray that this process is connected to; else connects to the cluster that the environment variable
+    RAY_ADDRESS names, or starts one on this machine with as many cores as `workers`, and leaves it afterwards.
+    UsageError where Ray is not installed or the cluster cannot be reached.
+    """
+
+    def __init__(self, job: Job, workers: int, limits: Limits) -> None:
+        workers = max(workers, 1)
+        job = replace(job, processor=job.processor.portable())
+        super().__init__(workers, limits, pickle.dumps((START, (job,))))
+        self._ray = _imported()
+        self._started = not self._ray.is_initialized()
+        try:
+            if self._started:
+                _connect(self._ray, workers)
+            self._fill(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> WorkerHandle:
+        return _ActorWorker(self._ray)
+
+    def _await(self, workers: Sequence[WorkerHandle], seconds: float) -> Sequence[WorkerHandle]:
+        first = {worker.answers[0]: worker for worker in workers if isinstance(worker, _ActorWorker) and worker.answers}
+        ready, _ = self._ray.wait(list(first), timeout=seconds)
+        return [first[answer] for answer in ready]
+
+    def close(self) -> None:
+        """End all actors, and the connection if it is ours."""
+        if self._ray.is_initialized():
+            super().close()
+            if self._started:
+                self._ray.shutdown()
+
+
+def _imported() -> Any:
+    try:
+        with _environment(_QUIET):
+            import ray
+            import ray.exceptions
+            import ray.job_config
+    except ImportError as error:
+        raise UsageError(
+            f"engine ray needs Ray, which is not installed here ({error})", hint="pip install 'rbtool[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, workers: int) -> None:
+    quiet = {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE_BYTES}
+    address = os.environ.get("RAY_ADDRESS")
+    where = {"address": address} if address else {"address": "local", **quiet}
+    try:
+        with _environment(_QUIET):
+            ray.init(**where, logging_level=logging.ERROR, **_without_current_folder(ray, address))
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        place = f"the Ray cluster {address}" if address else "a Ray of our own"
+        raise UsageError(f"{place} cannot be reached: {error_text(error)}") from error
+
+
+def _without_current_folder(ray: Any, address: str | None) -> dict[str, Any]:
+    """Keep Ray from putting our current folder first on the import path of all workers, `json.py` and all.
+
+    It does so unless the job has a working folder of its own. Its client does not.
+    """
+    if address is not None and address.startswith("ray://"):
+        return {}
+    config = ray.job_config.JobConfig()
+    config._runtime_env_has_working_dir = lambda: True
+    return {"job_config": config}
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set what the user has not set, for a while."""
+    ours = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

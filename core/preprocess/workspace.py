@@ -1,0 +1,341 @@
+"""The folder in which a result is built: its layout, the rows of tasks, and the journal to resume from.
+
+The journal has a line per entry: the digest of the rest, a space, a JSON document. The first identifies the run, every
+other describes one finished task. A line that does not match its digest was being written when the run ended: it and
+what follows are ignored.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from ..errors import FormatError, RbtoolError, UsageError
+from ..format import (
+    Array,
+    Count,
+    FieldEntry,
+    FieldRange,
+    Hasher,
+    PositionedTree,
+    bytes_of,
+    decode,
+    digest_bytes,
+    dump_json,
+    fs,
+    leaf_path,
+    parse_json,
+    plain,
+    read_regular,
+)
+from ..ted import Field, Key
+from .block import Pieces
+from .processor import Finished, Task
+
+__all__ = [
+    "Journal",
+    "PartFile",
+    "ResumeState",
+    "journal_path",
+    "part_path",
+    "placed_folder",
+    "read_journal",
+    "result_folder",
+    "revert_publication",
+    "rows_digest",
+    "same_run",
+    "work_folder",
+    "write_part",
+]
+
+
+def result_folder(folder: Path) -> Path:
+    """Return the folder of the result, the only part that is published; the state of the run stays whole until then."""
+    return folder / "dataset"
+
+
+def work_folder(folder: Path) -> Path:
+    """What is not part of the result."""
+    return folder / "work"
+
+
+def placed_folder(folder: Path) -> Path:
+    """The leaf files in which tasks that return as many rows as they take have their own place."""
+    return work_folder(folder) / "placed"
+
+
+def part_path(folder: Path, index: int) -> Path:
+    """The rows of a task that returned more or fewer."""
+    return work_folder(folder) / "parts" / f"{index}.rows"
+
+
+def journal_path(folder: Path) -> Path:
+    """What is finished."""
+    return work_folder(folder) / "journal.jsonl"
+
+
+def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> None:
+    """Bring a folder whose result was being completed, or published, back to where only tasks have written into it.
+
+    What is published instead of another result takes that one's place here; none of it may be taken for rows of ours.
+    """
+    placed, result = placed_folder(folder), result_folder(folder)
+    if placed.is_dir() or not result.is_dir():
+        fs.remove(result)
+    else:
+        fs.rename(result, placed)
+    sizes = {placed / leaf_path(field.key): steps * field.row_bytes for field in fields}
+    for path in sorted(placed.rglob("*")):
+        if not path.is_dir() and (path.is_symlink() or path.stat().st_size > sizes.get(path, -1)):
+            fs.remove(path)
+    fs.make_folder(placed)
+    fs.make_folder(part_path(folder, 0).parent)
+
+
+def write_part(path: Path, arrays: Sequence[Array]) -> None:
+    """Write the rows of all leaves, one leaf after the other; what an interrupted run left there goes."""
+    fs.remove(path)
+    descriptor = fs.create(path)
+    try:
+        parts = [bytes_of(array) for array in arrays if array.size]
+        for first in range(0, len(parts), 1000):
+            fs.write_parts(descriptor, parts[first : first + 1000], path)
+    finally:
+        os.close(descriptor)
+
+
+def rows_digest(arrays: Iterable[Array]) -> str:
+    """One digest over the bytes of all leaves, in the order given: what a journal holds of a task's rows."""
+    hasher = Hasher()
+    for array in arrays:
+        if array.size:
+            hasher.update(bytes_of(array))
+    return hasher.digest
+
+
+class PartFile:
+    """What `write_part` wrote: `rows` rows of each of the `fields`."""
+
+    def __init__(self, path: Path, fields: Sequence[Field], rows: int) -> None:
+        self._path = path
+        self._fields = {field.key: field for field in fields}
+        sizes = np.array([rows * field.row_bytes for field in fields], np.int64)
+        self._start = dict(zip(self._fields, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of one leaf."""
+        field = self._fields[key]
+        shape = (stop - start, *field.shape)
+        if not field.row_bytes or start == stop:
+            return np.empty(shape, field.numpy)
+        count = (stop - start) * (field.row_bytes // field.numpy.itemsize)
+        offset = self._start[key] + start * field.row_bytes
+        return np.fromfile(self._path, field.numpy, count, offset=offset).reshape(shape)
+
+    def write(self, key: Key, start: int, array: Array) -> None:
+        """Write rows of one leaf over what is there."""
+        descriptor = fs.open_to_change(self._path)
+        try:
+            offset = self._start[key] + start * self._fields[key].row_bytes
+            fs.pwrite(descriptor, bytes_of(array), offset, self._path)
+        finally:
+            os.close(descriptor)
+
+
+_VERSION = 1
+_OF_PIECES = ("episode", "rows", "begins", "ends")
+_ARRAYS = {
+    "episode": np.int64, "rows": np.int64, "begins": np.bool_, "ends": np.bool_, "ids": np.int64,
+    "returns": np.float64, "terminated": np.bool_, "truncated": np.bool_, "broken": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _JournalHeader:
+    """The first line: which run this is, and the fields of its result."""
+
+    version: int
+    run: Mapping[str, Any]
+    fields: tuple[FieldEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _JournalEntry:
+    """Every other line: a task that is finished. The arrays of `runs` are in base64."""
+
+    task: Count
+    rows: Count
+    placed: bool
+    digest: str
+    ranges: tuple[FieldRange, ...]
+    runs: Mapping[str, str]
+
+
+class Journal:
+    """Appends to the journal at `path`; closing it is leaving the context."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = fs.open_to_append(path)
+
+    @classmethod
+    def begin(cls, path: Path, run: Mapping[str, Any], fields: Sequence[Field]) -> Self:
+        """Make a journal of a run that is just beginning: `run` says which, as JSON."""
+        journal = cls(path)
+        journal._append({"version": _VERSION, "run": run, "fields": [_field_document(field) for field in fields]})
+        return journal
+
+    def add(self, index: int, finished: Finished) -> None:
+        """Note that a task is finished, when its rows are written."""
+        columns = {name: getattr(finished.pieces if name in _OF_PIECES else finished, name) for name in _ARRAYS}
+        self._append(
+            {
+                "task": index,
+                "rows": finished.rows,
+                "placed": finished.placed,
+                "digest": finished.digest,
+                "ranges": list(finished.ranges.values()),
+                "runs": {name: _packed(columns[name], dtype) for name, dtype in _ARRAYS.items()},
+            }
+        )
+
+    def _append(self, document: Mapping[str, Any]) -> None:
+        text = dump_json(document)
+        fs.write(self._descriptor, memoryview(f"{digest_bytes(text.encode())} {text}\n".encode()), self._path)
+
+    def close(self) -> None:
+        """Close the file; harmless when done twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[int, Finished]] | None:
+    """Read which run a journal is of, the fields of its result, and what is finished; None where there is none.
+
+    What follows the last sound line is cut off, so that more can be appended.
+    """
+    try:
+        data = read_regular(path)
+    except OSError:
+        return None
+    header: _JournalHeader | None = None
+    tasks: dict[int, Finished] = {}
+    sound = 0
+    for line in _lines(data):
+        try:
+            document = _document(line, path)
+            if header is None:
+                header = decode(_JournalHeader, document, str(path))
+            else:
+                entry = decode(_JournalEntry, document, str(path))
+                tasks[entry.task] = _finished_of(entry, header.fields)
+        except ValueError:  # a FormatError is one, and what base64 and NumPy say of bytes that they cannot take
+            break
+        sound += len(line)
+    if header is None or header.version != _VERSION:
+        return None
+    if sound < len(data):
+        descriptor = fs.open_to_change(path)
+        try:
+            fs.truncate(descriptor, sound, path)
+        finally:
+            os.close(descriptor)
+    return dict(header.run), header.fields, tasks
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        yield data[start : end + 1]
+        start = end + 1
+
+
+def _document(line: bytes, path: Path) -> Any:
+    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    if digest_bytes(text) != digest.decode(errors="replace"):
+        raise FormatError(f"a line of {path} does not fit its digest")
+    return parse_json(text, str(path))
+
+
+def _packed(array: Any, dtype: Any) -> str:
+    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
+
+
+def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(base64.b64decode(entry.runs.get(name, "")), dtype).copy() for name, dtype in _ARRAYS.items()
+    }
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError("the arrays of a task differ in length")
+    ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
+    pieces = Pieces.of(*(arrays.pop(name) for name in _OF_PIECES))
+    return Finished(rows=entry.rows, placed=entry.placed, digest=entry.digest, ranges=ranges, pieces=pieces, **arrays)
+
+
+def _field_document(field: Field) -> dict[str, Any]:
+    return {"key": list(field.key), "dtype": field.dtype, "shape": list(field.shape), "role": field.role}
+
+
+class ResumeState(NamedTuple):
+    """The fields of the result and the tasks that are finished."""
+
+    fields: tuple[Field, ...]
+    finished: Mapping[int, Finished]
+
+    @classmethod
+    def at(cls, folder: Path, steps: int) -> Self | None:
+        """Read what a run of `steps` steps left and prepare to resume it; None if it left nothing."""
+        found = read_journal(journal_path(folder))
+        if found is None:
+            return None
+        _, fields, finished = found
+        revert_publication(folder, fields, steps)
+        return cls(fields, finished)
+
+    def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
+        """The finished tasks whose rows are on the disk as they were written, byte for byte.
+
+        Rows changed since, by a crash or by hand, count as not done.
+        """
+        found = {}
+        with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:
+            for index, finished in self.finished.items():
+                try:
+                    task = tasks[index]
+                    part = PartFile(part_path(folder, index), self.fields, finished.rows)
+                    rows: Any = tree if finished.placed else part
+                    start = task.start if finished.placed else 0
+                    stop = start + finished.rows
+                    if rows_digest(rows.read(field.key, start, stop) for field in self.fields) == finished.digest:
+                        found[index] = finished
+                except (OSError, IndexError, ValueError, RbtoolError):
+                    continue
+        return found
+
+
+def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Tell whether an unfinished run of this identity lies in a folder; UsageError if another one does."""
+    found = read_journal(journal_path(folder))
+    if found is None:
+        return False
+    there = found[0]
+    different = [name for name in identity if there.get(name) != plain(identity[name])]
+    if different:
+        raise UsageError(
+            f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
+            hint="leave --resume out to start over",
+        )
+    return True
