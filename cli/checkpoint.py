@@ -15,7 +15,7 @@ from .published import show_published
 from .text import Cell, Styled, counted, folded
 
 if TYPE_CHECKING:
-    from ..core.checkpoint import Difference
+    from ..core.encodings import Difference
     from ..core.verbs.checkpoint import CheckpointVerifyResult
 
 __all__ = ["LOAD_EXAMPLES", "SAVE_EXAMPLES", "VERIFY_EXAMPLES", "add", "verify_lines"]

@@ -22,7 +22,9 @@ FLOORS = (
     {"transforms", "checkpointers", "samplers", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
-    {"checkpoint", "state_folder"},
+    {"opening", "state_folder"},
+    {"torchrl"},
+    {"encodings"},
     {"remote", "stats"},
     {"format"},
     {"ted"},
@@ -37,8 +39,8 @@ VERSION = "rbtool.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.checkpoint", "rbtool.core.format", "rbtool.core.remote", "rbtool.core.stats",
-    "rbtool.core.ted",
+    "rbtool.converters", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.opening", "rbtool.core.remote",
+    "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}

@@ -18,8 +18,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...core.checkpoint.h5_file import LatchedFile
-from ...core.checkpoint.h5_open import open_h5
+from ...core.encodings.h5_open import open_h5
+from ...core.encodings.streams import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import Sink, fs
 from ...core.ted import file_stem

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checkpoint.h5_file import LatchedFile
+from ...core.encodings.streams import LatchedFile
 from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import Field, file_stem
 from .columns import FORMAT, about, episode_columns, require_names

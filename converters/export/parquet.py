@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.checkpoint.h5_file import LatchedFile
+from ...core.encodings.streams import LatchedFile
 from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import SINGLETONS, Field
 from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names

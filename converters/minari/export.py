@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checkpoint.h5_file import LatchedFile
+from ...core.encodings.streams import LatchedFile
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
 from ...core.format import Array, Chosen, Dropped, Sink, fs, parse_json
 from ...core.ted import (

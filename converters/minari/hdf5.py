@@ -15,8 +15,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
-from ...core.checkpoint.h5_chunks import absurd_size
-from ...core.checkpoint.h5_open import members, open_h5
+from ...core.encodings.h5_open import absurd_size, members, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format import Array
 from ...core.ted import dtype_name

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..checkpoint import DIGESTS, STORAGE_FOLDER, require_digests, write_digests
+from ..encodings import DIGESTS, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import HIDDEN, Count, OpenFiles, Staging, decode, dump_json, fs, has_manifest, load_json, mend, read_tree
 from ..storages.codec import dtype_named, tensor_bytes
+from ..torchrl import STORAGE_FOLDER
 from .prefetch import Draw
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..checkpoint import FilledStorage, differing_rows, leaf_parts
+from ..encodings import FilledStorage, differing_rows, leaf_parts
 from ..format import Array, EpisodeTable, StepReader, sum_rewards
 from ..ted import (
     NEXT,

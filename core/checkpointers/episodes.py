@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checkpoint import (
+from ..encodings import (
     CompactForm,
     CompactLayout,
     Compression,
     FlatReader,
     H5Reader,
-    TorchrlReader,
     require_digests,
     save_compact,
 )
@@ -23,6 +22,7 @@ from ..progress import Silent
 from ..storages import LazyTensorStorage, Storage, TensorStorage
 from ..storages.layout import is_tree
 from ..storages.structure import structure_of
+from ..torchrl import TorchrlReader
 from .base import StorageCheckpointerBase
 from .filling import fill_storage
 from .folders import CheckpointStaging, article, open_folder, require_writer

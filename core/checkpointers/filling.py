@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import FilledStorage, leaf_parts
+from ..encodings import FilledStorage, leaf_parts
 from ..errors import CorruptDataError, SchemaError
 from ..format import Array, StepReader
 from ..storages import TensorStorage

@@ -6,9 +6,11 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from ..checkpoint import STORAGE, open_steps, require_digests, torchrl_form, write_digests
+from ..encodings import STORAGE, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
+from ..opening import open_steps
+from ..torchrl import torchrl_form
 
 __all__ = [
     "COMPRESSED_FILES",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Compression, H5Reader
+from ..encodings import Compression, H5Reader
 from ..errors import UsageError
 from ..format import is_inside
 from .episodes import EpisodeCheckpointer

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..checkpoint import FilledStorage
+from ..encodings import FilledStorage
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format import Array, PackedReader
 from ..storages import (

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoint import dataset_digests
+from ..encodings import dataset_digests
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format import Count, Manifest, decode, dump_json, fs, load_json
 from ..storages import LazyTensorStorage, PackedStorage, Storage, register_checkpointer

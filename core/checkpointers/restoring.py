@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..checkpoint import FilledStorage, differing_rows, leaf_parts
+from ..encodings import FilledStorage, differing_rows, leaf_parts
 from ..errors import SchemaError
 from ..format import Array, StepReader
 from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage

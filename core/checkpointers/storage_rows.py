@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import STORAGE, FilledStorage
+from ..encodings import STORAGE, FilledStorage
 from ..errors import SchemaError
 from ..format import Array, EpisodeTable, Manifest, Request, StepReader, created_by
 from ..storages import TensorStorage

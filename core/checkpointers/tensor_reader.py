@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import torchrl_form
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format import Hasher, load_json
 from ..storages import TensorStorage
 from ..storages.codec import tensor_bytes
 from ..storages.describe import structure_from
 from ..storages.structure import Leaf, Node, Structure
+from ..torchrl import torchrl_form
 from .manifest import SavedLeaf, StorageManifest
 from .tensor_writer import METADATA
 from .torchrl_tree import listed_leaves, walk_tree

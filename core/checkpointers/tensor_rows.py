@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import stat_fingerprint
 from ..errors import FormatError, SchemaError
 from ..format import load_json
 from ..storages import LazyTensorStorage, TensorStorage
 from ..storages.layout import is_tree
+from ..torchrl import stat_fingerprint
 from .folders import open_folder
 from .manifest import StorageManifest
 from .storage_rows import StorageRows

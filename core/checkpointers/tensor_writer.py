@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint import DIGESTS
+from ..encodings import DIGESTS
 from ..format import Hasher, fs
 from ..storages import TensorStorage
 from ..storages.codec import tensor_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..checkpoint import dataset_digests
 from ..checkpointers import PackedNote, TensorStorageCheckpointer, open_folder, require_equal_rows, writer_of
+from ..encodings import dataset_digests
 from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import Manifest, PackedReader, TedReader
 from ..storages import Storage, register_checkpointer

@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import torch
 
-from ..checkpoint import is_steps, open_steps
 from ..errors import DatasetNotFoundError, UsageError
 from ..format import PackedReader, TedReader, find_dataset, is_ours, reader_class, reader_names, storage_root
+from ..opening import is_steps, open_steps
 from ..remote import KnownNames
 from ..storages import PackedStorage, Storage
 from .buffer import DatasetReplayBuffer

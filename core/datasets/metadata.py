@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import open_steps
 from ..format import ENV_METADATA, decode, parse_json
+from ..opening import open_steps
 from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 
 __all__ = ["environment_metadata"]

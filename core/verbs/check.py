@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..checkpoint import BUFFER, STORAGE, open_steps
+from ..encodings import STORAGE
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format import (
     FOLDER_RULES,
@@ -25,9 +25,11 @@ from ..format import (
     readable_rows,
     return_field_of,
 )
+from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..ted import EndReason
 from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
+from ..torchrl import BUFFER
 from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 from .results import Result, seconds_since
 from .saved_steps import has_steps, open_saved

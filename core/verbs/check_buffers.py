@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import (
-    STORAGE_FOLDER,
+from ..encodings import (
     STORAGE_METADATA,
     FlatReader,
     H5Reader,
-    TorchrlReader,
-    find_torchrl,
-    open_steps,
     require_digests,
 )
 from ..errors import CorruptDataError, RbtoolError
 from ..format import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
+from ..opening import open_steps
 from ..ted.checks import Finding
+from ..torchrl import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 __all__ = ["BUFFER_RULES", "NO_DIGESTS", "buffer_findings"]
 

@@ -10,24 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from ..checkpoint import (
-    BufferSteps,
+from ..encodings import (
     CompactForm,
     CompactLayout,
     Compression,
     Difference,
     Form,
-    TorchrlSteps,
     compare_steps,
     dataset_digest,
     load_checkpoint,
-    open_steps,
     save_checkpoint,
-    standing,
     steps_digest,
 )
 from ..errors import UsageError
 from ..format import Manifest, Staging, StepReader, find_dataset, fs, require_apart
+from ..opening import (
+    BufferSteps,
+    TorchrlSteps,
+    open_steps,
+    standing,
+)
 from ..progress import Progress, Silent
 from ..ted import row_bytes
 from .checkpoint_torchrl import (

@@ -7,17 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import (
-    BufferSteps,
-    CompactForm,
-    Compression,
-    FilledStorage,
-    TorchrlKeys,
-    TorchrlPlan,
-    find_torchrl,
-    standing,
-    write_torchrl,
-)
+from ..encodings import CompactForm, Compression, FilledStorage
 from ..errors import UsageError
 from ..format import (
     Manifest,
@@ -28,7 +18,14 @@ from ..format import (
     provenance_step,
     write_dataset,
 )
+from ..opening import BufferSteps, standing
 from ..progress import Progress, Silent
+from ..torchrl import (
+    TorchrlKeys,
+    TorchrlPlan,
+    find_torchrl,
+    write_torchrl,
+)
 from .saved_steps import verified_steps
 
 __all__ = ["build_dataset", "build_for_torchrl", "loaded_before", "size_for_torchrl", "staging_for_torchrl"]

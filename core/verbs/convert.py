@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..checkpoint import is_steps
 from ..errors import UsageError
 from ..format import Request, find_dataset, fs, normal_form, open_source, require_final_step
+from ..opening import is_steps
 from ..progress import Progress, Silent
 from .layouts import Rewriting, final_step_arguments, layout_arguments, require_layout
 from .results import Published

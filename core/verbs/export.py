@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..checkpoint import open_steps, whole_episodes
 from ..errors import UsageError
 from ..format import (
     Chosen,
@@ -30,6 +29,7 @@ from ..format import (
     sink_class,
     sound_steps,
 )
+from ..opening import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since
 from .saved_steps import has_steps

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checkpoint import open_steps
 from ..errors import UsageError
 from ..format import (
     HIDDEN,
@@ -30,6 +29,7 @@ from ..format import (
     size_problems,
     table_with_returns,
 )
+from ..opening import open_steps
 from ..stats import mean_of
 from ..ted import NEXT, BoundaryCounts, EndReason, Field, Final, Key, as_numbers, key_name, row_bytes, ted_fields
 from .results import Result

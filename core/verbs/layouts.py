@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BufferSteps, dataset_digest
+from ..encodings import dataset_digest
 from ..errors import CorruptDataError, UsageError
 from ..format import (
     Layout,
@@ -29,6 +29,7 @@ from ..format import (
     sound_steps,
     write_dataset,
 )
+from ..opening import BufferSteps
 from ..progress import Progress
 from ..ted import Field, row_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checkpoint import open_steps, standing, whole_episodes
 from ..errors import UsageError
 from ..format import (
     Manifest,
@@ -25,6 +24,7 @@ from ..format import (
     sound_steps,
     table_with_returns,
 )
+from ..opening import open_steps, standing, whole_episodes
 from ..preprocess import Limits, Plan, Preprocessing, Processor, Settings, StepSelection, Unit, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes

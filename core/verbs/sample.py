@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..checkpoint import open_steps
 from ..errors import UsageError
 from ..format import EpisodeTable, PackedReader, StepReader, TedReader, find_dataset
+from ..opening import open_steps
 from ..stats import mean_of
 from ..ted import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 from .results import Result

@@ -8,18 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import (
-    BUFFER,
+from ..encodings import (
     DIGESTS,
-    STORAGE_FOLDER,
     STORAGE_METADATA,
-    BufferSteps,
     VerifyingReader,
-    find_torchrl,
-    is_steps,
-    open_steps,
     require_digests,
-    whole_episodes,
 )
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import (
@@ -34,6 +27,13 @@ from ..format import (
     reader_class,
     reader_names,
 )
+from ..opening import (
+    BufferSteps,
+    is_steps,
+    open_steps,
+    whole_episodes,
+)
+from ..torchrl import BUFFER, STORAGE_FOLDER, find_torchrl
 
 __all__ = ["has_steps", "is_of_buffer", "open_saved", "verified_steps"]
 

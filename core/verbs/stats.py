@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..checkpoint import VerifyingReader, open_steps
+from ..encodings import VerifyingReader
 from ..errors import UsageError
 from ..format import StepReader, TedReader, find_dataset, known_root
+from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
 from ..ted import Field, key_name, unknown_field

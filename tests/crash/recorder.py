@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from runner import _forked, _kill
 
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import FormatError
 from rbtool.core.format import PackedRecorder, TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.verbs.repair import repair
 
 

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import rbtool
-from rbtool.core.checkpoint import TorchrlSteps, open_steps
 from rbtool.core.format.identity import ted_digest
+from rbtool.core.opening import TorchrlSteps, open_steps
 
 MODULES = {
     "exchange": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes", "h5py"),

@@ -10,7 +10,7 @@ import numpy as np
 from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
 
-from rbtool.core.checkpoint import compare_steps
+from rbtool.core.encodings import compare_steps
 from rbtool.core.format import PackedReader, TedReader
 
 

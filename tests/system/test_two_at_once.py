@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.walks import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"

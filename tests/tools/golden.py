@@ -22,8 +22,8 @@ from golden_digests import array_digest, digest_of, digests
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.format import PackedRecorder, TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.checkpoint import load, save

@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import (
+from ...encodings import CompactForm, Compression
+from ...errors import FormatError, SchemaError
+from ...progress import Silent
+from ...storages import Storage, TensorStorage
+from ...ted import NEXT, key_name
+from ...torchrl import (
     OWN_FORM,
-    CompactForm,
-    Compression,
     TorchrlKeys,
     TorchrlReader,
     torchrl_form,
     write_torchrl,
 )
-from ...errors import FormatError, SchemaError
-from ...progress import Silent
-from ...storages import Storage, TensorStorage
-from ...ted import NEXT, key_name
 from ..filling import fill_storage
 from ..keys import require_keys
 from ..other_rows import rows_of_storage

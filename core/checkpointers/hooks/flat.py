@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from ...checkpoint import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
 from ...errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
 from ...ted import DEFAULT_DONE_KEYS, NEXT, Key, key_name
+from ...torchrl import (
+    STORAGE_SHAPE,
+    FolderSink,
+    TorchrlHeader,
+    TorchrlKeys,
+)
 from ..keys import KeyLike
 from .memory import MemorySink
 from .plan import AT_ROOT, FlatPlan

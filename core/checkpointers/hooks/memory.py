@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from ...checkpoint import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink
 from ...format import Array
 from ...storages.codec import dtype_named
 from ...ted import Field, Key
+from ...torchrl import (
+    STORAGE_SHAPE,
+    TorchrlHeader,
+    TorchrlKeys,
+    TorchrlSink,
+)
 from ..ragged import ragged_tensor
 
 __all__ = ["MemorySink"]

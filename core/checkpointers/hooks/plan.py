@@ -12,20 +12,19 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from ...checkpoint import (
-    Counts,
-    TorchrlHeader,
-    TorchrlKeys,
-    TorchrlSink,
-    leaf_parts,
-    state_parts,
-    step_ends,
-    with_ends,
-)
+from ...encodings import leaf_parts, with_ends
 from ...errors import SchemaError
 from ...format import Array
 from ...storages import TensorStorage
 from ...ted import NEXT, Field, Key, field_named, key_name
+from ...torchrl import (
+    Counts,
+    TorchrlHeader,
+    TorchrlKeys,
+    TorchrlSink,
+    state_parts,
+    step_ends,
+)
 from ..storage_rows import StorageRows
 
 __all__ = ["AT_ROOT", "FlatPlan"]

@@ -16,13 +16,14 @@ from tensordict import NonTensorData, TensorDict, tensorclass
 
 import rbtool
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpoint import compare_steps, open_steps
 from rbtool.core.checkpointers import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
     StorageCheckpointerBase,
 )
+from rbtool.core.encodings import compare_steps
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage, dataset_tensors
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits, buffer_plans
 from rbtool.core.testing.walks import write_walks

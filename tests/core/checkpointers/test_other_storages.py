@@ -13,10 +13,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.datasets import DatasetStorage
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, PackedStorage, TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan

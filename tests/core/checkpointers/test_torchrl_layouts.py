@@ -14,11 +14,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpoint import torchrl_form
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.compatible import is_compatible, load_compatible
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from rbtool.core.torchrl import torchrl_form
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))

@@ -9,8 +9,9 @@ import pytest
 
 import rbtool
 from rbtool import CorruptDataError, RbtoolError, UsageError
-from rbtool.core.checkpoint import open_steps, save_checkpoint
+from rbtool.core.encodings import save_checkpoint
 from rbtool.core.format import Manifest, PackedRecorder, TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 from rbtool.core.testing.digests import flip, flips
 from rbtool.core.verbs.convert import convert

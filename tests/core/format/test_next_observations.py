@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format import EPISODES, Array, EpisodeTable, Piece, Reader, SourceFacts
+from rbtool.core.opening import open_steps
 from rbtool.core.ted import EndReason, Field, Final, Key
 
 OBSERVATION, GOAL, ACTION, REWARD = ("observation",), ("goal",), ("action",), ("reward",)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 import rbtool
-from rbtool.core.checkpoint import compare_steps, open_steps
+from rbtool.core.encodings import compare_steps
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -36,6 +36,7 @@ from rbtool.core.format import (
     packed_writer,
     write_dataset,
 )
+from rbtool.core.opening import open_steps
 from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 from rbtool.core.testing.strategies import dataset_plans

@@ -11,10 +11,11 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.checkpoint import compare_steps, open_steps
 from rbtool.core.datasets import load_dataset
+from rbtool.core.encodings import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format import Manifest, PackedRecorder, TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import PackedRecording, PackedStorage
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks

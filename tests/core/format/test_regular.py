@@ -16,9 +16,10 @@ import source_tree
 from gymnasium import spaces
 
 import rbtool
-from rbtool.core.checkpoint import open_steps, save_checkpoint
+from rbtool.core.encodings import save_checkpoint
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format import fs, lock_folder, open_regular, read_regular, require_regular
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.walks import write_walks
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import RbtoolError, SchemaError
+from rbtool.core.opening import open_steps
 from rbtool.core.preprocess.processor import Unit
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.preprocess import preprocess

@@ -7,9 +7,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import UsageError
 from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request
+from rbtool.core.opening import open_steps
 from rbtool.core.preprocess import Plan, StepSelection
 from rbtool.core.preprocess.step_selection import task_order
 from rbtool.core.ted import EndReason, Field

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.checkpoint import open_steps, save_checkpoint
+from rbtool.core.encodings import save_checkpoint
 from rbtool.core.format import ENV_METADATA, Manifest, TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.ted import EndReason, state_keys
 from rbtool.core.testing.datasets import write_plan
 from rbtool.core.testing.storages import same

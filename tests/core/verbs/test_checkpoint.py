@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
-from rbtool.core.checkpoint import Form
+from rbtool.core.encodings import Form
 from rbtool.core.format import Manifest, Staging, TedReader, fs
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.opening import open_steps
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert

@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check

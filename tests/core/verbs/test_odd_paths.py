@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import UsageError
 from rbtool.core.format import MANIFEST, Manifest, safe_id
+from rbtool.core.opening import open_steps
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
 ODD = os.fsdecode(b"caf\xe9")

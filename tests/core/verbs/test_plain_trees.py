@@ -13,9 +13,9 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.checkpointers import FlatStorageCheckpointer
 from rbtool.core.errors import FormatError
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import LazyTensorStorage
 
 

@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import UsageError
 from rbtool.core.format import MANIFEST, Manifest, PackedRecorder, content_digest, record_file
 from rbtool.core.format.episodes import EPISODES
+from rbtool.core.opening import open_steps
 from rbtool.core.ted import Field, role_of
 from rbtool.core.testing.walks import write_walks
 

@@ -11,8 +11,9 @@ import torch
 from tensordict import TensorDictBase
 
 import rbtool
-from rbtool.core.checkpoint import open_steps, save_checkpoint
+from rbtool.core.encodings import save_checkpoint
 from rbtool.core.format import TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler

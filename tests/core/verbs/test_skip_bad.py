@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format import UNVERIFIED, PackedRecorder, TedReader, leaf_path
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rbtool
-from rbtool.core.checkpoint import open_steps
 from rbtool.core.format import fs
+from rbtool.core.opening import open_steps
 from rbtool.core.storages import LazyTensorStorage
 from rbtool.core.testing.walks import write_walks
 

@@ -1,0 +1,233 @@
+"""Each state stored once: writing the leaves of a compact checkpoint, and expanding them to TED rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CorruptDataError
+from ..format import Array, StepReader
+from ..progress import Progress
+from ..ted import NEXT, Field, Key
+from .layout import EXPLICIT_EPISODES, CompactLayout
+from .rows import (
+    FEW_ROWS,
+    Boundaries,
+    differing_rows,
+    leaf_parts,
+    with_ends,
+    without_ends,
+)
+
+__all__ = ["Expansion", "Fetch", "Sink", "Told", "require_ascending", "write_compact"]
+
+
+class Sink(ABC):
+    """Takes the rows of stored leaves."""
+
+    @abstractmethod
+    def create(self, leaf: Field, rows: int) -> None:
+        """Make room for a leaf that will have so many rows."""
+
+    @abstractmethod
+    def append(self, leaf: Field, rows: Array) -> None:
+        """Append rows to a leaf that was created."""
+
+
+def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progress: Progress) -> Array:
+    """Write all leaves of `source`, one after the other, each in parts that fit the processor's caches.
+
+    Returns the row numbers in the episode table of the episodes whose next observations do not follow, bit for
+    bit; their next rows are stored in full.
+    """
+    steps = source.manifest.steps
+    bounds = Boundaries(source.episodes, steps, str(source.path))
+    continuity = Continuity(bounds)
+    told = Told(progress, len(layout.states) + len(layout.steps) + len(layout.at_root))
+    for key, leaf in layout.states.items():
+        sink.create(leaf, steps + len(bounds.stops))
+        for start, stop in leaf_parts(steps, leaf.row_bytes):
+            root, after = source.read(key, start, stop), source.read((NEXT, *key), start, stop)
+            continuity.see(key, start, root, after)
+            for rows in _pieces(root, after, bounds.ends(start, stop)):
+                sink.append(leaf, rows)
+            told.advance(stop - start)
+    for key, leaf in ({**layout.steps, **layout.at_root}).items():
+        if key in layout.at_root and _is_zero(source, key, leaf):
+            told.advance(steps)
+            continue
+        sink.create(leaf, steps)
+        for start, stop in leaf_parts(steps, leaf.row_bytes):
+            sink.append(leaf, source.read(key, start, stop))
+            told.advance(stop - start)
+    if continuity.broken.any():
+        _write_explicit(source, layout.explicit, sink, bounds, continuity.broken)
+    return np.flatnonzero(continuity.broken)
+
+
+def _pieces(root: Array, after: Array, ends: Array) -> Iterator[Array]:
+    """Yield the rows of `with_ends`; where episodes are long, by themselves as they lie."""
+    if len(ends) * FEW_ROWS >= len(root):
+        yield with_ends(root, after, ends)
+        return
+    begin = 0
+    for end in ends.tolist():
+        yield root[begin : end + 1]
+        yield after[end : end + 1]
+        begin = end + 1
+    yield root[begin:]
+
+
+class Told:
+    """Tells of steps done while leaves are done one after the other: each counts alike."""
+
+    def __init__(self, progress: Progress, leaves: int) -> None:
+        self._progress = progress
+        self._whole = max(1, leaves)
+        self._rows = 0
+        self._told = 0
+
+    def advance(self, rows: int) -> None:
+        """Take so many more rows of one leaf as done."""
+        self._rows += rows
+        done = self._rows // self._whole
+        if done > self._told:
+            self._progress.advance(done - self._told)
+            self._told = done
+
+
+class Continuity:
+    """Finds the episodes in which `next` of one row is not, bit for bit, the row after it."""
+
+    def __init__(self, bounds: Boundaries) -> None:
+        self.broken = np.zeros(len(bounds.stops), bool)
+        self._bounds = bounds
+        self._held: dict[Key, Array] = {}
+
+    def see(self, key: Key, start: int, root: Array, after: Array) -> None:
+        """Take the rows of a state from step `start` on; they follow those seen before."""
+        wrong = differing_rows(after[:-1], root[1:]) + start
+        held = self._held.get(key)
+        if held is not None and len(differing_rows(held, root[:1])):
+            wrong = np.append(wrong, start - 1)
+        self._held[key] = after[-1:].copy()
+        episodes = self._bounds.episode_of(wrong)
+        inside = self._bounds.stops[episodes] - 1 != wrong
+        self.broken[episodes[inside]] = True
+
+
+def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:
+    """Tell whether every byte of a leaf is zero."""
+    parts = leaf_parts(source.manifest.steps, leaf.row_bytes)
+    return not any(source.read(key, *part).reshape(-1).view(np.uint8).any() for part in parts)
+
+
+def _write_explicit(
+    source: StepReader, leaves: Mapping[Key, Field], sink: Sink, bounds: Boundaries, broken: Array
+) -> None:
+    """Write the numbers of the broken episodes, and their next rows one episode after the other."""
+    numbers = np.flatnonzero(broken)
+    sink.create(EXPLICIT_EPISODES, len(numbers))
+    sink.append(EXPLICIT_EPISODES, numbers)
+    for key, leaf in leaves.items():
+        sink.create(leaf, int(bounds.lengths[numbers].sum()))
+        for start, stop in leaf_parts(source.manifest.steps, leaf.row_bytes):
+            chosen = np.flatnonzero(broken[bounds.episode_of(np.arange(start, stop))])
+            if len(chosen):
+                low, high = int(chosen[0]), int(chosen[-1]) + 1
+                rows = source.read((NEXT, *key), start + low, start + high)
+                sink.append(leaf, rows if len(rows) == len(chosen) else rows[chosen - low])
+
+
+Fetch = Callable[[Field, int, int], Array]
+"""Reads rows `[start, stop)` of a stored leaf."""
+
+
+def require_ascending(explicit: Array, episodes: int, path: str | Path) -> Array:
+    """Return the numbers of explicit episodes, or raise CorruptDataError if they can be none."""
+    if len(explicit) and (explicit[0] < 0 or explicit[-1] >= episodes or (np.diff(explicit) < 1).any()):
+        raise CorruptDataError(f"{path} does not hold ascending rows of the table of {episodes:,} episodes")
+    return explicit
+
+
+class Expansion:
+    """Gives the rows of any TED leaf; all rows of a request come from one or two reads.
+
+    `explicit` holds the row numbers in the episode table of the episodes whose next rows are stored in full;
+    `trivial` the TED keys that are not stored because they are zero.
+    """
+
+    def __init__(
+        self, layout: CompactLayout, bounds: Boundaries, explicit: Array, trivial: frozenset[Key], fetch: Fetch
+    ) -> None:
+        self._layout = layout
+        self._bounds = bounds
+        self._trivial = trivial
+        self._fetch = fetch
+        self._explicit = np.zeros(len(bounds.lengths), bool)
+        self._explicit[explicit] = True
+        stored = np.where(self._explicit, bounds.lengths, 0)
+        self._explicit_starts = np.cumsum(stored) - stored
+
+    def read(self, leaf: Field, start: int, stop: int) -> Array:
+        """Read TED rows `[start, stop)` of one leaf into a fresh array."""
+        layout, key = self._layout, leaf.key
+        if start == stop:
+            return np.empty((0, *leaf.shape), leaf.numpy)
+        if key in layout.steps:
+            return self._fetch(layout.steps[key], start, stop)
+        if key in layout.states:
+            return self._states(layout.states[key], start, stop, 0)
+        if key in layout.at_root:
+            if key in self._trivial:
+                return np.zeros((stop - start, *leaf.shape), leaf.numpy)
+            return self._fetch(layout.at_root[key], start, stop)
+        if key[0] != NEXT or key[1:] not in layout.states:
+            raise CorruptDataError(f"the field {leaf.name!r} is not stored")
+        return self._after(key[1:], start, stop)
+
+    def pieces(self, leaf: Field, start: int, stop: int, view: Fetch) -> Iterator[Array]:
+        """Yield TED rows `[start, stop)` of one leaf piece by piece, as `view` shows them where they lie together."""
+        layout, key = self._layout, leaf.key
+        stored = layout.steps.get(key) or layout.at_root.get(key)
+        if stored is not None and key not in self._trivial:
+            yield view(stored, start, stop)
+            return
+        ahead = int(key[0] == NEXT and key[1:] in layout.states)
+        state = layout.states.get(key[ahead:])
+        ends = self._bounds.ends(start, stop - 1)
+        few = len(ends) * FEW_ROWS < stop - start
+        if state is None or not few or (ahead and self._is_explicit(start, stop)):
+            yield self.read(leaf, start, stop)
+            return
+        first = start + self._bounds.before(start) + ahead
+        rows = view(state, first, first + stop - start + len(ends))
+        begin = 0
+        for number, end in enumerate([*ends.tolist(), stop - start - 1]):
+            yield rows[begin + number : end + 1 + number]
+            begin = end + 1
+
+    def _states(self, leaf: Field, start: int, stop: int, ahead: int) -> Array:
+        """Read the states before the steps (`ahead` 0) or after them (1)."""
+        first = start + self._bounds.before(start) + ahead
+        last = stop - 1 + self._bounds.before(stop - 1) + ahead
+        ends = self._bounds.ends(start, stop - 1)
+        return without_ends(self._fetch(leaf, first, last + 1), ends)
+
+    def _after(self, key: Key, start: int, stop: int) -> Array:
+        rows = self._states(self._layout.states[key], start, stop, 1)
+        if self._is_explicit(start, stop):
+            which = self._bounds.episode_of(np.arange(start, stop))
+            steps = np.flatnonzero(self._explicit[which])
+            places = self._explicit_starts[which[steps]] + steps + start - self._bounds.starts[which[steps]]
+            # Explicit episodes lie one after the other, so the places are consecutive.
+            rows[steps] = self._fetch(self._layout.explicit[key], int(places[0]), int(places[-1]) + 1)
+        return rows
+
+    def _is_explicit(self, start: int, stop: int) -> bool:
+        """Whether the next rows of some episode that reaches into these steps are stored in full."""
+        low, high = self._bounds.before(start), self._bounds.before(stop - 1)
+        return bool(self._explicit[low : high + 1].any())

@@ -1,0 +1,143 @@
+"""Digests of the files of a saved buffer or storage, in a hidden file that TorchRL does not look for.
+
+A folder with its own digests or manifest is represented by that file, and a file with digests in its header, such as
+an H5 checkpoint, by its header. So no large file is read twice, and the digests cover all files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptDataError, FormatError
+from ..format import (
+    HIDDEN,
+    MANIFEST,
+    Hasher,
+    digest_bytes,
+    dump_json,
+    fs,
+    has_manifest,
+    is_inside,
+    is_ours,
+    load_json,
+    open_regular,
+)
+from ..format.decoding import Count, decode
+from .h5_layout import data_start
+
+__all__ = ["DIGESTS", "require_digests", "write_digests"]
+
+DIGESTS = f"{HIDDEN}/digests.json"
+_VERSION = 1
+_CHUNK = 1 << 20
+_HINT = "if TorchRL wrote over this checkpoint, remove the folders .rbtool in it; else save it again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A file, its size, and the digest of its first `covered` bytes."""
+
+    path: str
+    size: Count
+    covered: Count
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The digests of a folder."""
+
+    files: tuple[_Entry, ...]
+
+
+def write_digests(folder: Path, *, covered: Collection[str] = ()) -> None:
+    """Note the digest of every file in a folder that is not published yet.
+
+    `covered` are the paths of files whose digests another of the files holds.
+    """
+    entries = [_entry(folder, path) for path in sorted(_files(folder, "")) if path not in covered]
+    document: dict[str, Any] = {"format_version": _VERSION, "files": entries}
+    document["digest"] = digest_bytes(dump_json(document).encode())
+    fs.make_folder(folder / HIDDEN)
+    fs.write_file(folder / DIGESTS, dump_json(document).encode())
+
+
+def require_digests(folder: Path) -> frozenset[str] | None:
+    """Compare the files of a folder with their digests, and return their paths; None where no digests were noted.
+
+    CorruptDataError for a file that is missing, cut, changed or of another checkpoint.
+    """
+    path = folder / DIGESTS
+    if not path.is_file():
+        return None
+    entries = _read(path)
+    for entry in entries:
+        file = folder / entry.path
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            raise CorruptDataError(f"{file} is missing; it was saved with the rest of {folder}", hint=_HINT)
+        if size != entry.size:
+            raise CorruptDataError(f"{file} has {size:,} bytes, {entry.size:,} were saved", hint=_HINT)
+        if _digest(file, entry.covered) != entry.digest:
+            raise CorruptDataError(
+                f"{file} does not hold the bytes that were saved: it was changed, or is of another checkpoint",
+                hint=_HINT,
+            )
+    return frozenset(entry.path for entry in entries)
+
+
+def _read(path: Path) -> tuple[_Entry, ...]:
+    try:
+        document = load_json(path)
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version > _VERSION:
+            raise FormatError(
+                f"{path} has format version {version}, this rbtool reads up to {_VERSION}",
+                hint="upgrade with: pip install --upgrade rbtool",
+            )
+        own = document.pop("digest", None) if isinstance(document, dict) else None
+        if own != digest_bytes(dump_json(document).encode()):
+            raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
+        entries = decode(_Document, document, str(path)).files
+    except CorruptDataError:
+        raise
+    except FormatError as error:
+        raise CorruptDataError(f"{path} is damaged: {error}", hint=error.hint or _HINT) from error
+    if not all(is_inside(entry.path) for entry in entries):
+        raise CorruptDataError(f"{path} names a file outside its folder", hint=_HINT)
+    return entries
+
+
+def _files(folder: Path, prefix: str) -> Iterator[str]:
+    """List the files that are to be noted, by their path in the folder."""
+    if prefix and (folder / DIGESTS).is_file():
+        yield prefix + DIGESTS
+    elif prefix and has_manifest(folder):
+        yield prefix + MANIFEST
+    else:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(folder / entry.name, f"{prefix}{entry.name}/")
+            else:
+                yield prefix + entry.name
+
+
+def _entry(folder: Path, path: str) -> dict[str, Any]:
+    file = folder / path
+    size = file.stat().st_size
+    covered = (data_start(file) or size) if is_ours(file) and path.endswith(".h5") else size
+    return {"path": path, "size": size, "covered": covered, "digest": _digest(file, covered)}
+
+
+def _digest(file: Path, count: int) -> str:
+    """Digest of the first `count` bytes of a file."""
+    hasher = Hasher()
+    with os.fdopen(open_regular(file), "rb", buffering=0) as data:
+        while count and (part := data.read(min(count, _CHUNK))):
+            hasher.update(part)
+            count -= len(part)
+    return hasher.digest

@@ -1,0 +1,274 @@
+"""Layouts `flat` and `nested`: compact leaves as the files of a tensordict memory-map directory.
+
+The bytes of the leaves are those a flat checkpoint of TorchRL has for whole episodes. `nested` adds to each leaf
+the table of its episodes' shapes, so that tensordict opens it as ragged tensors `[episodes, rows, …]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
+from ..format import (
+    Array,
+    FileRecord,
+    FolderReader,
+    Hasher,
+    Leaf,
+    ListedFiles,
+    StepReader,
+    fs,
+    leaf_path,
+    parse_json,
+    read_tree,
+    record_file,
+    write_tree_meta,
+)
+from ..format.mapped import Window
+from ..progress import Progress
+from ..ted import Field, Key, key_name
+from .compact import Expansion, Sink, require_ascending, write_compact
+from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
+from .rows import Boundaries
+from .streams import Blocks, Stream
+
+__all__ = [
+    "STORAGE_METADATA",
+    "CutFlatReader",
+    "FlatReader",
+    "FolderSink",
+    "nested_leaves",
+    "row_counts",
+    "write_flat",
+    "write_tables",
+]
+
+_TABLE_SUFFIX = ".shape.memmap"
+
+
+def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[Key, Array]:
+    """Rows that each stored leaf has of each episode, int64 `[episodes]` by place.
+
+    Episodes whose next observations follow have no rows in the leaves of those that do not.
+    """
+    chosen = np.zeros(len(lengths), np.int64)
+    chosen[explicit] = 1
+    counts = {leaf.key: lengths + 1 for leaf in layout.states.values()}
+    counts |= {leaf.key: lengths for leaf in (*layout.steps.values(), *layout.at_root.values())}
+    counts |= {leaf.key: lengths * chosen for leaf in layout.explicit.values()}
+    return counts | {EXPLICIT_EPISODES.key: chosen}
+
+
+def nested_leaves(leaves: Mapping[Key, Leaf], episodes: int) -> dict[Key, Leaf]:
+    """Describe flat leaves as ragged ones, by the shapes of their tables."""
+    return {key: Leaf(leaf.dtype, (episodes, len(leaf.shape)), nested=True) for key, leaf in leaves.items()}
+
+
+def write_tables(folder: Path, leaves: Mapping[Key, Leaf], counts: Mapping[Key, Array]) -> list[FileRecord]:
+    """Write the table of each flat leaf, int64 `[episodes, 1 + dimensions of a row]`; none without episodes."""
+    records = []
+    for key, leaf in leaves.items():
+        table = np.empty((len(counts[key]), len(leaf.shape)), np.int64)
+        if not table.size:
+            continue
+        table[:, 0], table[:, 1:] = counts[key], leaf.shape[1:]
+        path = leaf_path(key, _TABLE_SUFFIX)
+        fs.write_file(folder / path, table.tobytes())
+        records.append(record_file(folder / path, path))
+    return records
+
+
+class FolderSink(Sink):
+    """Appends rows to files in `folder`, of one leaf after the other; a context manager: leaving closes the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[Key, _LeafFile] = {}
+        self._blocks = Blocks()
+        fs.make_folder(folder)
+
+    def create(self, leaf: Field, rows: int) -> None:
+        """Create the file of a leaf; the rows appended from now on are its rows."""
+        path = self.folder / leaf_path(leaf.key)
+        fs.make_folder(path.parent)
+        file = self._files[leaf.key] = _LeafFile(path, leaf, rows)
+        self._blocks.begin(file)
+
+    def append(self, leaf: Field, rows: Array) -> None:
+        """Append rows to the leaf that was created last."""
+        self._blocks.append(rows)
+
+    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, Leaf]]:
+        """Sync and close the files; return what was written and how it looks."""
+        self._blocks.finish()
+        leaves = {key: Leaf(file.field.dtype, (file.rows, *file.field.shape)) for key, file in self._files.items()}
+        return [file.record() for file in self._files.values() if file.size], leaves
+
+    def write_meta(self, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[FileRecord]:
+        """Describe the leaves in `meta.json` files; return those."""
+        return [record_file(self.folder / path, path) for path in write_tree_meta(self.folder, leaves, batch)]
+
+    def __enter__(self) -> FolderSink:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._blocks.__exit__(None, None, None)
+        for file in self._files.values():
+            file.close()
+
+
+class _LeafFile(Stream):
+    """The file of a leaf; its digest is taken while it is written."""
+
+    def __init__(self, path: Path, field: Field, rows: int) -> None:
+        self.field = field
+        self.rows = rows
+        self.size = 0
+        self._path = path
+        self._hasher = Hasher()
+        self._descriptor = fs.create(path)
+
+    def write(self, parts: list[memoryview]) -> None:
+        for part in parts:
+            self._hasher.update(part)
+            self.size += len(part)
+        fs.write_parts(self._descriptor, parts, self._path)
+
+    def finish(self) -> None:
+        fs.fsync(self._descriptor, self._path)
+        self.close()
+        if not self.size:  # tensordict keeps no file for a tensor without elements
+            fs.remove(self._path)
+
+    def record(self) -> FileRecord:
+        """The file as the manifest lists it."""
+        return FileRecord(leaf_path(self.field.key), self.size, self._hasher.digest)
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when closed already."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+STORAGE_METADATA = "storage_metadata.json"
+
+
+def write_flat(
+    source: StepReader, folder: Path, form: Literal["flat", "nested"], filled: FilledStorage, progress: Progress
+) -> tuple[list[FileRecord], int]:
+    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, compactly into a folder.
+
+    Returns its data files, and how many episodes have their next rows stored in full.
+    """
+    layout = CompactLayout.of(source.fields, form)
+    lengths = source.episodes.length
+    with FolderSink(folder) as sink:
+        explicit = write_compact(source, layout, sink, progress)
+        records, leaves = sink.finish_leaves()
+        if form == "nested":
+            counts = row_counts(layout, lengths, explicit)
+            records += write_tables(folder, leaves, counts)
+            leaves = nested_leaves(leaves, len(lengths))
+        records += sink.write_meta(leaves, (len(lengths),) if form == "nested" else ())
+    fs.write_file(folder / STORAGE_METADATA, filled.to_bytes())
+    return [*records, record_file(folder / STORAGE_METADATA, STORAGE_METADATA)], len(explicit)
+
+
+class FlatReader(FolderReader):
+    """TED rows of a checkpoint in layout `flat` or `nested`."""
+
+    def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
+        super().__init__(path, listed)
+        if self.manifest.layout not in {"flat", "nested"}:
+            raise FormatError(f"{path} has layout {self.manifest.layout}, flat or nested is expected here")
+        if self._whole:
+            self.listed.check_sizes()
+        self._stored = read_tree(self.listed, exact=self._whole)
+        self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
+        self._explicit = self._read_explicit()
+        self._window = Window()
+        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
+        self._rows = {place: int(count.sum()) for place, count in counts.items()}
+        self._check_leaves()
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        return self._expansion.read(self._leaf(key, start, stop), start, stop)
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
+        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
+
+    @cached_property
+    def filled(self) -> FilledStorage:
+        """The storage that these rows filled."""
+        path = self.path / STORAGE_METADATA
+        document = parse_json(self.listed.read(STORAGE_METADATA), str(path))
+        return FilledStorage.from_document(document, self.manifest.steps, str(path))
+
+    @cached_property
+    def _expansion(self) -> Expansion:
+        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in self._stored)
+        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
+
+    @cached_property
+    def _bounds(self) -> Boundaries:
+        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+
+    def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
+        return self.read_leaf(leaf.key, leaf, start, stop)
+
+    def close(self) -> None:
+        """Close the files this process opened."""
+        self._window.close()
+        super().close()
+
+    def _view(self, leaf: Field, start: int, stop: int) -> Array:
+        name = leaf_path(leaf.key)
+        file = (self.listed.descriptor(name), 0) if leaf.row_bytes else (-1, 0)
+        return self._window.rows(file, self.path / name, leaf, start, stop)
+
+    def _read_explicit(self) -> Array:
+        if EXPLICIT_EPISODES.key not in self._stored:
+            return np.empty(0, np.int64)
+        name = leaf_path(EXPLICIT_EPISODES.key)
+        explicit = np.frombuffer(self.listed.read(name) if name in self.listed else b"", np.int64)
+        return require_ascending(explicit, self.manifest.episodes, self.path / name)
+
+    def _check_leaves(self) -> None:
+        """Compare `meta.json` and the files with what the fields and the episode table ask for."""
+        rows, fields = self._rows, self._layout.stored(with_explicit=bool(len(self._explicit)))
+        expected = {field.key: Leaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
+        for leaf in self._layout.at_root.values():
+            if leaf.key not in self._stored:
+                del expected[leaf.key]
+        if self.manifest.layout == "nested":
+            expected = nested_leaves(expected, self.manifest.episodes)
+        if self._stored != expected:
+            odd = {key for key, _ in self._stored.items() ^ expected.items()}
+            names = ", ".join(sorted(key_name(key) for key in odd))
+            raise CorruptDataError(f"{self.path}: meta.json and the manifest disagree on {names}")
+        for field in fields:
+            if field.key in expected and self._whole:
+                self._check_file(field, rows[field.key])
+
+    def _check_file(self, field: Field, rows: int) -> None:
+        name = leaf_path(field.key)
+        expected, found = rows * field.row_bytes, self.listed.size(name) or 0
+        if found != expected:
+            raise CorruptDataError(
+                f"{self.path / name} has {found:,} bytes, {expected:,} are expected for {rows:,} rows"
+            )
+
+
+class CutFlatReader(FlatReader):
+    """The same of a checkpoint whose files may be cut or missing: reading what is lost raises CorruptDataError."""
+
+    _whole = False

@@ -1,0 +1,216 @@
+"""Layout `h5`: everything in one HDF5 file, one dataset per leaf, the manifest in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ..format import (
+    Array,
+    FileRecord,
+    Manifest,
+    StepReader,
+    column_types,
+    digest_bytes,
+    episode_text_bytes,
+    fs,
+)
+from ..format.mapped import digest_mapped
+from ..progress import Progress
+from ..ted import Field, file_stem
+from .compact import Sink, write_compact
+from .h5_layout import (
+    DATA,
+    EPISODES,
+    SOURCE,
+    STORAGE,
+    TEXT,
+    Compression,
+    block_bytes,
+    block_size,
+    h5_path,
+)
+from .layout import CompactLayout, FilledStorage
+from .streams import Blocks, LatchedFile, Stream
+
+__all__ = ["H5Sink", "allocated_at_once", "write_h5"]
+
+
+class H5Sink(Sink):
+    """Writes one leaf after the other through a file that never fails towards libhdf5, or past it into its place.
+
+    Each method raises what failed behind it. A context manager: leaving waits for what is written in the background.
+    """
+
+    def __init__(self, h5: h5py.File, file: LatchedFile, compression: Compression) -> None:
+        self._h5 = h5
+        self._file = file
+        self._compression = compression
+        self._chunked: _Chunks | None = None
+        self._blocks = Blocks()
+
+    def create(self, leaf: Field, rows: int) -> None:
+        """Create the dataset of a leaf; the rows appended from now on are its rows."""
+        options = self._compression.options(leaf, rows) or {"dcpl": allocated_at_once()}
+        chunked = "chunks" in options
+        dataset = self._create(h5_path(leaf.key), shape=(rows, *leaf.shape), dtype=leaf.numpy, **options)
+        self._flush()
+        self._chunked = _Chunks(dataset, self._compression.chunk_rows(leaf), leaf) if chunked else None
+        offset = None if chunked else dataset.id.get_offset()
+        self._blocks.begin(None if offset is None else _Place(self._file, int(offset)))
+
+    def append(self, leaf: Field, rows: Array) -> None:
+        """Append rows to the leaf that was created last."""
+        if self._chunked is None:
+            self._blocks.append(rows)
+        elif leaf.row_bytes:
+            self._chunked.append(rows)
+            self._file.check()
+
+    def put_array(self, name: str, array: Array) -> None:
+        """Write a whole array at once."""
+        self._create(name, data=array)
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Write bytes as a UTF-8 string if they are one, else as they are."""
+        try:
+            text = bool(data.decode()) and b"\0" not in data
+        except UnicodeDecodeError:
+            text = False
+        if text:
+            self._create(name, data=data, dtype=h5py.string_dtype("utf-8", len(data)))
+        else:
+            self._create(name, data=np.frombuffer(data, np.uint8))
+
+    def finish(self) -> None:
+        """Write what is gathered."""
+        self._flush()
+        self._blocks.finish()
+
+    def _flush(self) -> None:
+        if self._chunked is not None:
+            self._chunked.flush()
+            self._file.check()
+
+    def _create(self, name: str, **options: Any) -> h5py.Dataset:
+        with fs.announced("h5 dataset", f"{self._file.path}/{name}"):
+            dataset = self._h5.create_dataset(name, **options)
+            self._file.check()
+        return dataset
+
+    def __enter__(self) -> H5Sink:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._blocks.__exit__(None, None, None)
+
+
+def allocated_at_once() -> h5py.h5p.PropDCID:
+    """Have HDF5 say where a dataset lies before anything is written to it; chunks get their places one by one."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
+
+
+class _Place(Stream):
+    """Where the rows of a dataset lie in the file, one after the other."""
+
+    def __init__(self, file: LatchedFile, offset: int) -> None:
+        self._file = file
+        self._offset = offset
+
+    def write(self, parts: list[memoryview]) -> None:
+        fs.write_parts(self._file.descriptor, parts, self._file.path, self._offset)
+        self._offset += sum(map(len, parts))
+
+    def finish(self) -> None:
+        """Have the rows brought to the disk while those of the next dataset are read; at the end all is synced."""
+        fs.fsync(self._file.descriptor, self._file.path)
+
+
+class _Chunks:
+    """Gathers rows, so that whole chunks are written and every one once."""
+
+    def __init__(self, dataset: h5py.Dataset, batch: int, leaf: Field) -> None:
+        self._dataset = dataset
+        self._batch = batch
+        self._gathered = np.empty((batch, *leaf.shape), leaf.numpy)
+        self._count = 0
+        self._written = 0
+
+    def append(self, rows: Array) -> None:
+        while len(rows):
+            if self._count == 0 and len(rows) >= self._batch:
+                whole = len(rows) // self._batch * self._batch
+                self._put(rows[:whole])
+            else:
+                whole = min(self._batch - self._count, len(rows))
+                self._gathered[self._count : self._count + whole] = rows[:whole]
+                self._count += whole
+                if self._count == self._batch:
+                    self.flush()
+            rows = rows[whole:]
+
+    def flush(self) -> None:
+        if self._count:
+            self._put(self._gathered[: self._count])
+            self._count = 0
+
+    def _put(self, rows: Array) -> None:
+        self._dataset[self._written : self._written + len(rows)] = rows
+        self._written += len(rows)
+
+
+Seal = Callable[[FileRecord, int, tuple[FileRecord, ...]], Manifest]
+"""Makes the manifest from the record of the data, the number of explicit episodes and the records of small parts."""
+
+
+def write_h5(
+    source: StepReader,
+    path: Path,
+    compression: Compression,
+    filled: FilledStorage,
+    seal: Seal,
+    progress: Progress,
+) -> Manifest:
+    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, into one new file.
+
+    Episodes, text and documents go there, too.
+    """
+    rest, types = _rest(source, filled), column_types(source.episodes)
+    parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
+    block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
+    with LatchedFile(path) as file:
+        # Chunks are written whole and once: a cache of them would only cost memory, for every leaf.
+        with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
+            with H5Sink(h5, file, compression) as sink:
+                explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
+                sink.finish()
+            for name, data in rest.items():
+                if name.startswith(f"{EPISODES}/"):
+                    dtype = types[name.removeprefix(f"{EPISODES}/")]
+                    sink.put_array(name, np.frombuffer(data, dtype))
+                else:
+                    sink.put_bytes(name, data)
+        file.check()
+        size = path.stat().st_size - block
+        manifest = seal(FileRecord(DATA, size, digest_mapped(file.descriptor, path, block)), len(explicit), parts)
+        fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
+        fs.fsync(file.descriptor, path)
+    return manifest
+
+
+def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
+    """The bytes of everything but the rows, by name."""
+    columns, types = source.episodes.columns(), column_types(source.episodes)
+    rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in types.items()}
+    text = episode_text_bytes(source.episode_text or ())
+    if text:
+        rest[TEXT] = text
+    rest |= {f"{SOURCE}/{file_stem(name)}": data for name, data in source.documents().items()}
+    return rest | {STORAGE: filled.to_bytes()}

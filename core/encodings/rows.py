@@ -1,0 +1,204 @@
+"""Rows counted one per step, rows with one more per episode, and the comparison of rows bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import CorruptDataError
+from ..format import FINAL, Array, EpisodeTable, StepReader
+from ..progress import Progress, Silent
+from ..ted import Field, Key, key_name
+
+__all__ = [
+    "CHUNK_BYTES",
+    "FEW_ROWS",
+    "LEAF_BYTES",
+    "Boundaries",
+    "Difference",
+    "compare_steps",
+    "differing_rows",
+    "leaf_parts",
+    "with_ends",
+    "without_ends",
+]
+
+CHUNK_BYTES = 4 << 20
+"""How much is read at once over all leaves: memory that fits the caches is several times faster than fresh pages."""
+
+LEAF_BYTES = 2 << 20
+"""How much is read at once where one leaf is gone through after the other."""
+
+FEW_ROWS = 32
+"""Where an episode has fewer rows than this, mostly, moving it by itself costs more than its bytes."""
+
+
+def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Split the rows of one leaf into ranges of about `LEAF_BYTES`; at least one row each."""
+    rows = max(1, LEAF_BYTES // max(1, row_bytes))
+    for start in range(0, steps, rows):
+        yield start, min(start + rows, steps)
+
+
+class Boundaries:
+    """Where the episodes end; raises CorruptDataError for a table that does not lay them one after the other."""
+
+    def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
+        stops = np.cumsum(table.length)
+        if (table.length < 1).any() or not np.array_equal(table.start, stops - table.length) or table.steps != steps:
+            raise CorruptDataError(
+                f"{origin}: start and length of the episode table do not place episodes one after the other "
+                f"over {steps:,} steps",
+                hint="see what is wrong with: rbtool check",
+            )
+        self.starts = table.start
+        self.stops = stops
+        self.lengths = table.length
+
+    def episode_of(self, steps: Array) -> Array:
+        """Rows of the episode table that hold these steps."""
+        return np.searchsorted(self.stops, steps, side="right")
+
+    def before(self, step: int) -> int:
+        """How many episodes end before this step begins."""
+        return int(np.searchsorted(self.stops, step, side="right"))
+
+    def ends(self, start: int, stop: int) -> Array:
+        """Those of the steps `[start, stop)` that are the last of their episode, counted from `start`."""
+        low, high = np.searchsorted(self.stops, (start, stop), side="right")
+        return self.stops[low:high] - 1 - start
+
+
+def with_ends(root: Array, after: Array, ends: Array) -> Array:
+    """Put the row of `after` behind the row of `root` at each of `ends`: n rows become n + len(ends)."""
+    if not len(ends):
+        return root
+    rows = np.empty((len(root) + len(ends), *root.shape[1:]), root.dtype)
+    if rows.size:
+        items, extra = _items(rows), _extra(len(rows), ends)
+        items[~extra], items[extra] = _items(root), _items(after)[ends]
+    return rows
+
+
+def without_ends(rows: Array, ends: Array) -> Array:
+    """Undo `with_ends` for the root rows, or, from the second row on, for the rows of `after`."""
+    if not len(ends):
+        return rows
+    kept = np.empty((len(rows) - len(ends), *rows.shape[1:]), rows.dtype)
+    if kept.size:
+        np.compress(~_extra(len(rows), ends), _items(rows), out=_items(kept))
+    return kept
+
+
+def differing_rows(one: Array, other: Array) -> Array:
+    """Numbers of the rows whose bits differ: NaN equals NaN of the same bits, 0.0 does not equal -0.0."""
+    if not one.size:
+        return np.empty(0, np.int64)
+    differ = _words(one) != _words(other)
+    where = np.flatnonzero(differ)
+    return where if differ.shape[1] == 1 else np.unique(where // differ.shape[1])
+
+
+def _extra(rows: int, ends: Array) -> Array:
+    """Mark the rows that `with_ends` adds."""
+    extra = np.zeros(rows, bool)
+    extra[ends + np.arange(1, len(ends) + 1)] = True
+    return extra
+
+
+def _items(array: Array) -> Array:
+    """View each row as one opaque item: NumPy moves those several times faster than rows of numbers."""
+    whole = np.ascontiguousarray(array)
+    return whole.reshape(len(whole), -1).view((np.void, whole.nbytes // len(whole))).reshape(len(whole))
+
+
+def _words(array: Array) -> Array:
+    """View each row as the fewest integers `[n, words]`."""
+    rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+    return rows.view(next(f"u{size}" for size in (8, 4, 2, 1) if rows.shape[1] % size == 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs: a leaf, a column of the episode table (`episodes.…`), or something about the whole.
+
+    `first_step` is the first row that differs, `episode` the source's number of its episode, `count` how many rows
+    (or episodes) differ.
+    """
+
+    key: str
+    what: str
+    count: int = 0
+    first_step: int | None = None
+    episode: int | None = None
+
+
+def compare_steps(one: StepReader, other: StepReader, progress: Progress | None = None) -> list[Difference]:
+    """Compare every leaf, the episode table and the text of episodes; memory stays bounded."""
+    found = [*_fields(one, other), *_episodes(one, other), *_text(one, other)]
+    if one.manifest.steps == other.manifest.steps:
+        found = [*_rows(one, other, progress or Silent()), *found]
+    return found
+
+
+def _fields(one: StepReader, other: StepReader) -> Iterator[Difference]:
+    if one.manifest.steps != other.manifest.steps:
+        yield Difference("steps", f"{one.manifest.steps:,} against {other.manifest.steps:,}")
+    here, there = _by_key(one), _by_key(other)
+    for key in {**here, **there}:
+        if _looks(here.get(key)) != _looks(there.get(key)):
+            yield Difference(key_name(key), f"{_looks(here.get(key))} against {_looks(there.get(key))}")
+
+
+def _by_key(reader: StepReader) -> dict[Key, Field]:
+    return {leaf.key: leaf for leaf in reader.fields}
+
+
+def _looks(leaf: Field | None) -> str:
+    return "nothing" if leaf is None else f"{leaf.dtype} {list(leaf.shape)}"
+
+
+def _episodes(one: StepReader, other: StepReader) -> Iterator[Difference]:
+    here, there = one.episodes, other.episodes
+    if len(here) != len(there):
+        yield Difference("episodes", f"{len(here):,} against {len(there):,}")
+        return
+    columns = there.columns() | {FINAL: there.final}
+    for name, column in (here.columns() | {FINAL: here.final}).items():
+        rows = differing_rows(column, columns[name])
+        if len(rows):
+            row = int(rows[0])
+            what = f"{column[row]} against {columns[name][row]}"
+            yield Difference(f"episodes.{name}", what, len(rows), int(here.start[row]), int(here.episode[row]))
+
+
+def _text(one: StepReader, other: StepReader) -> Iterator[Difference]:
+    here, there = (reader.episode_text or [{}] * len(reader.episodes) for reader in (one, other))
+    rows = [row for row, (a, b) in enumerate(zip(here, there, strict=False)) if a != b]
+    if rows:
+        first, number = int(one.episodes.start[rows[0]]), int(one.episodes.episode[rows[0]])
+        yield Difference("episodes_text", "text differs", len(rows), first, number)
+    elif len(here) != len(there):
+        yield Difference("episodes_text", f"text of {len(here):,} episodes against {len(there):,}")
+
+
+def _rows(one: StepReader, other: StepReader, progress: Progress) -> Iterator[Difference]:
+    there = _by_key(other)
+    alike = [leaf for leaf in one.fields if _looks(leaf) == _looks(there.get(leaf.key))]
+    counts, firsts = dict.fromkeys(alike, 0), dict.fromkeys(alike, -1)
+    progress.start("comparing", one.manifest.steps, "steps")
+    for start, stop in one.chunks(CHUNK_BYTES):
+        for leaf in alike:
+            rows = differing_rows(one.read(leaf.key, start, stop), other.read(leaf.key, start, stop))
+            if len(rows):
+                firsts[leaf] = start + int(rows[0]) if not counts[leaf] else firsts[leaf]
+                counts[leaf] += len(rows)
+        progress.advance(stop - start)
+    progress.done()
+    for leaf in alike:
+        if counts[leaf]:
+            first = firsts[leaf]
+            episode = int(one.episodes.episode[one.episodes.index_of_step(np.array([first]))[0]])
+            yield Difference(leaf.name, "rows differ", counts[leaf], first, episode)

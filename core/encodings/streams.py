@@ -1,0 +1,161 @@
+"""Output files: rows written by background threads, and the file that libhdf5 writes through."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..format import Array, bytes_of, fs
+
+__all__ = ["Blocks", "LatchedFile", "Stream"]
+
+_BLOCK = 2 << 20
+"""Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""
+_MOST_PARTS = 1000
+"""Systems write no more than 1024 parts at once."""
+_MOST = 3
+"""How many blocks may wait."""
+
+
+class Stream(ABC):
+    """Something that takes bytes in order, in one thread of its own."""
+
+    @abstractmethod
+    def write(self, parts: list[memoryview]) -> None:
+        """Take the bytes that come next."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Do what is left when all bytes were taken."""
+
+
+class Blocks:
+    """Has rows written by two threads, which take turns at streams, in blocks of some megabytes.
+
+    So one stream is synced while the next one is written. Rows are not copied: they must stay as they are until
+    `finish`. What fails in a thread is raised by the next call here. A context manager: leaving waits for the threads.
+    """
+
+    def __init__(self) -> None:
+        self._threads = [ThreadPoolExecutor(1, "rbtool-writes") for _ in range(2)]
+        self._pending: deque[Future[None]] = deque()
+        self._ends: list[Future[None]] = []
+        self._parts: list[memoryview] = []
+        self._used = 0
+        self._stream: Stream | None = None
+
+    def begin(self, stream: Stream | None) -> None:
+        """Finish the stream before; what is appended from now on goes to this one."""
+        if self._stream is not None:
+            self._hand_over()
+            self._ends.append(self._threads[0].submit(self._stream.finish))
+        self._threads.reverse()
+        self._stream = stream
+
+    def append(self, rows: Array) -> None:
+        """Append the bytes of rows."""
+        if not rows.size:
+            return
+        data = bytes_of(rows)
+        while data:
+            part = data[: _BLOCK - self._used]
+            self._parts.append(part)
+            self._used += len(part)
+            data = data[len(part) :]
+            if self._used == _BLOCK or len(self._parts) == _MOST_PARTS:
+                self._hand_over()
+
+    def finish(self) -> None:
+        """Finish the last stream and wait for all of them."""
+        self.begin(None)
+        for done in (*self._pending, *self._ends):
+            done.result()
+
+    def _hand_over(self) -> None:
+        if not self._parts or self._stream is None:
+            return
+        self._pending.append(self._threads[0].submit(self._stream.write, self._parts))
+        self._parts, self._used = [], 0
+        if len(self._pending) > _MOST:
+            self._pending.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+class LatchedFile:
+    """A new file with the methods that h5py's `fileobj` driver calls; a context manager that closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = fs.create(path)
+        self._position = 0
+        self._failure: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the first failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def write(self, data: memoryview) -> int:
+        """Write at the position; an interrupt is a failure like any other."""
+        view = memoryview(data).cast("B")
+        if self._failure is None:
+            try:
+                fs.pwrite(self.descriptor, view, self._position, self.path)
+            except BaseException as error:
+                self._failure = error
+        self._position += len(view)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size of the file."""
+        size = self._position if size is None else size
+        if self._failure is None:
+            try:
+                fs.truncate(self.descriptor, size, self.path)
+            except BaseException as error:
+                self._failure = error
+        return size
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read at the position; what is not in the file, after a failure, is zero."""
+        view = memoryview(buffer).cast("B")
+        got = os.preadv(self.descriptor, [view], self._position)
+        view[got:] = bytes(len(view) - got)
+        self._position += len(view)
+        return len(view)
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes; by this method h5py tells a file object from a path."""
+        data = bytearray(size)
+        self.readinto(memoryview(data))
+        return bytes(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self.descriptor).st_size}
+        self._position = base[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def __enter__(self) -> LatchedFile:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        os.close(self.descriptor)

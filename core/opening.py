@@ -1,0 +1,308 @@
+"""Opens the steps at any path: a dataset, a checkpoint, or a file or folder that TorchRL saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .encodings.flat import CutFlatReader, FlatReader
+from .encodings.h5_reader import H5Reader
+from .encodings.layout import STORAGE
+from .encodings.rows import leaf_parts
+from .errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+)
+from .format import (
+    COMMITS,
+    HIDDEN,
+    MANIFEST,
+    Array,
+    CutPackedReader,
+    EpisodeTable,
+    FolderReader,
+    ListedFiles,
+    Manifest,
+    PackedReader,
+    PlainReader,
+    Request,
+    StepReader,
+    TedReader,
+    has_manifest,
+    is_ours,
+    mend,
+    one_generation,
+    unfinished_recording,
+)
+from .ted import (
+    EPISODE,
+    NEXT_DONE,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    EndReason,
+    Field,
+    Key,
+)
+from .torchrl.layout import TorchrlKeys
+from .torchrl.reader import TorchrlReader, find_torchrl
+
+__all__ = ["BufferSteps", "TorchrlSteps", "is_steps", "open_steps", "standing", "whole_episodes"]
+
+SOURCE = "buffer"
+"""What a dataset that was made of a buffer's checkpoint names as its source."""
+
+
+class BufferSteps(StepReader):
+    """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
+
+    The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
+    reason says that the recording stops there. Where `terminated` or `truncated` is missing it follows from `done`,
+    and where `done` is missing from the ends of the episodes; where `episode` is missing it is that of the table.
+    """
+
+    def __init__(self, rows: StepReader) -> None:
+        self._raw = rows
+        self.path = rows.path
+        self._known = {field.key for field in rows.fields}
+        shape = next((field.shape for field in rows.fields if field.key == NEXT_DONE), (1,))
+        made = [Field(EPISODE, "int64", (), "id")] if EPISODE not in self._known else []
+        lacking = [key for key in (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED) if key not in self._known]
+        made += [Field(key, "bool", shape, "done") for key in lacking]
+        request = rows.manifest.request
+        if request.source == STORAGE:
+            request = Request(SOURCE, str(self.path), self.path.name)
+        self.manifest = replace(rows.manifest, fields=(*rows.fields, *made), request=request)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._raw,)
+
+    def again(self) -> BufferSteps:
+        """Return a reader of the very same files."""
+        return type(self)(self._raw.again())
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return self._raw.files_state()
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episodes of the buffer, with the numbers that the rows name where each has one of its own."""
+        columns = self._raw.episodes.columns() | {"episode": self._numbers}
+        for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
+            if key not in self._known:
+                columns[key[1]] = self._at_ends(key)
+        columns["truncated"] = columns["truncated"] | np.isin(self._ends, self._unfinished)
+        return EpisodeTable.from_columns(columns)
+
+    @property
+    def planned(self) -> Manifest:
+        """The manifest with a note on the episodes that were not finished, for which all flags are looked at."""
+        count = len(self._unfinished)
+        if not count:
+            return self.manifest
+        some = "an episode that was not finished ends"
+        what = some if count == 1 else f"{count:,} episodes that were not finished end"
+        return replace(self.manifest, notes=(*self.manifest.notes, f"{what} truncated: the flags were set"))
+
+    @property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """Text that belongs to episodes."""
+        return self._raw.episode_text
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        leaf = self._leaf(key, start, stop)
+        if key in self._known:
+            rows = self._raw.read(key, start, stop)
+        elif key == EPISODE:
+            return self._numbers[np.searchsorted(self._ends, np.arange(start, stop))]
+        else:
+            rows = self._made_flags(key, start, stop).reshape(stop - start, *leaf.shape)
+        low, high = np.searchsorted(self._unfinished, (start, stop))
+        if key in {NEXT_DONE, NEXT_TRUNCATED} and low < high:
+            rows = rows.copy()  # what was read may be the memory of the storage itself
+            rows[self._unfinished[low:high] - start] = True
+        return rows
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf."""
+        yield self.read(key, start, stop)
+
+    def documents(self) -> dict[str, bytes]:
+        """Metadata files that were saved with the steps."""
+        return self._raw.documents()
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether digests were recorded."""
+        return self._raw.has_digests
+
+    def verify_files(self) -> None:
+        """Compare the files with their digests, where there are any."""
+        self._raw.verify_files()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._raw.close()
+
+    def _at_ends(self, key: Key) -> Array:
+        """Whether a flag is set at the last step of each episode."""
+        found = np.zeros(len(self._ends), bool)
+        for start, stop in leaf_parts(self.manifest.steps, 1):
+            low, high = np.searchsorted(self._ends, (start, stop))
+            rows = self.read(key, start, stop)[self._ends[low:high] - start]
+            found[low:high] = rows.reshape(high - low, -1).any(1) if low < high else False
+        return found
+
+    def _made_flags(self, key: Key, start: int, stop: int) -> Array:
+        """Make a flag that is missing: what ends an episode terminates it, unless another flag says otherwise."""
+        if NEXT_DONE in self._known:
+            done: Array = self._raw.read(NEXT_DONE, start, stop) != 0
+        else:
+            done = np.zeros((stop - start, 1), bool)
+            finished = np.setdiff1d(self._ends, self._unfinished)
+            low, high = np.searchsorted(finished, (start, stop))
+            done[finished[low:high] - start] = True
+        if key == NEXT_DONE:
+            return done
+        other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
+        if other in self._known:
+            told: Array = self._raw.read(other, start, stop) != 0
+            if told.size != done.size:  # flags of several agents beside one flag of them all
+                told = told.reshape(len(told), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
+            else:
+                told = told.reshape(done.shape)
+            done &= ~told
+            return done
+        return done if key == NEXT_TERMINATED else np.zeros_like(done)
+
+    @cached_property
+    def _ends(self) -> Array:
+        table = self._raw.episodes
+        ends: Array = table.start + table.length - 1
+        return ends
+
+    @cached_property
+    def _unfinished(self) -> Array:
+        """The last steps of episodes that no flag ends."""
+        table = self._raw.episodes
+        flagged = table.terminated | table.truncated | (table.end_reason != EndReason.END_OF_FILE)
+        unfinished: Array = self._ends[~flagged]
+        return unfinished
+
+    @cached_property
+    def _numbers(self) -> Array:
+        """What the rows call the episodes; what the table calls them if that is not one number for each."""
+        table = self._raw.episodes
+        field = next((field for field in self._raw.fields if field.key == EPISODE), None)
+        if field is None or field.shape not in {(), (1,)} or "int" not in field.dtype:
+            return table.episode
+        rows = [self._raw.read(EPISODE, int(start), int(start) + 1).reshape(1) for start in table.start]
+        numbers = np.concatenate(rows).astype(np.int64) if rows else table.episode
+        return numbers if len(np.unique(numbers)) == len(numbers) else table.episode
+
+
+def whole_episodes(reader: StepReader) -> StepReader:
+    """Rows that may lack flags, of a buffer or of a TED tree that another program wrote, as a dataset has them.
+
+    So that what is made of them is a dataset: `reader` itself where it is one, or the checkpoint of one.
+    """
+    of_buffer = reader.manifest.kind == "checkpoint" and reader.manifest.request.source == STORAGE
+    return BufferSteps(reader) if of_buffer or isinstance(reader, PlainReader) else reader
+
+
+class TorchrlSteps(BufferSteps):
+    """The rows of a `TorchrlReader`, made without root flags, as a dataset has them."""
+
+    def __init__(self, rows: TorchrlReader) -> None:
+        self._theirs = rows
+        super().__init__(rows)
+        self.manifest = replace(self.manifest, request=rows.manifest.request)
+
+    @classmethod
+    def at(cls, path: Path) -> TorchrlSteps:
+        """Open what TorchRL saved at `path`."""
+        keys = TorchrlKeys()
+        return cls(TorchrlReader(path, keys, frozenset(keys.dones)))
+
+    @cached_property
+    def _unfinished(self) -> Array:
+        """The last steps of episodes that no flag ends."""
+        unfinished: Array = self._ends[~self._theirs.flagged]
+        return unfinished
+
+
+_TREE = "meta.json"
+
+
+def is_steps(path: str | os.PathLike[str]) -> bool:
+    """Tell whether `path` is a dataset, recording, checkpoint, one of TorchRL's, or tensordict folder, whole or not."""
+    path = Path(path)
+    mend(path)
+    return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None
+
+
+def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepReader:
+    """Open a dataset or a checkpoint in any layout, or a tensordict folder of one row a step that has no manifest.
+
+    TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
+    Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
+    CorruptDataError for files that are missing, cut or contradict the manifest. With `damaged` the files of rows
+    may be cut or missing, and only reading what is lost raises it.
+    """
+    path = Path(path)
+    return one_generation(path, lambda: _open(path, damaged))
+
+
+def _open(path: Path, damaged: bool) -> StepReader:
+    mend(path)
+    place = find_torchrl(path)
+    if place is not None:
+        return TorchrlSteps.at(place)
+    if path.is_file():
+        return H5Reader(path)
+    if not path.exists():
+        raise DatasetNotFoundError(f"there is nothing at {path}")
+    if not any(path.iterdir()):
+        raise DatasetNotFoundError(f"{path} is an empty folder, and no rbtool dataset")
+    if not has_manifest(path) and (path / HIDDEN).is_dir():
+        lost = CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
+        raise unfinished_recording(path) or lost
+    if not has_manifest(path) and (path / _TREE).is_file():
+        return PlainReader(path)
+    if not has_manifest(path):
+        raise FormatError(f"{path} is no dataset and no checkpoint: it has no {MANIFEST}")
+    listed = ListedFiles(path)
+    layout = listed.manifest.layout
+    if layout == "ted":
+        return TedReader(path, listed)
+    if layout == "packed":
+        return (CutPackedReader if damaged else PackedReader)(path, listed)
+    if layout in {"flat", "nested"}:
+        return (CutFlatReader if damaged else FlatReader)(path, listed)
+    raise FormatError(f"{path} has layout {layout!r}, which is not read here")
+
+
+def standing(path: str | os.PathLike[str]) -> Manifest | None:
+    """Return the manifest of the dataset or checkpoint at `path` if all its files are there in full length.
+
+    None if nothing of ours is there, or if it is damaged: what stands there must not be taken for a finished result.
+    """
+    path = Path(path)
+    mend(path)
+    if not is_ours(path):
+        return None
+    try:
+        with open_steps(path) as reader:
+            if isinstance(reader, FolderReader):
+                reader.listed.check_sizes()
+            return reader.manifest
+    except (RbtoolError, OSError):
+        return None

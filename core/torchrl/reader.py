@@ -1,0 +1,259 @@
+"""Reads checkpoints in TorchRL's flat, nested and H5 layouts as TED rows.
+
+What the layout lost is lost: next observations of steps that end nothing are the observations of the steps behind
+them, root done flags are false, and there is no root reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..encodings.layout import CompactForm, FilledStorage
+from ..encodings.rows import leaf_parts, without_ends
+from ..errors import FormatError, RbtoolError, UsageError
+from ..format import (
+    Array,
+    EpisodeTable,
+    Manifest,
+    OpenFiles,
+    Request,
+    StepReader,
+    created_by,
+    digest_of_stats,
+    has_manifest,
+    load_json,
+    read_tree,
+    sum_rewards,
+)
+from ..ted import (
+    NEXT,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    EndReason,
+    Field,
+    Key,
+    as_numbers,
+    key_name,
+)
+from .folder import FolderLeaves
+from .h5 import H5Leaves, looks_like_torchrl
+from .layout import STORAGE_SHAPE, StoredLeaves, TorchrlKeys
+
+__all__ = ["BUFFER", "STORAGE_FOLDER", "TorchrlReader", "find_torchrl", "stat_fingerprint", "torchrl_form"]
+
+BUFFER = "buffer_metadata.json"
+"""The file by which the folder of a buffer is known; its rows lie in `STORAGE_FOLDER`."""
+STORAGE_FOLDER = "storage"
+
+
+def torchrl_form(path: Path) -> CompactForm | None:
+    """Tell which of TorchRL's layouts of whole episodes lies at `path`, a folder or an HDF5 file; None if none does."""
+    try:
+        if path.is_file():
+            return "h5" if looks_like_torchrl(path) else None
+        if has_manifest(path) or not (path / "meta.json").is_file():
+            return None
+        document = load_json(path / "meta.json")
+    except UsageError:
+        raise  # the file is in use
+    except (RbtoolError, OSError):
+        return None
+    if not isinstance(document, dict) or STORAGE_SHAPE not in document:
+        return None
+    return "nested" if _is_nested(path) else "flat"
+
+
+def find_torchrl(path: Path) -> Path | None:
+    """Where in the folder of a buffer or a storage, or at `path` itself, one of these layouts lies; None if nowhere."""
+    if torchrl_form(path) is not None:
+        return path
+    if not path.is_dir() or has_manifest(path):
+        return None
+    folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
+    if folder != path and torchrl_form(folder) is not None:
+        return folder
+    files = sorted(folder.glob("*.h5")) if folder.is_dir() else []
+    return files[0] if len(files) == 1 and torchrl_form(files[0]) == "h5" else None
+
+
+def _is_nested(folder: Path) -> bool:
+    """Whether the leaves are ragged; what is wrong with a folder is said where it is read."""
+    try:
+        with OpenFiles(folder) as files:
+            return any(leaf.nested for leaf in read_tree(files, exact=False).values())
+    except (RbtoolError, OSError):
+        return False
+
+
+class TorchrlReader(StepReader):
+    """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
+
+    `keys` says which entries are done flags and rewards; root done flags that are `left_out` are not given. No digest
+    verifies the bytes; opening checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form
+    whose files are open already, which this closes: what is put at `path` later is never read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        keys: TorchrlKeys | None = None,
+        left_out: frozenset[Key] = frozenset(),
+        opened: tuple[CompactForm, OpenFiles] | None = None,
+    ) -> None:
+        self._form, files = opened or _opened(path)
+        self.path = path
+        self.keys = keys or TorchrlKeys()
+        self._left_out = left_out
+        self._stored: StoredLeaves = (H5Leaves if self._form == "h5" else FolderLeaves)(path, self.keys, files)
+        self._header = self._stored.header
+        fields = self._ted_fields()
+        self._ended = self._valid_ends()
+        self.manifest = Manifest(
+            kind="checkpoint", layout=self._form, request=Request("torchrl", str(path), path.name),
+            steps=self._header.length, episodes=len(self._ended), fields=fields, files=(),
+            content_digest=self.files_state(), created_by=created_by(),
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self.keys, self._left_out, (self._form, self._stored.files))
+
+    def again(self) -> TorchrlReader:
+        """Return a reader of the very same files, for another thread or process."""
+        return type(self)(self.path, self.keys, self._left_out, (self._form, self._stored.files.again()))
+
+    def files_state(self) -> str:
+        """Tell one state of the files from another without reading them."""
+        return self._stored.files.state()
+
+    @property
+    def filled(self) -> FilledStorage:
+        """The storage that these rows filled."""
+        return self._header.filled
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episodes as the done flags tell them; every lane ends with one, finished or not."""
+        stops = self._ended + 1
+        lengths = np.diff(stops, prepend=0)
+        flagged = self.flagged
+        terminated, truncated = self._at(NEXT_TERMINATED), self._at(NEXT_TRUNCATED)
+        neither = np.where(flagged, EndReason.INFERRED, EndReason.END_OF_FILE)
+        one = np.where(terminated, EndReason.TERMINATED, EndReason.TRUNCATED)
+        reasons = np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither))
+        columns = {
+            "episode": np.arange(len(stops)), "start": stops - lengths, "length": lengths,
+            "return": sum_rewards(self, stops - lengths, lengths),
+            "terminated": terminated, "truncated": truncated, "end_reason": reasons,
+            "explicit_start": np.full(len(stops), -1),
+        }  # fmt: skip
+        rest = ("explicit_next", "seed", "has_seed")
+        return EpisodeTable.from_columns(columns | {name: np.zeros(len(stops)) for name in rest})
+
+    @cached_property
+    def flagged(self) -> Array:
+        """Of each episode, whether a flag ends it, and not the end of its lane alone."""
+        return self._at((NEXT, *self.keys.done))
+
+    @property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        """TorchRL keeps none."""
+        return None
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows of one TED leaf."""
+        leaf = self._leaf(key, start, stop)
+        parts = [self._read(leaf, *run) for run in self._runs(start, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, *leaf.shape), leaf.numpy)
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf piece by piece."""
+        for first, last in self._runs(start, stop):
+            yield self._read(self._leaf(key, start, stop), first, last)
+
+    def documents(self) -> dict[str, bytes]:
+        """TorchRL keeps none."""
+        return {}
+
+    def verify_files(self) -> None:
+        """There are no digests to compare with."""
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._stored.close()
+
+    def _ted_fields(self) -> tuple[Field, ...]:
+        root: list[Field] = []
+        after: list[Field] = []
+        for key, leaf in self._stored.fields.items():
+            done, reward = key in self.keys.dones, key in self.keys.rewards
+            field = Field(key, leaf.dtype, leaf.shape, "done" if done else "reward" if reward else leaf.role)
+            if key[0] == NEXT:
+                raise FormatError(
+                    f"{self.path} has the entry {key_name(key)!r}, which TorchRL's layout has no place for"
+                )
+            if not reward and not (done and key in self._left_out):
+                root.append(field)
+            if done or reward or key in self._stored.states:
+                after.append(Field((NEXT, *key), field.dtype, field.shape, field.role))
+        return (*root, *after)
+
+    def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where in the checkpoint the steps `[start, stop)` lie, of which each run is within a lane."""
+        rows, capacity = self._header.rows, self._header.capacity
+        while start < stop:
+            lane, row = divmod(start, rows)
+            count = min(stop - start, rows - row)
+            yield lane * capacity + row, lane * capacity + row + count
+            start += count
+
+    def _read(self, leaf: Field, start: int, stop: int) -> Array:
+        """Read one run."""
+        ahead = int(leaf.key[0] == NEXT)
+        key = leaf.key[ahead:]
+        if not ahead and key in self.keys.dones:
+            return np.zeros((stop - start, *leaf.shape), leaf.numpy)
+        if key not in self._stored.states:
+            return self._stored.fetch(key, start, stop)
+        ends = self._stored.ends
+        low, high = np.searchsorted(ends, (start, stop - 1))
+        first, last = start + int(low) + ahead, stop - 1 + int(high) + ahead
+        return without_ends(self._stored.fetch(key, first, last + 1), ends[low:high] - start)
+
+    def _valid_ends(self) -> Array:
+        """The steps that end an episode: those with an extra row, and the last of every lane."""
+        rows, capacity = self._header.rows, self._header.capacity
+        lane, row = np.divmod(self._stored.ends, capacity)
+        valid = row < rows
+        last = np.arange(1, self._header.lanes + 1, dtype=np.int64) * rows - 1
+        return np.union1d(lane[valid] * rows + row[valid], last)
+
+    def _at(self, key: Key) -> Array:
+        """Whether any number of a flag is set at the last step of each episode."""
+        found = np.zeros(len(self._ended), bool)
+        field = next((field for field in self.fields if field.key == key), None)
+        if field is None:
+            return found
+        for start, stop in leaf_parts(self.manifest.steps, field.row_bytes):
+            low, high = np.searchsorted(self._ended, (start, stop))
+            if low < high:
+                rows = as_numbers(self.read(key, start, stop)[self._ended[low:high] - start], field.dtype)
+                found[low:high] = (rows.reshape(high - low, -1) != 0).any(1)
+        return found
+
+
+def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:
+    form = torchrl_form(path)
+    if form is None:
+        raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
+    return form, OpenFiles(path.parent if form == "h5" else path)
+
+
+def stat_fingerprint(path: Path) -> str:
+    """Tell one state of the files from another without reading them: names, sizes and times."""
+    return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))

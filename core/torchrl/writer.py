@@ -1,0 +1,267 @@
+"""Writes TED rows in the layouts that TorchRL 0.14 reads: flat, nested and H5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..encodings.h5_layout import Compression
+from ..encodings.layout import CompactForm, FilledStorage
+from ..encodings.rows import differing_rows, leaf_parts, with_ends
+from ..errors import SchemaError
+from ..format import Array, StepReader, fs
+from ..progress import Progress
+from ..ted import (
+    NEXT,
+    Field,
+    Key,
+    as_numbers,
+    field_named,
+    key_name,
+)
+from .folder import FolderSink, TorchrlSink
+from .h5 import H5_LENGTH
+from .layout import Counts, TorchrlHeader, TorchrlKeys
+
+__all__ = ["OWN_FORM", "StatePart", "TorchrlPlan", "state_parts", "step_ends", "write_torchrl"]
+
+OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
+
+_DIMENSIONS = 2
+"""Of how many dimensions TorchRL 0.14 loads storages from these layouts."""
+_VANISHING = frozenset({"shape", "device", "_type"})
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrlPlan:
+    """The stored leaves by the TED key whose values they hold; the key of each field is its place.
+
+    `states` have one row more behind every end, `steps` one a step; `silent` are root done flags, which TorchRL makes
+    up as false and which must be that.
+    """
+
+    header: TorchrlHeader
+    done: Key
+    states: Mapping[Key, Field]
+    steps: Mapping[Key, Field]
+    silent: Sequence[Key]
+
+    @classmethod
+    def of(cls, fields: Sequence[Field], filled: FilledStorage, keys: TorchrlKeys, form: CompactForm) -> TorchrlPlan:
+        """Lay fields out for a form; SchemaError names the first leaf for which there is no place."""
+        header = _header(filled)
+        by_key = {field.key: field for field in fields}
+        _require_one_flag(by_key, keys)
+        results = [key for key in dict.fromkeys((*keys.dones, *keys.rewards)) if (NEXT, *key) in by_key]
+        after = [field.key[1:] for field in fields if field.key[0] == NEXT]
+        states = {}
+        for key in after:
+            if key in results:
+                continue
+            if key not in by_key:
+                raise _refused(f"{NEXT}.{key_name(key)} is below {NEXT!r} only", "its states are at the root, too")
+            if (by_key[key].dtype, by_key[key].shape) != (by_key[NEXT, *key].dtype, by_key[NEXT, *key].shape):
+                raise _refused(f"{key_name(key)} and what is below {NEXT!r} differ in type or shape", "they are alike")
+            states[key] = by_key[key]
+        reward = next((key for key in keys.rewards if key in by_key), None)
+        if reward is not None:
+            raise _refused(f"there is a {key_name(reward)} at the root", f"rewards are below {NEXT!r} only")
+        silent = [key for key in keys.dones if key in by_key]
+        lone = next((key for key in silent if key not in results), None)
+        if lone is not None:
+            raise _refused(f"{key_name(lone)} is at the root only", f"done flags are below {NEXT!r}")
+        taken = {*states, *silent}
+        steps = {key: by_key[key] for key in by_key if key[0] != NEXT and key not in taken}
+        steps |= {(NEXT, *key): _moved(by_key[NEXT, *key], key) for key in results}
+        plan = cls(header, (NEXT, *keys.done), states, steps, silent)
+        plan._require_places(form, keys)
+        return plan
+
+    @property
+    def leaves(self) -> list[Field]:
+        """All stored leaves."""
+        return [*self.states.values(), *self.steps.values()]
+
+    def bytes(self, ends: int) -> int:
+        """Bytes of all rows, also of those that were never written."""
+        per_state = sum(field.row_bytes for field in self.states.values())
+        return per_state * (self.header.steps + ends) + self.header.steps * sum(
+            field.row_bytes for field in self.steps.values()
+        )
+
+    def _require_places(self, form: CompactForm, keys: TorchrlKeys) -> None:
+        names = keys.names | ({H5_LENGTH} if form == "h5" else {"storage_metadata.json"})
+        for field in self.leaves:
+            if field.key[0] in names and form != "h5":
+                raise _refused(f"there is an entry {field.name!r}", "that name is the layout's own")
+            if form != "h5" and _VANISHING & set(field.key):
+                raise _refused(f"there is an entry {field.name!r}", "tensordict keeps that name for itself")
+            if form == "h5" and any("/" in part or "\0" in part or part in {"", ".", ".."} for part in field.key):
+                raise _refused(f"there is an entry {field.name!r}", "HDF5 takes such a name for a path")
+            if form == "h5" and field.dtype == "bfloat16":
+                raise _refused(f"{field.name} is of bfloat16", "HDF5 has no such type", "take the flat or nested form")
+            if "complex" in field.dtype:
+                raise _refused(f"{field.name} is of {field.dtype}", "its memory-mapped tensors hold no such numbers")
+            if not math.prod(field.shape):
+                raise _refused(f"{field.name} has rows without elements", "every row has some")
+
+
+def _header(filled: FilledStorage) -> TorchrlHeader:
+    if len(filled.shape) > _DIMENSIONS:
+        raise _refused(
+            f"the storage has ndim={len(filled.shape)}", f"TorchRL 0.14 loads up to {_DIMENSIONS} dimensions"
+        )
+    if not filled.length:
+        raise SchemaError("the storage holds no row; TorchRL's layout needs one", hint="write to it first")
+    rows, *lanes = filled.shape
+    capacity = filled.capacity // math.prod(lanes)
+    if not filled.full:
+        # The row in front of it is taken for an end, and the last valid row needs that: what follows was never written.
+        return TorchrlHeader((capacity, *lanes), False, rows, filled.length)
+    # For rows that are not turned TorchRL writes the capacity, but then fails to load it into most buffers; of the
+    # numbers that mean the same, it takes this one everywhere.
+    return TorchrlHeader((capacity, *lanes), True, filled.oldest or -capacity, filled.length)
+
+
+def _require_one_flag(fields: Mapping[Key, Field], keys: TorchrlKeys) -> None:
+    done = fields.get((NEXT, *keys.done))
+    if done is None:
+        raise _refused(
+            f"there is no {NEXT}.{key_name(keys.done)}", "that flag ends episodes", "name it with done_key=..."
+        )
+    if done.shape not in {(), (1,)}:
+        raise _refused(f"{done.name} has {list(done.shape)} numbers a step", "one flag ends an episode for all agents")
+
+
+def _moved(field: Field, place: Key) -> Field:
+    return Field(place, field.dtype, field.shape, field.role)
+
+
+def _refused(found: str, expected: str, hint: str = OWN_FORM) -> SchemaError:
+    return SchemaError(f"{found}, which TorchRL's layout cannot hold: {expected}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Consecutive rows of a state, at the root and below `next`.
+
+    `ends` are those of them behind which an episode ends, counted from the first. `broken` is the first row of the
+    lane up to here whose next observation is not what follows though nothing ends there, None if there is none.
+    """
+
+    root: Array
+    after: Array
+    ends: Array
+    broken: int | None
+
+
+def state_parts(
+    source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, ends: Array, lane: int
+) -> Iterator[StatePart]:
+    """Yield the valid rows of a lane part by part; `ends` count over the capacity of all lanes, `source` over rows."""
+    first, offset = lane * header.capacity, lane * header.rows
+    own = ends[slice(*np.searchsorted(ends, (first, first + header.rows)))] - first
+    held: Array | None = None
+    for start, stop in leaf_parts(header.rows, leaf.row_bytes):
+        root = source.read(key, offset + start, offset + stop)
+        after = source.read((NEXT, *key), offset + start, offset + stop)
+        wrong = differing_rows(after[:-1], root[1:]) + start
+        if held is not None and len(differing_rows(held, root[:1])):
+            wrong = np.append(start - 1, wrong)
+        wrong = np.setdiff1d(wrong, own)
+        held = after[-1:].copy()
+        inside = own[slice(*np.searchsorted(own, (start, stop)))] - start
+        yield StatePart(root, after, inside, int(wrong[0]) if len(wrong) else None)
+
+
+def step_ends(source: StepReader, done: Key, header: TorchrlHeader) -> Array:
+    """The steps, counted over the capacity of all lanes, behind which states have an extra row.
+
+    Those are where any number of the flag `done` is set, and one in every lane that the layout takes for an end.
+    """
+    field, found = field_named(source.fields, done), [header.forced_steps]
+    for start, stop in leaf_parts(source.manifest.steps, field.row_bytes):
+        flags = as_numbers(source.read(field.key, start, stop), field.dtype).reshape(stop - start, -1) != 0
+        lane, row = np.divmod(np.flatnonzero(flags.any(1)) + start, header.rows)
+        found.append(lane * header.capacity + row)
+    return np.unique(np.concatenate(found))
+
+
+def write_torchrl(
+    source: StepReader,
+    target: Path,
+    form: CompactForm,
+    filled: FilledStorage,
+    keys: TorchrlKeys,
+    progress: Progress,
+    compression: Compression | None = None,
+) -> None:
+    """Write rows that fill the storage `filled` to `target`, a folder in a staging area or, for `h5`, a file in one.
+
+    SchemaError for what the layout cannot hold: ends of single agents, keys below `next` only, a root reward, root
+    done flags that are set, next observations that are not the observations of the following row where no episode
+    ends, numbers or names that the files cannot hold, more than two dimensions. What was written until then is no
+    checkpoint.
+    """
+    plan = TorchrlPlan.of(source.fields, filled, keys, form)
+    ends = step_ends(source, plan.done, plan.header)
+    counts = Counts(plan.header, ends)
+    fs.require_space(target.parent, plan.bytes(len(ends)) * plan.header.rows // plan.header.capacity)
+    for key in plan.silent:
+        _require_unset(source, key)
+    with _sink(target, form, compression or Compression()) as sink:
+        for key, leaf in plan.states.items():
+            sink.begin(leaf, counts.states)
+            _write_states(source, key, leaf, plan.header, ends, sink)
+            sink.end()
+        for key, leaf in plan.steps.items():
+            sink.begin(leaf, counts.steps)
+            _write_steps(source, key, leaf, plan.header, sink)
+            sink.end()
+        sink.finish(plan.header, keys)
+    progress.advance(source.manifest.steps)
+
+
+def _sink(target: Path, form: CompactForm, compression: Compression) -> TorchrlSink:
+    if form == "h5":
+        from .h5_writer import GroupSink  # loads h5py, which nothing else here needs
+
+        return GroupSink(target, compression)
+    return FolderSink(target, nested=form == "nested")
+
+
+def _require_unset(source: StepReader, key: Key) -> None:
+    field = field_named(source.fields, key)
+    for start, stop in leaf_parts(source.manifest.steps, field.row_bytes):
+        if source.read(key, start, stop).any():
+            raise SchemaError(
+                f"{key_name(key)} is set at the root, which TorchRL's layout cannot hold: it loads as false",
+                hint=OWN_FORM,
+            )
+
+
+def _write_states(
+    source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, ends: Array, sink: TorchrlSink
+) -> None:
+    for lane in range(header.lanes):
+        for part in state_parts(source, key, leaf, header, ends, lane):
+            if part.broken is not None:
+                raise SchemaError(
+                    f"{NEXT}.{key_name(key)} of step {lane * header.rows + part.broken:,} is not what follows, though "
+                    "no episode ends there, which TorchRL's layout cannot hold: it takes it from the following row",
+                    hint=OWN_FORM,
+                )
+            sink.append(with_ends(part.root, part.after, part.ends))
+        sink.skip(header.capacity - header.rows)
+
+
+def _write_steps(source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, sink: TorchrlSink) -> None:
+    for lane in range(header.lanes):
+        offset = lane * header.rows
+        for start, stop in leaf_parts(header.rows, leaf.row_bytes):
+            sink.append(source.read(key, offset + start, offset + stop))
+        sink.skip(header.capacity - header.rows)

@@ -1,0 +1,229 @@
+"""What lies in an H5 checkpoint, and what is not believed of one."""
+
+import json
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from rbtool import CorruptDataError, FormatError, UsageError
+from rbtool.core.encodings import (
+    Compression,
+    H5Reader,
+    compare_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
+from rbtool.core.format import Array, Manifest, TedReader
+from rbtool.core.opening import open_steps
+from rbtool.core.ted import Key
+from rbtool.core.testing.walks import write_walks
+
+
+def save(source: Path, target: Path, compression: str | None = None) -> Manifest:
+    with open_steps(source) as reader:
+        return save_checkpoint(reader, target, "h5", compression=Compression.parse(compression))
+
+
+@pytest.fixture
+def saved(odd: Path, tmp_path: Path) -> Path:
+    save(odd, tmp_path / "saved.h5")
+    return tmp_path / "saved.h5"
+
+
+def test_there_is_one_dataset_a_leaf(odd: Path, saved: Path) -> None:
+    with h5py.File(saved) as h5, TedReader(odd) as dataset:
+        assert h5["observation/position"].shape == (16 + 6, 3)
+        np.testing.assert_array_equal(h5["reward"][:], dataset.read(("next", "reward"), 0, 16))
+        np.testing.assert_array_equal(h5["mask"][:], dataset.read(("mask",), 0, 16))
+        assert h5["info/solved"].dtype == bool
+        assert h5["explicit_episodes"][:].tolist() == [1, 4]
+        assert h5["episodes/length"][:].tolist() == [4, 3, 1, 1, 2, 5]
+        assert h5["mask"].chunks is None
+
+
+def test_text_and_documents_are_strings_where_they_can_be(odd: Path, saved: Path) -> None:
+    with h5py.File(saved) as h5:
+        lines = h5["episodes_text"][()].decode().split("\n")
+        assert json.loads(lines[0]) == {"task": "wash \u2028 3 é"}
+        assert h5["source/data%2Flicence.txt"][()].decode() == "© é"
+        assert h5["source/raw.bin"][:].tolist() == [0, 255]
+        assert h5["source/none"].shape == (0,)
+
+
+def test_the_file_begins_with_its_manifest(saved: Path) -> None:
+    with h5py.File(saved) as h5:
+        block = h5.userblock_size
+    document = json.loads(saved.read_bytes()[:block])
+    assert (document["kind"], document["layout"]) == ("checkpoint", "h5")
+    assert document["files"][0]["size"] == saved.stat().st_size - block
+
+
+def test_the_manifest_is_read_without_h5py(saved: Path) -> None:
+    code = (
+        "import sys; from rbtool.core.opening import open_steps; "
+        f"print(open_steps({str(saved)!r}).manifest.steps, 'h5py' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["16", "False"]
+
+
+def test_the_same_data_give_the_same_file(odd: Path, saved: Path, tmp_path: Path) -> None:
+    again = save(odd, tmp_path / "again.h5")
+    assert again.content_digest == H5Reader(saved).manifest.content_digest
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "level"),
+    [("gzip", "gzip", 4), ("gzip:1", "gzip", 1), ("gzip:9", "gzip", 9), ("lzf", "lzf", None)],
+)
+def test_compression(tmp_path: Path, text: str, method: str, level: int | None) -> None:
+    dataset = write_walks(tmp_path / "walks", [(2000, "terminated"), (900, "truncated")])
+    manifest = save(tmp_path / "walks", tmp_path / "small.h5", text)
+    with h5py.File(tmp_path / "small.h5") as h5:
+        assert (h5["reward"].compression, h5["reward"].compression_opts, h5["reward"].shuffle) == (method, level, True)
+    assert manifest.bytes < save(tmp_path / "walks", tmp_path / "plain.h5").bytes
+    (tmp_path / "loaded").mkdir()
+    with open_steps(tmp_path / "small.h5") as reader:
+        assert load_checkpoint(reader, tmp_path / "loaded").content_digest == dataset.content_digest
+
+
+def test_every_odd_leaf_can_be_compressed(odd: Path, tmp_path: Path) -> None:
+    save(odd, tmp_path / "small.h5", "gzip")
+    (tmp_path / "loaded").mkdir()
+    with open_steps(tmp_path / "small.h5") as reader:
+        assert load_checkpoint(reader, tmp_path / "loaded").content_digest == Manifest.load(odd).content_digest
+
+
+@pytest.mark.parametrize("text", ["none", "gzip", "lzf"])
+@pytest.mark.parametrize("batch", [1, 30, 300])
+def test_rows_are_written_in_batches(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
+) -> None:
+    monkeypatch.setattr("rbtool.core.encodings.streams._BLOCK", batch)
+    monkeypatch.setattr("rbtool.core.encodings.h5_layout._CHUNK_BYTES", batch)
+    monkeypatch.setattr("rbtool.core.encodings.rows.LEAF_BYTES", 300)
+    save(odd, tmp_path / "saved.h5", text)
+    with open_steps(odd) as dataset, open_steps(tmp_path / "saved.h5") as reader:
+        assert compare_steps(dataset, reader) == []
+
+
+@pytest.mark.parametrize("text", ["zstd", "gzip:0", "gzip:10", "lzf:3", "", "gzip:"])
+def test_other_compression_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="compression"):
+        Compression.parse(text)
+
+
+@pytest.mark.parametrize(("text", "written"), [(None, "none"), ("none", "none"), ("gzip", "gzip:4"), ("lzf", "lzf")])
+def test_compression_has_one_name(text: str | None, written: str) -> None:
+    assert str(Compression.parse(text)) == written
+
+
+def _soft_link(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5["mask"] = h5py.SoftLink("/info/solved")
+
+
+def _external_link(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5["mask"] = h5py.ExternalLink("/etc/passwd", "mask")
+
+
+def _external_storage(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5.create_dataset("mask", (16, 1), bool, external=[("/etc/passwd", 0, 16)])
+
+
+def _virtual(h5: h5py.File) -> None:
+    layout = h5py.VirtualLayout((16, 1), bool)
+    layout[:] = h5py.VirtualSource("/etc/passwd", "mask", (16, 1))
+    del h5["mask"]
+    h5.create_virtual_dataset("mask", layout)
+
+
+def _references(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5.create_dataset("mask", (16, 1), h5py.ref_dtype)
+
+
+def _group(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5.create_group("mask")
+
+
+def _shorter(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5["mask"] = np.zeros((15, 1), bool)
+
+
+def _other_type(h5: h5py.File) -> None:
+    del h5["mask"]
+    h5["mask"] = np.zeros((16, 1), np.int8)
+
+
+def _gone(h5: h5py.File) -> None:
+    del h5["mask"]
+
+
+TRICKS = [_soft_link, _external_link, _external_storage, _virtual, _references, _group, _shorter, _other_type, _gone]
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_only_plain_datasets_are_believed(saved: Path, trick: Callable[[h5py.File], None]) -> None:
+    reader = H5Reader(saved)
+    with h5py.File(saved, "r+") as h5:
+        trick(h5)
+    with pytest.raises(CorruptDataError, match="mask"):
+        reader.read(("mask",), 0, 16)
+    with pytest.raises(CorruptDataError):
+        reader.verify_files()
+
+
+def test_a_file_that_grew_is_refused(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes() + b"\0")
+    with pytest.raises(CorruptDataError, match="the manifest says"):
+        H5Reader(saved)
+
+
+@pytest.mark.parametrize("block", [0, 512, 4096])
+def test_hdf5_of_somebody_else_is_named(tmp_path: Path, block: int) -> None:
+    with h5py.File(tmp_path / "other.h5", "w", userblock_size=block) as h5:
+        h5["observation"] = np.arange(3)
+    with pytest.raises(FormatError, match="an HDF5 file that rbtool did not write"):
+        open_steps(tmp_path / "other.h5")
+
+
+def test_a_manifest_without_data_is_named(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.h5").write_bytes(saved.read_bytes()[:600])
+    with pytest.raises(CorruptDataError, match="no HDF5 data follow"):
+        open_steps(tmp_path / "cut.h5")
+
+
+def test_nonsense_behind_a_manifest_is_named(saved: Path) -> None:
+    data = saved.read_bytes()
+    block = data.index(b"\x89HDF")
+    saved.write_bytes(data[: block + 8] + b"\xff" * (len(data) - block - 8))
+    with open_steps(saved) as reader, pytest.raises(CorruptDataError, match="HDF5 cannot read"):
+        reader.read(("action",), 0, 1)
+
+
+def test_a_reader_goes_through_a_fork_and_a_pickle(odd: Path, saved: Path) -> None:
+    reader, key = H5Reader(saved), ("observation", "position")
+    expected = reader.read(key, 0, 16)
+    in_child = multiprocessing.get_context("fork").Process(target=_compare, args=(reader, key, expected))
+    in_child.start()
+    in_child.join()
+    assert in_child.exitcode == 0
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(reader)).read(key, 0, 16), expected)
+    np.testing.assert_array_equal(reader.read(key, 0, 16), expected)
+
+
+def _compare(reader: H5Reader, key: Key, expected: Array) -> None:
+    np.testing.assert_array_equal(reader.read(key, 0, 16), expected)
+    reader.close()
