@@ -3,6 +3,7 @@
 from .base import CallableTransform, Compose, InvertTransform, Transform, as_transform
 from .densify_reward import DensifyReward
 from .images import Resize, ToTensorImage
+from .keyed import KeyedTransform
 from .multi_step import MultiStep
 from .multi_step_transform import MultiStepTransform
 from .next_state import NextStateReconstructor
@@ -21,6 +22,7 @@ __all__ = [
     "ExcludeTransform",
     "FrameStack",
     "InvertTransform",
+    "KeyedTransform",
     "MultiStep",
     "MultiStepTransform",
     "NextStateReconstructor",

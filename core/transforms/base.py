@@ -8,24 +8,53 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..contract import FinalMethodError, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
 
 __all__ = ["CallableTransform", "Compose", "InvertTransform", "Transform", "as_transform"]
 
 
+_NEVER_CALLED = {
+    "_call": "forward(data)",
+    "_inv_call": "inv(data)",
+    "_apply_transform": "forward(data), or change(value, key, data) of a KeyedTransform",
+    "_inv_apply_transform": "inv(data)",
+}
+"""Methods of TorchRL's transforms that a buffer here does not call, and what a transform implements instead."""
+
+
 class Transform(nn.Module):
     """Changes what leaves a buffer with `forward`, and what enters it with `inv`; here neither changes anything.
 
-    `forward` gets a batch (of whatever the storage gives) and returns what takes its place. `inv` gets the data of
-    `extend`, or of `add` with a leading dimension of one where it is a tensordict; if it returns None, nothing is
-    written. A transform has no business in the storage: it must not edit values in place unless it made them, since
-    an int or a slice between the brackets of a buffer gives views.
+    A transform of your own implements one or both:
+
+    - `forward(data)` gets a batch, of the type that the storage gives, and returns the batch to use instead.
+    - `inv(data)` gets the data of `extend`, or of `add` with a leading dimension of one if it is a tensordict, and
+      returns the data to write. If it returns None, nothing is written.
+
+    Neither edits values in place, except values that it made: `buffer[3]` and `buffer[3:7]` give views of the storage,
+    and the data of `extend` belong to the caller. A random transform sets `draws` and draws from `generator` only.
+    State that `inv` changes is in registered buffers, and the class sets `counts_writes`.
+
+    A transform that keeps steps for a later write also implements `flush()`, which returns them, or None, and forgets
+    them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps by that value.
+    The buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
+
+    `__call__` is final. A class that overrides it, or has `_call`, `_inv_call`, `_apply_transform` or
+    `_inv_apply_transform`, raises FinalMethodError (a TypeError): a buffer never calls these.
 
     Ideas and names are those of TorchRL's transforms.
+
+    >>> class Scale(Transform):
+    ...     def forward(self, data):
+    ...         return data.copy().set("reward", data["reward"] * 2)
+    >>> from tensordict import TensorDict
+    >>> Scale()(TensorDict({"reward": torch.ones(2)}, [2]))["reward"]
+    tensor([2., 2.])
     """
 
     draws = False
-    """Whether `forward` draws from `_rng`, which the buffer then sets, and calls it in the caller's thread."""
+    """Whether `forward` draws from `generator`. The buffer then sets it, and calls `forward` in the caller's thread."""
 
     counts_writes = False
     """Whether `inv` changes the state: processes that share a buffer then have to share that state."""
@@ -33,7 +62,18 @@ class Transform(nn.Module):
     follows_next = False
     """Whether `forward` also takes the entries under `next` that it leaves alone where it is called with them."""
 
-    _rng: torch.Generator | None = None
+    generator: torch.Generator | None = None
+    """The generator of the buffer; None is torch's global one."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = own_attributes(cls, Transform)
+        refuse_overrides(cls, own, {"__call__": "forward(data)"})
+        for name, instead in _NEVER_CALLED.items():
+            if name in own:
+                raise FinalMethodError(
+                    f"{cls.__name__} has {name}(), which a buffer never calls", hint=f"implement {instead}"
+                )
 
     @property
     def named_in_next(self) -> frozenset[tuple[str, ...]]:
@@ -56,8 +96,8 @@ class Transform(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator behind: the buffer sets it anew."""
-        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
+        """Leave the generator out: the buffer of the copy sets its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
 
 class CallableTransform(Transform):
@@ -162,7 +202,7 @@ class Compose(Transform):
         """Have the transforms that draw use this generator."""
         for module in self.modules():
             if module is not self and getattr(module, "draws", False):
-                module._rng = generator  # type: ignore[assignment]
+                module.generator = generator  # type: ignore[assignment]
 
     def append(self, transform: Any) -> Compose:
         """Add a transform at the end, or all those of a `Compose`; returns this object.
@@ -217,11 +257,11 @@ class Compose(Transform):
         return None if not out else out[0] if len(out) == 1 else torch.cat(out, out[0].ndim - 1)
 
     def held_back(self) -> list[tuple[Any, Any]]:
-        """Say what every transform that holds data back holds."""
+        """Return each transform that keeps steps for a later write, with what it keeps."""
         return [(part, part.held_back()) for part in self.transforms if hasattr(part, "held_back")]  # type: ignore[operator]
 
     def hold_back(self, held: list[tuple[Any, Any]] | None) -> None:
-        """Have transforms hold again what `held_back` said, which could not be written; nothing for None."""
+        """Restore what `held_back` returned, after a write that failed; with None, forget all kept steps."""
         for transform, state in self.held_back() if held is None else held:
             transform.hold_back(None if held is None else state)
 

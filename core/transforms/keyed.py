@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
+from ..contract import own_attributes, refuse_overrides
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
 
@@ -71,13 +72,18 @@ def require_tensordict(data: Any, transform: Transform) -> TensorDictBase:
     return data  # type: ignore[no-any-return]
 
 
+_FINAL = {"forward": "change(value, key, data), and check(batch)", "pairs": "change(value, key, data)"}
+"""Methods that find the entries and leave the batch as it is, and what a transform implements instead."""
+
+
 class KeyedTransform(Transform):
     """Changes named entries on the way out: `in_keys[i]` into `out_keys[i]`, and what `next` holds of them likewise.
 
     Without `out_keys` values are replaced where they are. An entry under `next` is changed along with that of the
     root, whether it is listed or not, so that the two stay comparable, unless another transform of the class in the
-    same `Compose` names it. An entry that is missing at the root is a
-    MissingKeyError (a KeyError) unless `missing_tolerance` is set; one that is missing under `next` is none.
+    same `Compose` names it. A subclass implements `change`, and `check` for conditions on the batch; `forward` is
+    final. An entry that is missing at the root raises MissingKeyError (a KeyError) unless `missing_tolerance` is set;
+    one that is missing under `next` is skipped.
     """
 
     follows_next = True
@@ -93,6 +99,13 @@ class KeyedTransform(Transform):
                 f"{type(self).__name__} was given {len(self.in_keys)} in_keys and {len(self.out_keys)} out_keys"
             )
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, own_attributes(cls, KeyedTransform), _FINAL)
+
+    def check(self, batch: TensorDictBase) -> None:
+        """Raise SchemaError for a batch that the transform cannot work on; called before any `change`."""
+
     @abstractmethod
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> Any:
         """Return what takes the place of one entry, `key`, of a batch; the value itself must not be edited."""
@@ -101,6 +114,7 @@ class KeyedTransform(Transform):
     def named_in_next(self) -> frozenset[Path]:
         return under_next(self.in_keys)
 
+    @final
     def pairs(self, data: TensorDictBase, elsewhere: frozenset[Path] = frozenset()) -> Sequence[tuple[Path, Path]]:
         """List the entries that are there with what they become: those named, and what belongs to them under `next`.
 
@@ -119,8 +133,10 @@ class KeyedTransform(Transform):
                 found.append((following, out_following))
         return found
 
+    @final
     def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
         batch = require_tensordict(data, self)
+        self.check(batch)
         changed = [(out, self.change(batch.get(key), key, batch)) for key, out in self.pairs(batch, elsewhere)]
         batch = batch.copy()
         for out, value in changed:

@@ -54,7 +54,7 @@ class RandomCropTensorDict(Transform):
         if legal.numel() and int(legal.min()) < 1:
             shortest = int(legal.min()) + self.sub_seq_len - 1
             raise SchemaError(f"windows of {self.sub_seq_len} steps were asked for, a row has {shortest}")
-        generator, device = self._rng, self._rng.device if self._rng is not None else None
+        generator, device = self.generator, self.generator.device if self.generator is not None else None
         chances = torch.rand(legal.shape, generator=generator, device=device, dtype=torch.float64).to(legal.device)
         starts = (chances * legal).long().minimum(legal - 1).unsqueeze(dim)
         steps = torch.arange(self.sub_seq_len, device=starts.device).view(-1, *[1] * (len(shape) - dim - 1))
@@ -109,14 +109,12 @@ class FrameStack(KeyedTransform):
         self.padding_value = padding_value
         self.done_key = as_key(done_key)
 
-    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
-        batch = require_tensordict(data, self)
+    def check(self, batch: TensorDictBase) -> None:
         if batch.ndim < 2:
             raise SchemaError(
                 f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
                 hint="ask for slices with batched=True, or for whole trajectories",
             )
-        return super().forward(batch, elsewhere)
 
     def _age(self, batch: TensorDictBase) -> torch.Tensor:
         """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""

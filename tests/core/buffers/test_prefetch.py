@@ -26,7 +26,7 @@ class Noise(Transform):
     draws = True
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        return data + torch.rand(data.shape, generator=self._rng)
+        return data + torch.rand(data.shape, generator=self.generator)
 
 
 class Threads(Transform):

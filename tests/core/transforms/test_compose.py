@@ -215,7 +215,7 @@ def test_transforms_that_draw_get_the_generator() -> None:
         storage=TensorStorage(torch.ones(3)), transform=Compose(noise, Compose(deep)), generator=generator
     )
     buffer.append_transform(late := Noise(), invert=True)
-    assert all(part._rng is generator for part in (noise, deep, late))
+    assert all(part.generator is generator for part in (noise, deep, late))
     assert buffer.transform.draws
     assert pickle.loads(pickle.dumps(Add(1.0))).number == 1
 

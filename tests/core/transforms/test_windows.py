@@ -21,7 +21,7 @@ def vectors(count: int, length: int) -> TensorDict:
 
 
 def seeded(transform: Any, seed: int = 0) -> Any:
-    transform._rng = torch.Generator().manual_seed(seed)
+    transform.generator = torch.Generator().manual_seed(seed)
     return transform
 
 

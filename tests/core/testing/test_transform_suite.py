@@ -1,0 +1,209 @@
+"""The suite of transforms on ours and on an own one, and a saboteur for each rule of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from rbtool.core.errors import UsageError
+from rbtool.core.testing.transforms import TransformTests as Suite
+from rbtool.core.transforms import (
+    FrameStack,
+    KeyedTransform,
+    MultiStepTransform,
+    Normalize,
+    RandomCropTensorDict,
+    Transform,
+)
+
+
+def steps() -> TensorDictBase:
+    value = torch.arange(12.0).reshape(2, 6, 1)
+    after = {"observation": value + 1, "reward": value * 2, "done": torch.zeros(2, 6, 1, dtype=torch.bool)}
+    return TensorDict({"observation": value, "next": TensorDict(after, [2, 6])}, [2, 6])
+
+
+# The example of a transform of one's own.
+
+
+class Clip(Transform):
+    """Keeps rewards within `limit` on the way in, and counts those that were outside."""
+
+    counts_writes = True
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("outside", torch.zeros((), dtype=torch.int64))
+
+    def inv(self, data: TensorDictBase) -> TensorDictBase:
+        reward = data["next", "reward"]
+        self.outside += (reward.abs() > self.limit).sum()
+        data = data.copy()
+        data["next"] = data["next"].copy().set("reward", reward.clamp(-self.limit, self.limit))
+        return data
+
+
+class Halved(KeyedTransform):
+    """Halves entries, at the root and under `next`."""
+
+    def change(self, value: torch.Tensor, key: Any, data: Any) -> torch.Tensor:
+        return value / 2
+
+
+class TestClip(Suite):
+    def transform(self) -> Transform:
+        return Clip(3.0)
+
+    def batch(self) -> TensorDictBase:
+        return steps()
+
+
+OURS: list[Callable[[], Transform]] = [
+    lambda: Halved("observation"),
+    lambda: Normalize("observation", loc=1.0, scale=2.0),
+    lambda: FrameStack(2, "observation", dim=-1),
+    lambda: RandomCropTensorDict(3),
+    lambda: MultiStepTransform(2, 0.5, check_continuity=False),
+]
+RULES = sorted(name for name in dir(Suite) if name.startswith("test_"))
+
+
+def suite(make: Callable[[], Transform]) -> Suite:
+    class Case(Suite):
+        def transform(self) -> Transform:
+            return make()
+
+        def batch(self) -> TensorDictBase:
+            return steps()
+
+    return Case()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("make", OURS)
+def test_ours_pass(make: Callable[[], Transform], rule: str) -> None:
+    getattr(suite(make), rule)()
+
+
+class EditsBatch(Transform):
+    def forward(self, data: Any) -> Any:
+        data["observation"].mul_(2)
+        return data
+
+
+class EditsData(Transform):
+    def inv(self, data: Any) -> Any:
+        data["next", "reward"].mul_(2)
+        return data
+
+
+class DrawsGlobally(Transform):
+    def forward(self, data: Any) -> Any:
+        return data.copy().set("noise", torch.rand(data.shape))
+
+
+class DrawsAndForgets(Transform):
+    draws = True
+
+    def forward(self, data: Any) -> Any:
+        torch.rand(1)
+        return data
+
+
+class Remembers(Transform):
+    seen = 0
+
+    def forward(self, data: Any) -> Any:
+        self.seen += 1
+        return data.copy().set("seen", torch.full(data.shape, self.seen))
+
+
+class CountsSilently(Transform):
+    seen = 0
+
+    def inv(self, data: Any) -> Any:
+        self.seen += 1
+        return data.copy().set("seen", torch.full(data.shape, self.seen))
+
+
+class CountsOutsideOfBuffers(CountsSilently):
+    counts_writes = True
+
+
+class Uncopied(CountsOutsideOfBuffers):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return type(self)()
+
+
+class FollowsAnyway(Halved):
+    @property
+    def named_in_next(self) -> frozenset[tuple[str, ...]]:
+        return frozenset()
+
+    def __init__(self) -> None:
+        super().__init__(["observation", ("next", "observation")])
+
+
+class Keeps(Transform):
+    """Keeps the last data, and returns those before."""
+
+    counts_writes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = None
+
+    def inv(self, data: Any) -> Any:
+        before, self.kept = self.kept, data
+        return before
+
+    def flush(self) -> Any:
+        return self.kept
+
+    def held_back(self) -> Any:
+        return self.kept
+
+    def hold_back(self, held: Any) -> None:
+        self.kept = held
+
+
+SABOTEURS: dict[str, Callable[[], Transform]] = {
+    "test_forward_leaves_the_batch_as_it_is": EditsBatch,
+    "test_inv_leaves_the_data_as_they_are": EditsData,
+    "test_forward_draws_from_its_generator_only": DrawsGlobally,
+    "test_forward_does_not_advance_the_global_generator": DrawsAndForgets,
+    "test_forward_keeps_no_state": Remembers,
+    "test_inv_keeps_no_state_unless_it_counts_writes": CountsSilently,
+    "test_the_state_is_whole": CountsOutsideOfBuffers,
+    "test_a_copy_has_the_state_and_no_generator": Uncopied,
+    "test_entries_named_elsewhere_are_left_alone": FollowsAnyway,
+    "test_steps_kept_for_later_can_be_restored": Keeps,
+}
+
+
+def test_every_rule_has_a_saboteur() -> None:
+    assert sorted(SABOTEURS) == RULES
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_saboteur_fails(rule: str) -> None:
+    with pytest.raises(AssertionError):
+        getattr(suite(SABOTEURS[rule]), rule)()
+
+
+@pytest.mark.parametrize("name", ["__call__", "_call", "_inv_call", "_apply_transform", "_inv_apply_transform"])
+def test_a_method_that_no_buffer_calls_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"Own .*{name}\(\).*\n?.*implement (forward|inv)") as raised:
+        type("Own", (Transform,), {name: lambda self, data: data})
+    assert isinstance(raised.value, UsageError)
+
+
+@pytest.mark.parametrize("name", ["forward", "pairs"])
+def test_a_keyed_transform_implements_change(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"Own overrides {name}\(\).*final\n?.*implement change"):
+        type("Own", (KeyedTransform,), {name: lambda self, data: data})
