@@ -68,7 +68,7 @@ def save_compatible(
 
     For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
     (a RuntimeError) for a storage that nothing was written to and for what TorchRL's layout cannot hold: nests and
-    values that are no tensors, and what `core.checkpoint.write_torchrl` names. OutOfSpaceError for want of room.
+    values that are no tensors, and what `core.torchrl.write_torchrl` names. OutOfSpaceError for want of room.
     """
     keys = TorchrlKeys.of(options)
     constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
