@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,13 @@ lint: $(READY) ## check style, types and sizes
 	@$(BIN)/python -m pip install -qq --no-deps --target build/lint/installed build/lint/wheel/*.whl
 	cd build/lint/installed && ../../../$(BIN)/mypy --strict --config-file ../../../pyproject.toml \
 		--python-executable ../../../$(BIN)/python --cache-dir ../../../.mypy_cache -p rbtool
+
+docs: $(READY) ## build the documentation in build/docs; warnings are errors
+	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@! grep -rlE '<(script|link|img)[^>]+(src|href)="https?://' build/docs --include='*.html' \
+		|| { echo "error: these pages make requests to another host" >&2; exit 1; }
+	@echo "build/docs/index.html"
 
 bench: $(READY) ## run every script in benchmarks/
 	@set -e; for script in benchmarks/*.py; do \

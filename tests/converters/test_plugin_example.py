@@ -1,8 +1,7 @@
-"""A source and a reader that somebody else's package brings: complete, without a private name, and in all suites."""
+"""The source and the reader of the page *Extend*, as another package registers them: they pass all suites."""
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import io
 import json
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hop_source import HopReader, HopSource
 from static_server import StaticServer
 
 import rbtool
@@ -18,59 +18,6 @@ from rbtool.core.errors import CheckFailed
 from rbtool.core.format import Reader, Source, TedReader
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.testing.sources import SourceTests
-
-# --- the example ---------------------------------------------------------------------------------------------------
-import os  # isort: skip
-from rbtool.core.format import Ids, Piece, SourceFacts  # isort: skip
-from rbtool.core.remote import HttpSource  # isort: skip
-from rbtool.core.ted import Field  # isort: skip
-
-FIELDS = (
-    (Field(("observation",), "float32", (3,), "observation"), "state"),
-    (Field(("action",), "float32", (1,), "action"), "step"),
-    (Field(("reward",), "float32", (), "reward"), "result"),
-)
-
-
-class HopSource(HttpSource):
-    name = "hop"
-    remote = property(lambda self: os.environ["HOP_URL"])
-
-    def list_ids(self):
-        return Ids(("hop-easy-v0", "hop-hard-v0"))
-
-    def addresses(self, dataset_id):
-        return {"hop.npz": [f"{self.remote}/{dataset_id}.npz"]}
-
-
-class HopReader(Reader):
-    piece_steps = 4096
-
-    @classmethod
-    def recognises(cls, path):
-        return (path / "hop.npz").is_file()
-
-    def on_open(self):
-        with (self.path / "hop.npz").open("rb") as raw, np.load(raw) as file:
-            self.data = dict(file)
-
-    def survey(self, progress):
-        self.stops = np.flatnonzero(self.data["done"]) + 1
-        return SourceFacts("hop", "hop", FIELDS, range(len(self.stops)), int(self.stops[-1]))
-
-    def read_episode(self, number):
-        begin, end = int(self.stops[number - 1]) if number else 0, int(self.stops[number])
-        for start in range(begin, end, self.piece_steps):
-            part = slice(start, min(start + self.piece_steps, end))
-            columns = {("observation",): self.data["obs"][part], ("action",): self.data["act"][part], ("reward",): self.data["rew"][part]}  # fmt: skip  # noqa: E501
-            following, done = {("observation",): self.data["next_obs"][part]}, self.data["done"][part]
-            yield Piece(number, columns, done, np.zeros_like(done), start == begin, part.stop == end, next=following)
-
-    def files(self):
-        return [self.path / "hop.npz"]
-
-
-# --- the end of the example ----------------------------------------------------------------------------------------
 
 
 def content(steps: tuple[int, ...] = (5, 1, 7), seed: int = 0) -> dict[str, np.ndarray]:
@@ -96,7 +43,7 @@ def npz(data: dict[str, np.ndarray]) -> bytes:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StaticServer]:
     entries = {
-        group: importlib.metadata.EntryPoint("hop", f"{__name__}:{kind}", group)
+        group: importlib.metadata.EntryPoint("hop", f"hop_source:{kind}", group)
         for group, kind in (("rbtool.readers", "HopReader"), ("rbtool.sources", "HopSource"))
     }
     plain = importlib.metadata.entry_points
@@ -140,16 +87,6 @@ class TestSource(SourceTests):
 
     def source(self) -> Source:
         return HopSource()
-
-
-def test_the_example_is_short_and_has_no_private_name() -> None:
-    lines = Path(__file__).read_text().splitlines()
-    begin, end = (next(i for i, line in enumerate(lines) if line.startswith(f"# --- the {word}")) for word in
-                  ("example", "end"))  # fmt: skip
-    example = lines[begin + 1 : end]
-    names = {node.attr for node in ast.walk(ast.parse("\n".join(example))) if isinstance(node, ast.Attribute)}
-    assert not [name for name in names if name.startswith("_")]
-    assert len([line for line in example if line.strip()]) <= 40
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])

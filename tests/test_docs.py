@@ -1,0 +1,123 @@
+"""The documentation agrees with the code: links, examples, rule ids, exit codes and generated pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import generated_pages
+import noise_transform
+import own_operations
+import pytest
+import torch
+from source_tree import ROOT
+from tensordict import TensorDict
+
+import rbtool
+from rbtool.cli.failures import EXIT_CODES
+from rbtool.core import errors
+from rbtool.core.format import FOLDER_RULES, EpisodeTableRule, Manifest
+from rbtool.core.ted.checks import DATA_RULES
+from rbtool.core.verbs.check_buffers import BUFFER_RULES
+
+DOCS = ROOT / "docs"
+WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        target = (page.parent / link).resolve()
+        assert target.is_file() or str(target.relative_to(DOCS)) in generated_pages.PAGES, link
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_included_files_exist_and_pages_are_in_the_navigation(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r'--8<-- "(.*)"', text):
+        assert (DOCS / "examples" / name).is_file()
+    if page.is_relative_to(DOCS):
+        assert f": {page.relative_to(DOCS)}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_are_included_short_and_use_no_private_name(example: Path) -> None:
+    source = example.read_text(encoding="utf-8")
+    assert f'--8<-- "{example.name}"' in (DOCS / "extend.md").read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 40
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            assert not name.startswith("_") or name == "__init__"
+
+
+def test_every_check_rule_has_a_section_and_every_section_a_rule() -> None:
+    declared = {(rule.rule_id, rule.name) for rule in (*DATA_RULES, EpisodeTableRule, *FOLDER_RULES)}
+    declared |= {("TED014", "opens"), *BUFFER_RULES.items()}
+    page = (DOCS / "reference/checks.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^### ([A-Z]{3}\d{3}) (.*)$", page, re.MULTILINE)) == declared
+
+
+def test_every_exit_code_and_every_error_has_its_row() -> None:
+    page = (DOCS / "reference/errors.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == re.findall(r"^  (\d+) ", EXIT_CODES, re.MULTILINE)
+    found = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE))
+    kinds = {name: getattr(errors, name) for name in errors.__all__ if name[0].isupper()}
+    assert found == {name: str(kind.exit_code) for name, kind in kinds.items()}
+
+
+def test_every_entry_of_the_manifest_is_described() -> None:
+    page = (DOCS / "reference/format.md").read_text(encoding="utf-8")
+    entries = set(Manifest.__dataclass_fields__) - {"ranges"} | {"manifest_digest"}
+    assert {entry for entry in entries if f"`{entry}`" not in page} == set()
+
+
+def test_the_generated_pages_cover_the_code() -> None:
+    text = {path: write() for path, write in generated_pages.PAGES.items()}
+    for verb in ("convert", "checkpoint save", "cache ls", "sample"):
+        assert f"## rbtool {verb}\n" in text["reference/cli.md"]
+    for kind in ("check", "inspect", "cache verify", "checkpoint save", "stats"):
+        assert f"## {kind}\n" in text["reference/json.md"]
+    for name in ("ReplayBuffer", "SliceSampler", "convert", "save"):
+        assert f".{name}\n" in text["reference/api.md"]
+    assert "| `rbtool.core.samplers.base` |" in text["modules.md"]
+    assert "](docs/" not in text["contributing.md"]
+
+
+def test_every_part_on_the_floors_exists() -> None:
+    floors = generated_pages.floors()
+    assert {part for parts in floors for part in parts} >= {"samplers", "storages", "ted", "verbs"}
+    assert all(
+        (ROOT / "core" / part).exists() or (ROOT / f"core/{part}.py").exists() for parts in floors for part in parts
+    )
+
+
+def test_the_transforms_of_the_page() -> None:
+    buffer = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(10), batch_size=4)
+    buffer.append_transform(noise_transform.ObservationNoise(0.1))
+    buffer.append_transform(noise_transform.ClippedReward())
+    rows = TensorDict(
+        {
+            "observation": torch.zeros(4, 2),
+            "next": {"observation": torch.ones(4, 2), "reward": torch.full((4, 1), 5.0)},
+        },
+        [4],
+    )
+    buffer.extend(rows)
+    assert rows["next", "reward"].eq(5).all()
+    stored = buffer.storage[:]
+    assert stored["next", "reward"].eq(1).all()
+    batch = buffer.sample()
+    assert not batch["observation"].eq(0).any()
+    assert (batch["next", "observation"] - 1).abs().max() < 1
+    assert buffer.storage[:]["observation"].eq(0).all()
+
+
+def test_the_functions_of_the_page() -> None:
+    rows = TensorDict({"observation": torch.ones(4, 2), "next": {"reward": torch.full((4, 1), 5.0)}}, [4])
+    assert own_operations.energy(rows)["energy"].tolist() == [[2.0]] * 4
+    assert own_operations.scale_reward(rows)["next", "reward"].eq(0.5).all()
+    assert len(own_operations.first_half(rows)) == 2
