@@ -81,6 +81,8 @@ def test_the_generated_pages_cover_the_code() -> None:
         assert f"## rbtool {verb}\n" in text["reference/cli.md"]
     for kind in ("check", "inspect", "cache verify", "checkpoint save", "stats"):
         assert f"## {kind}\n" in text["reference/json.md"]
+    kinds = re.findall(r"^## (.*)$", text["reference/json.md"], re.MULTILINE)
+    assert len(set(kinds)) == len(kinds) > 15
     for name in ("ReplayBuffer", "SliceSampler", "convert", "save"):
         assert f".{name}\n" in text["reference/api.md"]
     assert "| `rbtool.core.samplers.base` |" in text["modules.md"]
