@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format import fs, load_json, read_regular
-from ..format.tree import require_own_files
+from ..format.ted.tree import require_own_files
 from ..storages import CompressedListStorage, Storage, register_checkpointer
 from ..storages.codec import to_bytestream
 from ..storages.compressed import Packed

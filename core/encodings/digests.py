@@ -26,7 +26,7 @@ from ..format import (
     load_json,
     open_regular,
 )
-from ..format.decoding import Count, decode
+from ..format.documents import Count, decode
 from .h5_layout import data_start
 
 __all__ = ["DIGESTS", "require_digests", "write_digests"]

@@ -30,7 +30,7 @@ from ..format import (
     record_file,
     write_tree_meta,
 )
-from ..format.mapped import Window
+from ..format.open_files import Window
 from ..progress import Progress
 from ..ted import Field, Key, key_name
 from .compact import Expansion, Sink, require_ascending, write_compact

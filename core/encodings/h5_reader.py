@@ -27,7 +27,7 @@ from ..format import (
     parse_episode_text,
     parse_json,
 )
-from ..format.mapped import Window, digest_mapped
+from ..format.open_files import Window, digest_mapped
 from ..ted import (
     DTYPES,
     Field,

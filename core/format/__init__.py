@@ -1,20 +1,18 @@
 """A dataset on disk: manifest, episode table, streaming writer, readers, atomic publish. Needs numpy only."""
 
-from .builder import (
-    DatasetBuilder,
-    Origin,
-    RowBuilder,
-    created_by,
-    env_metadata_bytes,
-    provenance_step,
-    write_documents,
-    write_manifest,
+from .checks import (
+    FOLDER_RULES,
+    UNVERIFIED,
+    EpisodeTableRule,
+    FolderRule,
+    SoundSteps,
+    damage_explained,
+    readable_rows,
+    rows_of,
+    size_problems,
+    sound_steps,
 )
-from .checks import FOLDER_RULES, EpisodeTableRule, FolderRule, readable_rows, rows_of, size_problems
-from .codecs import CODECS, Codec, named_codecs, parse_codecs
-from .commits import COMMITS
 from .contracts import Array, Closing, Piece, SourceFacts, StepReader
-from .decoding import NOT_IN_JSON, Check, Count, FieldEntry, decode
 from .digest import (
     FileRecord,
     Hasher,
@@ -25,24 +23,41 @@ from .digest import (
     digest_files,
     digest_of_stats,
     digest_text,
+    open_regular,
+    read_regular,
+    require_regular,
+)
+from .documents import (
+    NOT_IN_JSON,
+    Check,
+    Count,
+    FieldEntry,
+    decode,
+    dump_json,
+    float_from_json,
+    load_json,
+    parse_json,
+    plain,
+    written_time,
 )
 from .episodes import (
     COLUMNS,
     EPISODES,
     EPISODES_TEXT,
     FINAL,
+    EpisodeRanges,
     EpisodeRow,
     EpisodeTable,
     column_types,
     episode_text_bytes,
+    expected_episodes,
+    normal_form,
     parse_episode_text,
+    parse_episodes,
+    select_episodes,
     write_episode_text,
 )
-from .final_steps import FINAL_STEPS, FinalStep, require_final_step
 from .ingest import Ingest
-from .leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
-from .listed import ListedFiles, changed
-from .local_cache import LocalCache
 from .locate import (
     dataset_folder,
     find_dataset,
@@ -53,7 +68,6 @@ from .locate import (
     storage_root,
     stored_datasets,
 )
-from .locks import lock_folder
 from .manifest import (
     ENV_METADATA,
     FORMAT_VERSION,
@@ -71,41 +85,38 @@ from .manifest import (
     has_manifest,
     is_canonical,
     is_inside,
+    require_space,
 )
-from .opened import OpenFiles, one_generation, pread_rows
-from .packed_builder import PackedBuilder
-from .packed_reader import CutPackedReader, PackedReader
-from .packed_schema import PackedField, PackedSchema
-from .packed_writer import row_builder, write_dataset
-from .plain import PlainReader
-from .positioned import PositionedTree, RowFiles
-from .reader import Reader
-from .record_numbers import RecordNumbers
-from .recorded_fields import unfinished_recording
-from .recorder import PackedRecorder
+from .open_files import ListedFiles, OpenFiles, changed, one_generation, pread_rows
+from .packed.builder import PackedBuilder, row_builder, write_dataset
+from .packed.reader import CutPackedReader, PackedReader
+from .packed.row_files import CODECS, Codec, named_codecs, parse_codecs
+from .packed.schema import PackedField, PackedSchema, RecordNumbers
+from .reader import FINAL_STEPS, FinalStep, Reader, require_final_step
+from .recording.log import COMMITS, unfinished_recording
+from .recording.recorder import PackedRecorder
+from .recording.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
-from .regular import open_regular, read_regular, require_regular
-from .repair import RecordingState, examine_recording, repair_recording, require_restorable
 from .returns import (
+    EpisodeSummary,
     episode_returns,
     one_step_reward,
     return_field,
     return_field_of,
     returns_are_known,
+    running_return,
     sum_rewards,
     table_with_returns,
 )
-from .selection import EpisodeRanges, expected_episodes, normal_form, parse_episodes, select_episodes
 from .sinks import Chosen, Sink
-from .sound import UNVERIFIED, SoundSteps, damage_explained, sound_steps
-from .sources import Catalogue, CatalogueEntry, Ids, RemoteDataset, RemoteFile, Source, StaleListing
-from .space_documents import require_space
+from .sources import Catalogue, CatalogueEntry, Ids, LocalCache, RemoteDataset, RemoteFile, Source, StaleListing
 from .staging import (
     FILE_MAGIC,
     Leftover,
     Staging,
     is_ours,
     leftovers,
+    lock_folder,
     mend,
     remove_aside,
     remove_at_once,
@@ -114,14 +125,21 @@ from .staging import (
     require_removable,
     sweep,
 )
-from .strict_json import dump_json, float_from_json, load_json, parse_json, plain
-from .summary import EpisodeSummary, running_return
-from .ted_reader import (
-    FolderReader,
-    TedReader,
+from .ted.builder import (
+    DatasetBuilder,
+    Origin,
+    PositionedTree,
+    RowBuilder,
+    RowFiles,
+    created_by,
+    env_metadata_bytes,
+    provenance_step,
+    write_documents,
+    write_manifest,
 )
-from .times import written_time
-from .tree import Leaf, batch_of, leaf_path, read_tree, write_tree_meta
+from .ted.leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
+from .ted.reader import FolderReader, PlainReader, TedReader
+from .ted.tree import Leaf, batch_of, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
     "CODECS",

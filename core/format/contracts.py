@@ -22,7 +22,13 @@ from .digest import digest_of_stats
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
 
-__all__ = ["Array", "Closing", "Piece", "SourceFacts", "StepReader"]
+__all__ = [
+    "Array",
+    "Closing",
+    "Piece",
+    "SourceFacts",
+    "StepReader",
+]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

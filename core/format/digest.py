@@ -1,8 +1,13 @@
-"""Digests: xxh3-128, fast enough to take of everything that is written."""
+"""Open regular files for reading, and digest what is in them with xxh3-128.
+
+The last component of a path is opened without following links and without blocking: a FIFO or a device in a dataset
+folder is an error, not a hang. xxh3-128 is fast enough to digest everything that is written."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .regular import open_regular
+from ..errors import FormatError
 
 __all__ = [
     "FileRecord",
@@ -22,7 +27,55 @@ __all__ = [
     "digest_files",
     "digest_of_stats",
     "digest_text",
+    "open_regular",
+    "read_regular",
+    "require_regular",
 ]
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
+    """Open a file and return its descriptor; FormatError, without waiting, for what is no regular file.
+
+    `within` is the descriptor of the parent folder; the last name must then be no symbolic link.
+    `relative_to` is that of the folder that a relative path counts from; links are followed.
+    """
+    try:
+        if within is None:
+            descriptor = os.open(path, _FLAGS, dir_fd=relative_to)
+        else:
+            descriptor = os.open(Path(path).name, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=within)
+    except OSError:
+        if relative_to is None:
+            require_regular(path)  # a socket cannot be opened at all
+        raise
+    try:
+        _require(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Read all bytes of a file that is opened as `open_regular` does."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise FormatError if a FIFO, a socket or a device is at `path`, where a library is about to open a file."""
+    with contextlib.suppress(OSError):  # the library says best what else is wrong
+        _require(path, Path(path).stat().st_mode)
+
+
+def _require(path: str | os.PathLike[str], mode: int) -> None:
+    kind = _KINDS.get(stat.S_IFMT(mode))
+    if kind is not None:
+        raise FormatError(f"{os.fspath(path)} is {kind}, a regular file is expected", hint="put the file itself there")
+
 
 PREFIX = "xxh3-128:"
 _CHUNK = 1 << 20

@@ -21,12 +21,14 @@ from ..ted import (
     end_reason,
     key_name,
 )
-from .builder import RowBuilder
 from .contracts import Array, Piece
 from .episodes import EpisodeRow
-from .summary import EpisodeSummary
+from .returns import EpisodeSummary
+from .ted.builder import RowBuilder
 
-__all__ = ["Ingest"]
+__all__ = [
+    "Ingest",
+]
 
 
 class Ingest:

@@ -12,7 +12,15 @@ from .reader import Reader
 from .sinks import Sink
 from .sources import Source
 
-__all__ = ["open_source", "reader_class", "reader_names", "sink_class", "sink_names", "source_class", "source_names"]
+__all__ = [
+    "open_source",
+    "reader_class",
+    "reader_names",
+    "sink_class",
+    "sink_names",
+    "source_class",
+    "source_names",
+]
 
 _Contract = TypeVar("_Contract")
 

@@ -1,4 +1,4 @@
-"""The return of an episode: the sum of the rewards of its single steps."""
+"""Summaries of episodes (length, return, flags, continuity) and the fields that returns are computed from."""
 
 from __future__ import annotations
 
@@ -9,22 +9,82 @@ from typing import Any
 
 import numpy as np
 
-from ..ted import NEXT, NEXT_REWARD, Field, Key, as_numbers
-from .contracts import Array, StepReader
-from .episodes import EpisodeTable
+from ..errors import FormatError
+from ..ted import NEXT, NEXT_REWARD, REWARD, EndReason, Field, Key, as_numbers, end_reason, key_name
+from ..ted.checks.following import rows_equal
+from .contracts import Array, Piece, StepReader
+from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Manifest
-from .summary import running_return
 
 __all__ = [
+    "EpisodeSummary",
     "episode_return",
     "episode_returns",
     "one_step_reward",
     "return_field",
     "return_field_of",
     "returns_are_known",
+    "running_return",
     "sum_rewards",
     "table_with_returns",
 ]
+
+
+def running_return(total: float, rewards: Array) -> float:
+    """Add rewards to a return strictly one after the other, so that the sum never depends on how they are cut."""
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
+        numbers = np.concatenate(([total], rewards.reshape(-1).astype(np.float64)))
+        return float(np.add.accumulate(numbers)[-1])
+
+
+class EpisodeSummary:
+    """Takes the pieces of one episode in order; `row` is the row of the episode table once the last was added.
+
+    An episode whose last step has neither flag is kept whole: that step becomes truncated, and the end reason is that
+    the recording stops there.
+    """
+
+    def __init__(self, first: Piece) -> None:
+        self.text = dict(first.text)
+        self._episode = first.episode
+        self._seed = first.seed
+        self._length = 0
+        self._total = 0.0
+        self._explicit = False
+        self._after: dict[Key, Array] = {}
+
+    def add(self, piece: Piece) -> None:
+        """Add the next piece. FormatError where a state does not go on with the last row of the piece before."""
+        for key, array in piece.columns.items():
+            if key in piece.next or len(array) > len(piece):
+                self._follow(piece, key)
+        if REWARD in piece.columns:
+            self._total = running_return(self._total, piece.columns[REWARD])
+        self._length += len(piece)
+
+    def _follow(self, piece: Piece, key: Key) -> None:
+        """Compare what came after each step with what was there before the next, bit for bit."""
+        before, after = piece.rows_before(key), piece.rows_after(key)
+        last = self._after.get(key)
+        joined = last is None or bool(rows_equal(last, before[:1]).all())
+        self._after[key] = after[-1:].copy()
+        if key in piece.next:
+            self._explicit |= not joined or not rows_equal(after[:-1], before[1:]).all()
+        elif not joined:
+            raise FormatError(
+                f"episode {piece.episode}: {key_name(key)!r} of step {self._length} is not the row that the piece "
+                "before it ends with"
+            )
+
+    def row(self, last: Piece) -> EpisodeRow:
+        """The row of the table, when the last piece was added."""
+        terminated, truncated = bool(last.terminated[-1]), bool(last.truncated[-1])
+        reason = end_reason(terminated, truncated)
+        return EpisodeRow(
+            self._episode, self._length, self._total, terminated, truncated or reason is EndReason.END_OF_FILE,
+            reason, self._seed, self._explicit, last.final,
+        )  # fmt: skip
+
 
 _STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
 _ONE_STEP: Key = (NEXT, "original_reward")

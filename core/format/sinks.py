@@ -19,7 +19,10 @@ from .episodes import EpisodeTable
 from .manifest import Dropped
 from .returns import table_with_returns
 
-__all__ = ["Chosen", "Sink"]
+__all__ = [
+    "Chosen",
+    "Sink",
+]
 
 _CHUNK_BYTES = 4 << 20
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -17,15 +18,15 @@ from typing import NamedTuple, Self
 
 from ..errors import RbtoolError, UsageError
 from . import fs
-from .locks import lock_folder
+from .digest import open_regular
 from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
-from .regular import open_regular
 
 __all__ = [
     "Leftover",
     "Staging",
     "is_ours",
     "leftovers",
+    "lock_folder",
     "mend",
     "remove_aside",
     "remove_at_once",
@@ -34,6 +35,34 @@ __all__ = [
     "require_removable",
     "sweep",
 ]
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def lock_folder(folder: Path, *, wait: bool = False, within: int | None = None) -> int:
+    """Lock a folder for this process and return the descriptor whose closing unlocks it.
+
+    Returns -1 if the folder is not there, or was removed or replaced meanwhile; without `wait` also if another
+    process has it. `within` is the descriptor of the parent folder; OSError then for a link.
+    """
+    name: str | Path = folder if within is None else folder.name
+    try:
+        descriptor = os.open(name, _FLAGS | (0 if within is None else _NOFOLLOW), dir_fd=within)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.stat(name, dir_fd=within).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return -1
+
 
 _MARK = "rbtool-new"
 _ASIDE = "rbtool-old"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import SchemaError
-from ..format.tree import require_own_files
+from ..format.ted.tree import require_own_files
 from ..ted.keys import file_stem
 from .structure import Constant, Leaf, Path, SequenceNode, Structure, TensorDictNode
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import rbtool
-from rbtool.core.format.identity import ted_digest
+from rbtool.core.format.packed.reader import ted_digest
 from rbtool.core.opening import TorchrlSteps, open_steps
 
 MODULES = {

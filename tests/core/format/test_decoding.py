@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.format.decoding import Count, FieldEntry, decode
-from rbtool.core.format.strict_json import dump_json, parse_json
+from rbtool.core.format.documents import Count, FieldEntry, decode, dump_json, parse_json
 from rbtool.core.ted import Field
 
 

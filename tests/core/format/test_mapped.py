@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
 from rbtool.core.format import OpenFiles, digest_file
-from rbtool.core.format.mapped import Window, digest_mapped
+from rbtool.core.format.open_files import Window, digest_mapped
 from rbtool.core.ted import Field
 
 LEAF = Field(("a",), "uint16", (3,), "observation")
@@ -25,8 +25,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True, scope="module")
 def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rbtool.core.format.mapped._PART", 8192)
-        patch.setattr("rbtool.core.format.opened._MAPPED", 8192)
+        patch.setattr("rbtool.core.format.open_files._PART", 8192)
+        patch.setattr("rbtool.core.format.open_files._MAPPED", 8192)
         yield
 
 

@@ -116,7 +116,7 @@ def test_every_file_may_be_a_fifo(kind: str, tmp_path: Path) -> None:
         (tmp_path / "aside").replace(file)
 
 
-READERS = {"core/format/fs.py", "core/format/regular.py", "core/format/locks.py"}
+READERS = {"core/format/fs.py", "core/format/digest.py", "core/format/staging.py"}
 USERS_OWN = {"core/secrets.py", "core/preprocess/operations/documents.py"}  # may be `<(command)`
 SYSTEMS = {"core/storages/advice.py"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format.space_documents import is_space, require_space
+from rbtool.core.format.manifest import is_space, require_space
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0, 0], "high": [1, 1]}
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CorruptDataError, FormatError, SchemaError
-from ..ted import Key, file_stem, key_name, numpy_dtype, torch_name
-from . import fs
-from .decoding import Count, decode, is_sound_array
-from .strict_json import parse_json
+from ...errors import CorruptDataError, FormatError, SchemaError
+from ...ted import Key, file_stem, key_name, numpy_dtype, torch_name
+from .. import fs
+from ..documents import Count, decode, is_sound_array, parse_json
 
 __all__ = [
     "Leaf",

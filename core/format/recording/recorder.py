@@ -11,24 +11,26 @@ from typing import Self
 
 import numpy as np
 
-from ..errors import SchemaError, UsageError
-from ..ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
-from . import fs
-from .builder import Origin, provenance_step, write_manifest
-from .commits import COMMITS, COMMITS_COPY, Commit, CommitLog, episode_digest
-from .contracts import Array
-from .digest import FileRecord
-from .episodes import EPISODES, EpisodeRow, EpisodeTable
-from .leaf_writer import record_file
-from .locks import lock_folder
-from .manifest import HIDDEN, FieldRange, Manifest, Request
-from .packed_builder import PackedRows
-from .packed_schema import SCHEMA, PackedSchema
-from .record_numbers import RecordNumbers
-from .recorded_fields import RECORDING, fields_bytes
-from .returns import episode_return
+from ...errors import SchemaError, UsageError
+from ...ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
+from .. import fs
+from ..contracts import Array
+from ..digest import FileRecord
+from ..episodes import EPISODES, EpisodeRow, EpisodeTable
+from ..manifest import HIDDEN, FieldRange, Manifest, Request
+from ..packed.builder import PackedRows
+from ..packed.schema import SCHEMA, PackedSchema, RecordNumbers
+from ..returns import episode_return
+from ..staging import lock_folder
+from ..ted.builder import Origin, provenance_step, write_manifest
+from ..ted.leaf_writer import record_file
+from .log import COMMITS, COMMITS_COPY, RECORDING, Commit, CommitLog, episode_digest, fields_bytes
 
-__all__ = ["PackedRecorder", "recording_table", "seal"]
+__all__ = [
+    "PackedRecorder",
+    "recording_table",
+    "seal",
+]
 
 
 class PackedRecorder:

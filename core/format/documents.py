@@ -1,20 +1,119 @@
-"""From a parsed JSON document to a frozen dataclass: its annotations are the schema that the document must meet."""
+"""Strict JSON documents: parsing, writing, and decoding into frozen dataclasses.
+
+NaN and Infinity literals are refused; such numbers are the strings "nan", "inf" and "-inf". The annotations of a
+dataclass are the schema that its document must meet."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
+import json
 import math
 import reprlib
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import FormatError, SchemaError
 from ..ted import NEXT, Field, numpy_dtype
-from .strict_json import float_from_json
+from .digest import read_regular
 
-__all__ = ["NOT_IN_JSON", "SOUND_FIELD", "Check", "Count", "FieldEntry", "decode", "is_sound_array"]
+__all__ = [
+    "NOT_IN_JSON",
+    "SOUND_FIELD",
+    "Check",
+    "Count",
+    "FieldEntry",
+    "decode",
+    "dump_json",
+    "float_from_json",
+    "is_sound_array",
+    "load_json",
+    "parse_json",
+    "plain",
+    "written_time",
+]
+
+_DEPTH = 100
+
+
+def plain(value: Any) -> Any:
+    """Return `value` made of what strict JSON has: finite numbers, strings, lists, string-keyed objects."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value)
+
+
+def float_from_json(value: float | str | None) -> float | None:
+    """Undo what `plain` does to a number that is not finite."""
+    return float(value) if isinstance(value, str) else value
+
+
+def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Write a value as one strict JSON document.
+
+    Lone surrogates, which stand for the bytes of a path that is not UTF-8, are written as escapes: the document is
+    always UTF-8, and they come back as they were.
+    """
+    text = json.dumps(plain(value), indent=indent, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Two halves of one character become that character, as a parser takes them.
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        text = whole.encode(errors="backslashreplace").decode()
+    return text
+
+
+def load_json(path: Path) -> Any:
+    """Read a JSON file, or raise FormatError that names it."""
+    return parse_json(read_regular(path), str(path))
+
+
+def parse_json(data: bytes | str, origin: str) -> Any:
+    """Read a JSON document that nests 100 levels at most, or raise FormatError that names its origin."""
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        value = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{origin} is not JSON: {error}") from error
+    except RecursionError:
+        raise _too_deep(origin) from None
+    # Nothing can nest deeper than there are brackets; most documents are done with a count.
+    if text.count("[") + text.count("{") > _DEPTH:
+        _require_shallow(value, origin)
+    return value
+
+
+def _require_shallow(value: Any, origin: str) -> None:
+    """Raise FormatError for a document that would exhaust the stack of what walks it."""
+    level: list[Any] = [value]
+    for _ in range(_DEPTH):
+        level = [
+            part
+            for outer in level
+            if isinstance(outer, list | dict)
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(part, list | dict)
+        ]
+        if not level:
+            return
+    raise _too_deep(origin)
+
+
+def _too_deep(origin: str) -> FormatError:
+    return FormatError(f"{origin} nests deeper than {_DEPTH} levels: no document of this kind does")
+
 
 T = TypeVar("T")
 _Decoder: TypeAlias = Callable[[Any], Any]
@@ -243,3 +342,10 @@ def _is_text(part: str) -> bool:
 Count: TypeAlias = Annotated[int, Check("a count", lambda number: 0 <= number < _LARGEST)]
 SOUND_FIELD = Check("the key, the type and the shape of a leaf", _is_sound_field)
 FieldEntry: TypeAlias = Annotated[Field, SOUND_FIELD]
+
+
+def written_time(seconds: float | None = None) -> str:
+    """Write a time, now or so many seconds after the start of 1970, in UTC to the second: ISO 8601."""
+    utc = datetime.UTC
+    time = datetime.datetime.now(utc) if seconds is None else datetime.datetime.fromtimestamp(seconds, utc)
+    return time.isoformat(timespec="seconds")

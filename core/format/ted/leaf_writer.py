@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SchemaError
-from ..ted import Field, Key, as_numbers
-from . import fs
-from .digest import FileRecord, Hasher
-from .manifest import FieldRange
-from .regular import read_regular
+from ...errors import SchemaError
+from ...ted import Field, Key, as_numbers
+from .. import fs
+from ..digest import FileRecord, Hasher, read_regular
+from ..manifest import FieldRange
 from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
 
-__all__ = ["LeafWriter", "TreeWriter", "merge_ranges", "range_of"]
+__all__ = [
+    "LeafWriter",
+    "TreeWriter",
+    "merge_ranges",
+    "range_of",
+]
 
 _BUFFER = 1 << 20
 _LUMP = 4 << 20  # bytes after which the disk is asked to begin

@@ -9,22 +9,54 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
-from ..ted import Key
-from .commits import COMMITS, COMMITS_COPY, commits_in, is_as_recorded
-from .contracts import Array
-from .episodes import EpisodeTable
-from .identity import ted_digest
-from .listed import ListedFiles
-from .manifest import MANIFEST
-from .packed_schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
-from .record_numbers import RecordNumbers
-from .recorded_fields import unfinished_recording
-from .row_stores import pread_bytes, read_chunks
-from .staging import is_ours
-from .ted_reader import FolderReader
+from ...errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
+from ...ted import Key
+from ..contracts import Array, StepReader
+from ..digest import FileRecord, Hasher, bytes_of, digest_bytes
+from ..episodes import EPISODES, EPISODES_TEXT, EpisodeTable, column_fields, episode_text_bytes
+from ..manifest import MANIFEST, content_digest
+from ..open_files import ListedFiles
+from ..recording.log import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
+from ..staging import is_ours
+from ..ted.reader import FolderReader
+from ..ted.tree import Leaf, leaf_path, tree_documents
+from .row_files import pread_bytes, read_chunks
+from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
-__all__ = ["CutPackedReader", "PackedReader"]
+__all__ = ["CutPackedReader", "PackedReader", "ted_digest"]
+
+
+def ted_digest(reader: StepReader) -> str:
+    """Return the content digest of the dataset in layout `ted` that has these rows, episodes and text.
+
+    Reads every row once; memory is bounded by a chunk.
+    """
+    steps, table = reader.manifest.steps, reader.episodes
+    hashers = {field.key: Hasher() for field in reader.fields}
+    for start, stop in reader.chunks(4 << 20):
+        for field in reader.fields:
+            rows = reader.read(field.key, start, stop)
+            if rows.size:
+                hashers[field.key].update(bytes_of(rows))
+    records = [
+        FileRecord(leaf_path(field.key), steps * field.row_bytes, hashers[field.key].digest)
+        for field in reader.fields
+        if steps * field.row_bytes
+    ]
+    leaves = {field.key: Leaf(field.dtype, (steps, *field.shape)) for field in reader.fields}
+    records += [_document(path, data) for path, data in tree_documents(leaves, (steps,)).items()]
+    for name, column in table.columns().items():
+        if column.size:
+            records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(bytes_of(column))))
+    columns = {field.key: Leaf(field.dtype, (len(table),)) for field in column_fields(table)}
+    records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(columns, (len(table),)).items()]
+    text = episode_text_bytes(reader.episode_text or ())
+    records += [_document(EPISODES_TEXT, text)] if text else []
+    return content_digest(tuple(records))
+
+
+def _document(path: str, data: bytes) -> FileRecord:
+    return FileRecord(path, len(data), digest_bytes(data))
 
 
 def _no_dataset(path: Path) -> RbtoolError:

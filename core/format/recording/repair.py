@@ -7,23 +7,78 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import CorruptDataError, FormatError, UsageError
-from ..ted import Field, Key
-from . import fs
-from .commits import COMMITS, COMMITS_COPY, Commit, file_widths, is_as_recorded, log_bytes, read_commits
-from .digest import FileRecord, digest_file
-from .leaf_writer import merge_ranges, range_of
-from .locks import lock_folder
-from .manifest import MANIFEST, FieldRange, Manifest, has_manifest
-from .opened import OpenFiles
-from .packed_reader import PackedReader
-from .packed_schema import SCHEMA, PackedSchema
-from .recorded_fields import RECORDING, fields_bytes, read_fields
-from .recorder import seal
-from .regular import read_regular
-from .unlisted_episodes import unlisted_episodes
+import numpy as np
 
-__all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable"]
+from ...errors import CorruptDataError, FormatError, UsageError
+from ...ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
+from .. import fs
+from ..contracts import Array
+from ..digest import FileRecord, digest_file, open_regular, read_regular
+from ..manifest import MANIFEST, FieldRange, Manifest, has_manifest
+from ..open_files import OpenFiles
+from ..packed.reader import PackedReader
+from ..packed.schema import RECORDS, SCHEMA, PackedSchema
+from ..staging import lock_folder
+from ..ted.leaf_writer import merge_ranges, range_of
+from .log import (
+    COMMITS,
+    COMMITS_COPY,
+    RECORDING,
+    Commit,
+    fields_bytes,
+    file_widths,
+    is_as_recorded,
+    log_bytes,
+    read_commits,
+    read_fields,
+)
+from .recorder import seal
+
+__all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable", "unlisted_episodes"]
+
+_CHUNK = 1 << 20
+_FLAGS = frozenset({NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED})
+
+
+def unlisted_episodes(folder: Path, schema: PackedSchema, sizes: Mapping[str, int]) -> int:
+    """Count the finished episodes behind those that the log names, which take `sizes` bytes of the files.
+
+    An episode is written when it has ended and named before the next one is written: a crash leaves one behind the
+    named ones, and that is not counted. An end is a step with a flag and behind it the record of the last state, whose
+    fields of steps are zero; of rows without flags nothing is known.
+    """
+    path, width = folder / RECORDS, schema.record_bytes
+    size = path.stat().st_size if path.is_file() else 0
+    ends = list(_ends(path, schema, sizes[RECORDS] // width, size // width))
+    if ends and ends[-1] * width == size:
+        ends.pop()  # nothing comes after it, so it may be the one under way
+    return len(ends)
+
+
+def _ends(path: Path, schema: PackedSchema, first: int, stop: int) -> Iterator[int]:
+    """Yield the number of the record behind each episode among the records `[first, stop)`."""
+    steps = [one for one in schema.in_records if not one.state]
+    flags = [one for one in steps if one.field.key in _FLAGS and one.field.dtype == "bool"]
+    if not flags or stop <= first:
+        return
+    width, chunk = schema.record_bytes, max(1, _CHUNK // schema.record_bytes)
+    flagged_before = False
+    with os.fdopen(open_regular(path), "rb") as file:
+        file.seek(first * width)
+        for start in range(first, stop, chunk):
+            data = file.read(min(chunk, stop - start) * width)
+            records = np.frombuffer(data, np.uint8).reshape(-1, width)
+            empty = ~np.any([_nonzero(records, one.offset or 0, one.field.row_bytes) for one in steps], axis=0)
+            flagged = np.any([_nonzero(records, one.offset or 0, one.field.row_bytes) for one in flags], axis=0)
+            before = np.append(flagged_before, flagged[:-1])
+            yield from (start + np.flatnonzero(empty & before) + 1).tolist()
+            flagged_before = bool(flagged[-1])
+
+
+def _nonzero(records: Array, offset: int, size: int) -> Array:
+    """Mark the records that have a bit set in some of their bytes."""
+    return np.asarray(records[:, offset : offset + size].any(1))
+
 
 _FROM_A_COPY = "if there is a copy of the folder, take what is damaged from there"
 

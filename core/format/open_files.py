@@ -1,30 +1,104 @@
-"""Files of a folder that are opened once, so that all that is read of them is of one generation.
+"""Files of a folder that are opened once, so that all reads see one generation of the folder.
 
-A dataset is replaced by an exchange of folders and removed after a rename; the files of the old one go afterwards. What
-is open can be read all the same. So files are opened below a descriptor of their folder and stay open, and
-`one_generation` opens them again if the folder at the path was another one before than after. Locks would
-also work, but replacing or removing a dataset would have to wait for its readers, or leave its files behind.
-"""
+The files that a manifest lists are compared with it; small ones are digested on every read. Cached files are read
+through short-lived read-only maps."""
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted import Field
 from .contracts import Array
-from .digest import digest_bytes, digest_descriptor
-from .mapped import digest_mapped
-from .regular import open_regular, require_regular
+from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_regular, require_regular
+from .documents import parse_json
+from .manifest import MANIFEST, Manifest, is_canonical
 
-__all__ = ["OpenFiles", "one_generation", "pread_into", "pread_rows"]
+__all__ = [
+    "ListedFiles",
+    "OpenFiles",
+    "Window",
+    "changed",
+    "digest_mapped",
+    "one_generation",
+    "pread_into",
+    "pread_rows",
+    "view_rows",
+]
+
+_PART = 8 << 20
+"""Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
+reaches into the other cost little more than one."""
+
+
+class Window:
+    """The part of a file that was looked at last: what is asked for next often lies in it, too."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._begin = 0
+        self._bytes = np.empty(0, np.uint8)
+
+    def rows(self, file: tuple[int, int], path: Path, leaf: Field, start: int, stop: int) -> Array:
+        """View rows `[start, stop)` of a leaf; the array cannot be written.
+
+        `file` is a descriptor and the byte at which the rows begin. CorruptDataError for one that ends before.
+        """
+        if not leaf.row_bytes or start == stop:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        descriptor, offset = file
+        begin, end = offset + start * leaf.row_bytes, offset + stop * leaf.row_bytes
+        known = self._descriptor == descriptor and self._begin <= begin
+        if not known or end > self._begin + len(self._bytes):
+            self._begin, self._bytes = _mapped(descriptor, path, begin, end)
+            self._descriptor = descriptor
+        data = self._bytes[begin - self._begin : end - self._begin]
+        return data.view(leaf.numpy).reshape(stop - start, *leaf.shape)
+
+    def close(self) -> None:
+        """Forget it, so that the map goes with the last array that views it."""
+        self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
+
+
+def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -> Array:
+    """View rows `[start, stop)` of a leaf that has a file of its own, open at `path`; the array cannot be written.
+
+    CorruptDataError for a file that is cut.
+    """
+    return Window().rows((descriptor, 0), path, leaf, start, stop)
+
+
+def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:
+    """Digest of the bytes from `start` to the end of a file that is open; `path` names it in errors."""
+    hasher, size = Hasher(), os.fstat(descriptor).st_size
+    while start < size:
+        stop = min(start - start % _PART + _PART, size)
+        begin, data = _mapped(descriptor, path, start, stop)
+        hasher.update(data[start - begin : stop - begin].data)
+        start = stop
+    return hasher.digest
+
+
+def _mapped(descriptor: int, path: Path, begin: int, end: int) -> tuple[int, Array]:
+    """View the parts of a file in which these bytes lie; return where the first one begins, too.
+
+    The size is looked at before: to touch a map beyond the end of its file ends the process.
+    """
+    size = os.fstat(descriptor).st_size
+    if size < end:
+        raise CorruptDataError(f"{path} ends {end - size:,} bytes too early: it was cut")
+    start, stop = begin - begin % _PART, min(end + -end % _PART, size)
+    memory = mmap.mmap(descriptor, stop - start, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=start)
+    return start, np.frombuffer(memory, np.uint8)
+
 
 _MAPPED = 8 << 20
 """Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
@@ -220,3 +294,87 @@ def pread_into(array: Array, descriptor: int, path: Path, offset: int, end: str)
         if not got:
             raise CorruptDataError(f"{path} ends {len(view):,} bytes before {end}: it was cut")
         view, offset = view[got:], offset + got
+
+
+class ListedFiles(OpenFiles):
+    """The dataset or checkpoint in the folder `root`: its manifest, and every file that it lists, open.
+
+    Open it with `at`, so that all are of one generation. DatasetNotFoundError for a folder without a manifest; what is
+    missing of the files is said where they are asked for.
+    """
+
+    _missing = "; the manifest lists it"
+
+    def __init__(self, root: Path, opened: Mapping[str, int] | None = None) -> None:
+        missing = DatasetNotFoundError(f"{root} is no rbtool dataset: it has no {MANIFEST}")
+        try:
+            super().__init__(root, opened)
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing from None
+        try:
+            if self.size(MANIFEST) is None:
+                raise missing
+            self.manifest = Manifest.from_dict(
+                parse_json(super().read(MANIFEST), str(root / MANIFEST)), str(root / MANIFEST)
+            )
+            self._files = {file.path: file for file in self.manifest.files}
+            for name in self._files:
+                self._opened(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def listed_size(self, name: str) -> int | None:
+        """Return the size of a file as it is listed; None if it is not."""
+        file = self._files.get(name)
+        return None if file is None else file.size
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a small file; CorruptDataError unless they are those that were written."""
+        path, file = self.root / name, self._files.get(name)
+        if file is None:
+            raise CorruptDataError(f"{path} is not listed in the manifest, which has to list it")
+        problem = self.size_problem(file)
+        if problem:
+            raise CorruptDataError(problem)
+        data = super().read(name)
+        if digest_bytes(data) != file.digest:
+            raise changed(path)
+        return data
+
+    def size_problem(self, file: FileRecord) -> str:
+        """Say what is wrong with the size of a listed file; nothing where it is right."""
+        path, found = self.root / file.path, self.size(file.path)
+        if found is None:
+            return f"{path} is missing; the manifest lists it"
+        return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""
+
+    def problem(self, file: FileRecord) -> str:
+        """Say what is wrong with a listed file, of which all bytes are read; nothing where it is as it was written."""
+        if found := self.size_problem(file):
+            return found
+        return "" if self.digest(file.path) == file.digest else str(changed(self.root / file.path))
+
+    def manifest_problem(self) -> str:
+        """Say whether the manifest is not byte for byte as it was written."""
+        return "" if is_canonical(super().read(MANIFEST)) else str(changed(self.root / MANIFEST))
+
+    def check_sizes(self) -> None:
+        """Raise CorruptDataError for the first listed file that is missing or has another size."""
+        for file in self.manifest.files:
+            if problem := self.size_problem(file):
+                raise CorruptDataError(problem)
+
+    def verify(self, files: Iterable[FileRecord]) -> None:
+        """Raise CorruptDataError for the first of these listed files that is missing, cut or changed."""
+        for file in files:
+            if problem := self.problem(file):
+                raise CorruptDataError(problem)
+
+
+def changed(path: Path) -> CorruptDataError:
+    """The error for a file whose bytes are not those that were written."""
+    return CorruptDataError(f"{path} was changed after it was written: its digest does not match the manifest")

@@ -1,27 +1,128 @@
-"""Builds a dataset folder in layout `packed`, row by row: one buffer in memory, one pass, nothing read twice."""
+"""Build dataset folders in layout `packed`, row by row: one pass, one buffer in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import SchemaError
-from ..ted import NEXT, Field, Key, row_bytes
-from . import fs
-from .builder import Origin, RowBuilder, write_manifest
-from .codecs import Codec
-from .contracts import Array
-from .digest import FileRecord
-from .episodes import EpisodeRow, EpisodeTable
-from .leaf_writer import merge_ranges, range_of, record_file
-from .manifest import FieldRange, Manifest
-from .packed_files import PackedFiles
-from .packed_schema import SCHEMA, PackedSchema
+from ...errors import SchemaError
+from ...ted import NEXT, Field, Key, row_bytes
+from .. import fs
+from ..contracts import Array, StepReader
+from ..digest import FileRecord
+from ..episodes import EpisodeRow, EpisodeTable
+from ..manifest import FieldRange, Layout, Manifest
+from ..returns import table_with_returns
+from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
+from ..ted.leaf_writer import merge_ranges, range_of, record_file
+from .row_files import AppendedFile, ChunkedRows, Codec, RowStore, WholeRows
+from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
-__all__ = ["PackedBuilder", "PackedRows"]
+__all__ = ["PackedBuilder", "PackedFiles", "PackedRows", "row_builder", "write_dataset"]
+
+
+class PackedFiles:
+    """Appends records to a folder; with `explicit` to the set that holds next rows, which has no values of steps."""
+
+    def __init__(self, folder: Path, schema: PackedSchema, *, explicit: bool = False) -> None:
+        self.schema = schema
+        self._explicit = explicit
+        self._own: dict[Key, RowStore] = {}
+        self._records = WholeRows(folder, EXPLICIT if explicit else RECORDS, schema.record_bytes)
+        try:
+            for one in schema.own_files:
+                if one.state or not explicit:
+                    self._own[one.field.key] = _store(folder, one, explicit)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def rows(self) -> int:
+        """Records written."""
+        return self._records.rows
+
+    @property
+    def files(self) -> Iterator[AppendedFile]:
+        """All files."""
+        for store in (self._records, *self._own.values()):
+            yield from store.files
+
+    def append(self, columns: Mapping[Key, Array], last: Array) -> None:
+        """Append TED rows, root and next; `last` marks those that end an episode, each of which adds a record."""
+        ends = np.flatnonzero(last)
+        places: Array | slice = slice(None)
+        if len(ends):
+            places = np.arange(len(last)) + np.cumsum(last) - last
+        extra = ends + np.arange(1, len(ends) + 1)
+        records = np.zeros((len(last) + len(ends), self.schema.record_bytes), np.uint8)
+        for one in self.schema.fields:
+            key = one.field.key
+            if one.offset is not None:
+                rows = self.schema.column(records, one)
+                rows[places] = columns[key]
+                if one.state and len(ends):
+                    rows[extra] = columns[NEXT, *key][ends]
+            elif one.stem is not None and not (one.state and len(ends)):
+                self._own[key].append(columns[key])
+            elif one.stem is not None:
+                rows = np.empty((len(records), *one.field.shape), one.field.numpy)
+                rows[places], rows[extra] = columns[key], columns[NEXT, *key][ends]
+                self._own[key].append(rows)
+        self._records.append(records)
+
+    def append_states(self, columns: Mapping[Key, Array], count: int) -> None:
+        """Append records that hold these states, by root key, and nothing else."""
+        records = np.zeros((count, self.schema.record_bytes), np.uint8)
+        for one in self.schema.fields:
+            if one.state and one.offset is not None:
+                self.schema.column(records, one)[:] = columns[one.field.key]
+            elif one.state and one.stem is not None:
+                self._own[one.field.key].append(columns[one.field.key])
+        self._records.append(records)
+
+    def read(self, one: PackedField, start: int, stop: int) -> Array:
+        """Read a field of records that were written; of steps, for a field of steps in a file of its own."""
+        if one.offset is not None:
+            return np.array(self.schema.column(self._records.read(start, stop), one), order="C")
+        rows = self._own[one.field.key].read(start, stop)
+        return rows.reshape(-1).view(one.field.numpy).reshape(len(rows), *one.field.shape)
+
+    def read_states(self, start: int, stop: int) -> dict[Key, Array]:
+        """Read the states of records that were written, by root key."""
+        records = self._records.read(start, stop)
+        found: dict[Key, Array] = {}
+        for one in self.schema.fields:
+            if one.state and one.offset is not None:
+                found[one.field.key] = self.schema.column(records, one)
+            elif one.state and one.stem is not None:
+                found[one.field.key] = self.read(one, start, stop)
+        return found
+
+    def flush(self) -> None:
+        """Write out what is held back."""
+        for store in (self._records, *self._own.values()):
+            store.flush()
+
+    def finish(self) -> list[FileRecord]:
+        """Sync and close; return the files as a manifest lists them."""
+        return [record for store in (self._records, *self._own.values()) for record in store.finish()]
+
+    def close(self) -> None:
+        """Close all descriptors; harmless when closed already."""
+        for store in (self._records, *self._own.values()):
+            store.close()
+
+
+def _store(folder: Path, one: PackedField, explicit: bool) -> RowStore:
+    file, width = one.file(explicit=explicit), one.field.row_bytes
+    if one.codec is None:
+        return WholeRows(folder, file, width)
+    return ChunkedRows(folder, file, one.index(explicit=explicit), width, one.codec, one.chunk_rows)
+
 
 _BUFFER_BYTES = 4 << 20
 
@@ -202,3 +303,45 @@ def _differ(one: Array, other: Array) -> Array:
     ours, theirs = (np.ascontiguousarray(rows).reshape(len(one), -1).view(np.uint8) for rows in (one, other))
     width = next(size for size in (8, 4, 2, 1) if ours.shape[1] % size == 0)
     return np.asarray((ours.view(f"u{width}") != theirs.view(f"u{width}")).any(1))
+
+
+_CHUNK_BYTES = 4 << 20
+
+
+def row_builder(
+    folder: Path, fields: tuple[Field, ...], layout: Layout, codecs: Mapping[Key, Codec] | None = None
+) -> RowBuilder:
+    """Make what builds a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints."""
+    if layout == "packed":
+        return PackedBuilder(folder, fields, codecs)
+    if layout != "ted":
+        raise SchemaError(f"datasets have the layout ted or packed, found {layout!r}")
+    return DatasetBuilder(folder, fields)
+
+
+def write_dataset(
+    source: StepReader,
+    folder: Path,
+    layout: Layout,
+    origin: Origin,
+    codecs: Mapping[Key, Codec] | None = None,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> Manifest:
+    """Write all rows of `source`, its episodes and their text to a new folder; memory is bounded by a few chunks.
+
+    `progress` hears of the steps done. CorruptDataError where the episode table of the source does not lay its
+    episodes one after the other.
+    """
+    # a checkpoint has to give the table that it was saved with, whatever that says
+    table = source.episodes if source.manifest.kind == "checkpoint" else table_with_returns(source)
+    steps = source.manifest.steps
+    RecordNumbers(table, steps, str(source.path))
+    ends = table.start + table.length - 1
+    with row_builder(folder, source.fields, layout, codecs) as builder:
+        for start, stop in source.chunks(_CHUNK_BYTES):
+            last = np.zeros(stop - start, bool)
+            low, high = np.searchsorted(ends, (start, stop))
+            last[ends[low:high] - start] = True
+            builder.append({field.key: source.read(field.key, start, stop) for field in source.fields}, last)
+            progress(stop - start)
+        return builder.finish(table, origin, source.episode_text)

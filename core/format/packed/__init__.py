@@ -1,0 +1,1 @@
+"""Layout `packed`: the fields of a step in one record."""

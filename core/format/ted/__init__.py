@@ -1,0 +1,1 @@
+"""Layout `ted`: one memory-mapped file per field."""

@@ -1,0 +1,304 @@
+"""Build dataset folders in layout `ted`: row by row, or with rows that arrive in any order from any process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ...errors import FormatError
+from ...ted import BoundaryCounts, Field, Key, field_named
+from ...version import __version__
+from .. import fs
+from ..contracts import Array
+from ..digest import FileRecord, Hasher, bytes_of
+from ..documents import written_time
+from ..episodes import EpisodeRow, EpisodeTable, write_episode_text
+from ..manifest import (
+    ENV_METADATA,
+    SOURCE_DOCUMENTS,
+    Dropped,
+    FieldRange,
+    Layout,
+    Manifest,
+    Provenance,
+    Request,
+    content_digest,
+    is_inside,
+)
+from ..open_files import Window, pread_rows
+from .leaf_writer import TreeWriter, merge_ranges, record_file
+from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
+
+__all__ = [
+    "DatasetBuilder",
+    "Origin",
+    "PositionedTree",
+    "RowBuilder",
+    "RowFiles",
+    "created_by",
+    "env_metadata_bytes",
+    "provenance_step",
+    "write_documents",
+    "write_manifest",
+]
+
+_CHUNK = 4 << 20
+
+
+class RowFiles:
+    """The leaf files of a `PositionedTree`, open in one process to be written at any row."""
+
+    def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+        self._open: list[tuple[Field, int, Path]] = []
+        try:
+            for field in fields:
+                path = folder / leaf_path(field.key)
+                self._open.append((field, fs.open_to_fill(path), path))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, columns: Mapping[Key, Array], start: int) -> None:
+        """Write rows from row `start` on: arrays of `[n, *shape]` of each field's own element type."""
+        for field, descriptor, path in self._open:
+            array = columns[field.key]
+            if array.size:
+                fs.pwrite(descriptor, bytes_of(array), start * field.row_bytes, path)
+
+    def close(self) -> None:
+        """Close the files; harmless when done twice."""
+        while self._open:
+            os.close(self._open.pop()[1])
+
+
+class PositionedTree:
+    """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
+
+    `anew=False` takes up what files an earlier one made. A context manager: leaving closes the files, finished or not.
+    """
+
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, anew: bool = True) -> None:
+        self.folder = folder
+        self.fields = tuple(fields)
+        self.rows = rows
+        self._settled = dict.fromkeys((field.key for field in fields), 0)  # rows whose digest is taken
+        self.ranges: dict[Key, FieldRange] = {}
+        self._open: dict[Key, int] = {}
+        self._window = Window()
+        self._hashers = {field.key: Hasher() for field in fields}
+        require_own_files(field.key for field in fields)
+        if anew:
+            fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
+        try:
+            for field in fields:
+                path = folder / leaf_path(field.key)
+                make = anew or not path.exists()
+                if make:
+                    fs.make_folder(path.parent)
+                self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def merge_ranges(self, ranges: Mapping[Key, FieldRange]) -> None:
+        """Take the ranges of some written rows into account."""
+        self.ranges = {key: merge_ranges(self.ranges.get(key), found) for key, found in ranges.items()}
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read written rows back."""
+        field = field_named(self.fields, key)
+        if not field.row_bytes or start == stop:
+            return np.empty((stop - start, *field.shape), field.numpy)
+        return pread_rows(self._open[key], self.folder / leaf_path(key), field, start, stop)
+
+    def write(self, key: Key, start: int, array: Array) -> None:
+        """Write rows of one leaf over what is there, before they are settled."""
+        data = bytes_of(array)
+        fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
+
+    def settle(self, rows: int) -> None:
+        """Say that everything before row `rows` is written for good: digests are taken, and the disk may begin.
+
+        Both wait until there is enough of a leaf.
+        """
+        for field in self.fields:
+            if (rows - self._settled[field.key]) * field.row_bytes >= _CHUNK:
+                self._settle(field, rows)
+
+    def _settle(self, field: Field, rows: int) -> None:
+        descriptor, before, row_bytes = self._open[field.key], self._settled[field.key], field.row_bytes
+        step, path = max(1, _CHUNK // max(1, row_bytes)), self.folder / leaf_path(field.key)
+        for start in range(before, rows, step):
+            array = self._window.rows((descriptor, 0), path, field, start, min(start + step, rows))
+            if array.size:
+                self._hashers[field.key].update(bytes_of(array))
+        self._window.close()
+        fs.start_syncing(descriptor, before * row_bytes, (rows - before) * row_bytes)
+        self._settled[field.key] = rows
+
+    def finish(self) -> list[FileRecord]:
+        """Sync and close all leaves, write the `meta.json` files, return what was written."""
+        records = []
+        for field in self.fields:
+            self._settle(field, self.rows)
+        for field in self.fields:
+            path, size = leaf_path(field.key), self.rows * field.row_bytes
+            if size:
+                fs.fsync(self._open[field.key], self.folder / path)
+                records.append(FileRecord(path, size, self._hashers[field.key].digest))
+            else:  # tensordict keeps no file for a tensor without elements
+                fs.remove(self.folder / path)
+        self.close()
+        leaves = {field.key: Leaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
+        metas = write_tree_meta(self.folder, leaves, (self.rows,))
+        return [*records, *(record_file(self.folder / path, path) for path in metas)]
+
+    def close(self) -> None:
+        """Close every descriptor; harmless when done twice."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def created_by() -> str:
+    """Who writes: the entry `created_by` of a manifest."""
+    return f"rbtool {__version__}"
+
+
+def provenance_step(verb: str, arguments: Mapping[str, Any], inputs: Mapping[str, str]) -> Provenance:
+    """Record one step of how data came to be, as of now (UTC)."""
+    return Provenance(verb, dict(arguments), __version__, dict(inputs), written_time())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where rows come from: everything of the manifest that the rows themselves do not tell."""
+
+    request: Request
+    provenance: tuple[Provenance, ...] = ()
+    resolved_revision: str | None = None
+    spaces: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    renamed_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dropped_keys: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+    documents: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: Manifest, documents: Mapping[str, bytes]) -> Origin:
+        """Carry over what another dataset or checkpoint says of itself."""
+        return cls(
+            manifest.request, manifest.provenance, manifest.resolved_revision, manifest.spaces,
+            manifest.renamed_keys, manifest.dropped_keys, manifest.notes, documents,
+        )  # fmt: skip
+
+
+def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileRecord]:
+    """Keep the source's metadata files under `.rbtool/source/`, and `env_metadata.json` beside the data."""
+    records = []
+    for name, data in documents.items():
+        if not is_inside(name):
+            raise FormatError(f"{name!r} cannot be kept as a file: it leads out of its folder")
+        path = ENV_METADATA if name == ENV_METADATA else f"{SOURCE_DOCUMENTS}{name}"
+        fs.make_folder((root / path).parent)
+        fs.write_file(root / path, data)
+        records.append(record_file(root / path, path))
+    return records
+
+
+class RowBuilder(ABC):
+    """Takes TED rows, then episodes and what is known of them. A context manager: leaving closes the files."""
+
+    @abstractmethod
+    def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
+        """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
+
+    @abstractmethod
+    def finish(
+        self,
+        episodes: EpisodeTable | Sequence[EpisodeRow],
+        origin: Origin,
+        text: Sequence[dict[str, str]] | None = None,
+    ) -> Manifest:
+        """Write the episode table, the text, the source's metadata and, last, the manifest."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files, finished or not."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class DatasetBuilder(RowBuilder):
+    """Appends TED rows to a new folder in layout `ted`."""
+
+    def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+        self.folder = folder
+        self.fields = tuple(fields)
+        self._tree = TreeWriter(folder, fields)
+
+    def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
+        self._tree.append(columns)
+
+    def finish(
+        self,
+        episodes: EpisodeTable | Sequence[EpisodeRow],
+        origin: Origin,
+        text: Sequence[dict[str, str]] | None = None,
+    ) -> Manifest:
+        """Write the episode table, the text, the source's metadata and, last, the manifest."""
+        table = episodes if isinstance(episodes, EpisodeTable) else EpisodeTable.from_rows(episodes)
+        data = self._tree.finish((table.steps,))
+        return write_manifest(self.folder, self.fields, data, self._tree.ranges, table, origin, text)
+
+    def close(self) -> None:
+        self._tree.close()
+
+
+def write_manifest(
+    folder: Path,
+    leaves: Sequence[Field],
+    data: Sequence[FileRecord],
+    ranges: Mapping[Key, FieldRange],
+    table: EpisodeTable,
+    origin: Origin,
+    text: Sequence[dict[str, str]] | None = None,
+    *,
+    layout: Layout = "ted",
+    boundary: BoundaryCounts | None = None,
+    at_once: bool = False,
+) -> Manifest:
+    """Complete a folder whose data files are written: episodes, text, documents and, last, the manifest."""
+    files = [*data, *table.save(folder), *write_episode_text(folder, text or ())]
+    files += write_documents(folder, origin.documents)
+    files.sort()
+    manifest = Manifest(
+        kind="dataset", layout=layout, request=origin.request, steps=table.steps, episodes=len(table),
+        fields=tuple(leaves), files=tuple(files), content_digest=content_digest(tuple(files)), created_by=created_by(),
+        resolved_revision=origin.resolved_revision, ranges=dict(ranges), spaces=origin.spaces,
+        renamed_keys=origin.renamed_keys, dropped_keys=origin.dropped_keys, notes=origin.notes,
+        boundary=boundary or table.counts(), provenance=origin.provenance,
+    )  # fmt: skip
+    manifest.save(folder, at_once=at_once)
+    return manifest
+
+
+def env_metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
+    """The bytes of `env_metadata.json`, as TorchRL reads it: unbounded spaces need the Infinity literal."""
+    return json.dumps(metadata).encode()
