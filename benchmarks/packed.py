@@ -30,7 +30,7 @@ from tensordict import TensorDict
 
 from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.format import Codec, EpisodeRow, Manifest, Origin, Request, row_builder
+from rbtool.core.format import EpisodeRow, Manifest, Origin, Request, RowCodec, row_builder
 from rbtool.core.storages import PackedStorage
 from rbtool.core.ted import NEXT, EndReason, Field
 
@@ -214,7 +214,7 @@ def frames(folder: Path, count: int, rounds: int) -> None:
     """Compare compressed frames with plain ones."""
     made = list(rendered(count))
     whole = write(folder / "plain", "packed", FRAMES, made)
-    small = write(folder / "zstd", "packed", FRAMES, made, {("pixels",): Codec.parse("zstd:3")})
+    small = write(folder / "zstd", "packed", FRAMES, made, {("pixels",): RowCodec.parse("zstd:3")})
     print(f"frames: {data_bytes(whole) / 1e6:.1f} MB, zstd {data_bytes(small) / 1e6:.1f} MB")
     jobs = {}
     for name in ("zstd", "plain"):

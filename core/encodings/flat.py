@@ -20,8 +20,9 @@ from ..format import (
     FileRecord,
     FolderReader,
     Hasher,
-    Leaf,
+    MappedLeaf,
     ListedFiles,
+    MappedLeaf,
     StepReader,
     fs,
     leaf_path,
@@ -30,7 +31,7 @@ from ..format import (
     record_file,
     write_tree_meta,
 )
-from ..format.open_files import Window
+from ..format.open_files import MappedWindow
 from ..progress import Progress
 from ..ted import Field, Key, key_name
 from .compact import Expansion, Sink, require_ascending, write_compact
@@ -65,12 +66,12 @@ def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[K
     return counts | {EXPLICIT_EPISODES.key: chosen}
 
 
-def nested_leaves(leaves: Mapping[Key, Leaf], episodes: int) -> dict[Key, Leaf]:
+def nested_leaves(leaves: Mapping[Key, MappedLeaf], episodes: int) -> dict[Key, MappedLeaf]:
     """Describe flat leaves as ragged ones, by the shapes of their tables."""
-    return {key: Leaf(leaf.dtype, (episodes, len(leaf.shape)), nested=True) for key, leaf in leaves.items()}
+    return {key: MappedLeaf(leaf.dtype, (episodes, len(leaf.shape)), nested=True) for key, leaf in leaves.items()}
 
 
-def write_tables(folder: Path, leaves: Mapping[Key, Leaf], counts: Mapping[Key, Array]) -> list[FileRecord]:
+def write_tables(folder: Path, leaves: Mapping[Key, MappedLeaf], counts: Mapping[Key, Array]) -> list[FileRecord]:
     """Write the table of each flat leaf, int64 `[episodes, 1 + dimensions of a row]`; none without episodes."""
     records = []
     for key, leaf in leaves.items():
@@ -104,13 +105,15 @@ class FolderSink(Sink):
         """Append rows to the leaf that was created last."""
         self._blocks.append(rows)
 
-    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, Leaf]]:
+    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
         """Sync and close the files; return what was written and how it looks."""
         self._blocks.finish()
-        leaves = {key: Leaf(file.field.dtype, (file.rows, *file.field.shape)) for key, file in self._files.items()}
+        leaves = {
+            key: MappedLeaf(file.field.dtype, (file.rows, *file.field.shape)) for key, file in self._files.items()
+        }
         return [file.record() for file in self._files.values() if file.size], leaves
 
-    def write_meta(self, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[FileRecord]:
+    def write_meta(self, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[FileRecord]:
         """Describe the leaves in `meta.json` files; return those."""
         return [record_file(self.folder / path, path) for path in write_tree_meta(self.folder, leaves, batch)]
 
@@ -193,7 +196,7 @@ class FlatReader(FolderReader):
         self._stored = read_tree(self.listed, exact=self._whole)
         self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
         self._explicit = self._read_explicit()
-        self._window = Window()
+        self._window = MappedWindow()
         counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
         self._rows = {place: int(count.sum()) for place, count in counts.items()}
         self._check_leaves()
@@ -245,7 +248,7 @@ class FlatReader(FolderReader):
     def _check_leaves(self) -> None:
         """Compare `meta.json` and the files with what the fields and the episode table ask for."""
         rows, fields = self._rows, self._layout.stored(with_explicit=bool(len(self._explicit)))
-        expected = {field.key: Leaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
+        expected = {field.key: MappedLeaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
         for leaf in self._layout.at_root.values():
             if leaf.key not in self._stored:
                 del expected[leaf.key]

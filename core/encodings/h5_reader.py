@@ -27,7 +27,7 @@ from ..format import (
     parse_episode_text,
     parse_json,
 )
-from ..format.open_files import Window, digest_mapped
+from ..format.open_files import MappedWindow, digest_mapped
 from ..ted import (
     DTYPES,
     Field,
@@ -205,7 +205,7 @@ class H5Reader(StepReader):
         self._check_size()
         self._layout = CompactLayout.of(self.fields, "h5")
         self._source = H5Source(path, place)
-        self._window = Window()
+        self._window = MappedWindow()
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self._file)

@@ -90,7 +90,7 @@ from .manifest import (
 from .open_files import ListedFiles, OpenFiles, changed, one_generation, pread_rows
 from .packed.builder import PackedBuilder, row_builder, write_dataset
 from .packed.reader import CutPackedReader, PackedReader
-from .packed.row_files import CODECS, Codec, named_codecs, parse_codecs
+from .packed.row_files import CODECS, RowCodec, named_codecs, parse_codecs
 from .packed.schema import PackedField, PackedSchema, RecordNumbers
 from .reader import FINAL_STEPS, FinalStep, Reader, require_final_step
 from .recording.log import COMMITS, unfinished_recording
@@ -139,7 +139,7 @@ from .ted.builder import (
 )
 from .ted.leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .ted.reader import FolderReader, PlainReader, TedReader
-from .ted.tree import Leaf, batch_of, leaf_path, read_tree, write_tree_meta
+from .ted.tree import MappedLeaf, batch_of, leaf_path, read_tree, write_tree_meta
 
 __all__ = [
     "CODECS",
@@ -163,7 +163,6 @@ __all__ = [
     "Check",
     "Chosen",
     "Closing",
-    "Codec",
     "Count",
     "CutPackedReader",
     "DatasetBuilder",
@@ -184,12 +183,12 @@ __all__ = [
     "Ingest",
     "Kind",
     "Layout",
-    "Leaf",
     "LeafWriter",
     "Leftover",
     "ListedFiles",
     "LocalCache",
     "Manifest",
+    "MappedLeaf",
     "OpenFiles",
     "Origin",
     "PackedBuilder",
@@ -208,6 +207,7 @@ __all__ = [
     "RemoteFile",
     "Request",
     "RowBuilder",
+    "RowCodec",
     "RowFiles",
     "Sink",
     "SoundSteps",

@@ -24,8 +24,8 @@ from .manifest import MANIFEST, Manifest, is_canonical
 
 __all__ = [
     "ListedFiles",
+    "MappedWindow",
     "OpenFiles",
-    "Window",
     "changed",
     "digest_mapped",
     "one_generation",
@@ -39,7 +39,7 @@ _PART = 8 << 20
 reaches into the other cost little more than one."""
 
 
-class Window:
+class MappedWindow:
     """The part of a file that was looked at last: what is asked for next often lies in it, too."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -
 
     CorruptDataError for a file that is cut.
     """
-    return Window().rows((descriptor, 0), path, leaf, start, stop)
+    return MappedWindow().rows((descriptor, 0), path, leaf, start, stop)
 
 
 def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:

@@ -1,7 +1,7 @@
 """Fetching files over the network: resumed, retried, verified. Knows no format."""
 
 from .bucket import Bucket, BucketObject
-from .checksums import Hasher, hasher, matches
+from .checksums import ChecksumHasher, hasher, matches
 from .fetch import fetch_files
 from .http import HttpTransport, failure
 from .http_source import HttpSource
@@ -19,8 +19,8 @@ __all__ = [
     "Bucket",
     "BucketObject",
     "CatalogueFile",
+    "ChecksumHasher",
     "FetchedFile",
-    "Hasher",
     "HttpSource",
     "HttpTransport",
     "Hub",

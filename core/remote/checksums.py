@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from ..errors import FormatError, UsageError
 from ..format import open_regular
 
-__all__ = ["Hasher", "blocks_of", "hasher", "matches"]
+__all__ = ["ChecksumHasher", "blocks_of", "hasher", "matches"]
 
 _BLOCK = 1 << 20
 
 
-class Hasher:
+class ChecksumHasher:
     """Takes the bytes of one file in their order and tells whether they are the ones that were announced."""
 
     def __init__(self, checksum: str, state: Any) -> None:
@@ -76,7 +76,7 @@ _KINDS = {
 }
 
 
-def hasher(checksum: str, size: int) -> Hasher:
+def hasher(checksum: str, size: int) -> ChecksumHasher:
     """Begin to check a file of `size` bytes against `sha256:…`, `git-sha1:…`, `md5:…` or `crc32c:…` (lower-case hex).
 
     `git-sha1` is the id of the git blob, which begins with the size. Raises FormatError for any other text, and
@@ -88,7 +88,7 @@ def hasher(checksum: str, size: int) -> Hasher:
         raise FormatError(f"the checksum {checksum!r} is of no known kind: {', '.join(_KINDS)}")
     if not re.fullmatch(f"[0-9a-f]{{{known.digits}}}", digits):
         raise FormatError(f"the checksum {checksum!r} is not {kind}: and {known.digits} lower-case hex digits")
-    return Hasher(checksum, known.begin(size))
+    return ChecksumHasher(checksum, known.begin(size))
 
 
 def matches(path: Path, size: int, checksum: str, *, within: int | None = None) -> bool:

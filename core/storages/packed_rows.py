@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import CorruptDataError
-from ..format import Array, Codec, ListedFiles, PackedField, PackedReader
+from ..format import Array, ListedFiles, PackedField, PackedReader, RowCodec
 from ..kernels import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted import Field
 from .advice import Pages
@@ -204,7 +204,7 @@ class _Whole:
 class _Chunked:
     """Rows in compressed chunks."""
 
-    def __init__(self, file: _File, field: Field, rows: int, codec: Codec, per: int, offsets: Numbers) -> None:
+    def __init__(self, file: _File, field: Field, rows: int, codec: RowCodec, per: int, offsets: Numbers) -> None:
         self._file = file
         self._field = field
         self._count = rows

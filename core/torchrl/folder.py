@@ -20,7 +20,7 @@ from ..encodings.flat import nested_leaves, write_tables
 from ..errors import CorruptDataError, FormatError
 from ..format import (
     Array,
-    Leaf,
+    MappedLeaf,
     OpenFiles,
     bytes_of,
     fs,
@@ -81,7 +81,7 @@ class FolderLeaves(StoredLeaves):
         """Read rows of a file by position."""
         return self.files.rows(leaf_path(key), self.fields[key], start, stop)
 
-    def _table(self, key: Key, leaf: Leaf) -> Array:
+    def _table(self, key: Key, leaf: MappedLeaf) -> Array:
         name = leaf_path(key, _TABLE)
         path, found = self.path / name, self.files.size(name)
         size = math.prod(leaf.shape)
@@ -114,7 +114,7 @@ class FolderLeaves(StoredLeaves):
             )
 
 
-def _rows(path: Path, key: Key, leaf: Leaf) -> int:
+def _rows(path: Path, key: Key, leaf: MappedLeaf) -> int:
     if not leaf.shape:
         raise FormatError(f"{path}: {key_name(key)!r} is a single number, rows are expected")
     return leaf.shape[0]
@@ -202,13 +202,13 @@ class FolderSink(TorchrlSink):
         self._folder = folder
         self._counted = counted
         self._nested = nested
-        self._leaves: dict[Key, Leaf] = {}
+        self._leaves: dict[Key, MappedLeaf] = {}
         self._counts: dict[Key, Array] = {}
         self._descriptor = -1
 
     def begin(self, leaf: Field, counts: Array) -> None:
         self._path = self._folder / leaf_path(leaf.key)
-        self._leaves[leaf.key] = Leaf(leaf.dtype, (int(counts.sum()), *leaf.shape))
+        self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (int(counts.sum()), *leaf.shape))
         self._counts[leaf.key] = counts
         self._row_bytes, self._offset = leaf.row_bytes, 0
         fs.make_folder(self._path.parent)

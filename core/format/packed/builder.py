@@ -18,10 +18,10 @@ from ..manifest import FieldRange, Layout, Manifest
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
 from ..ted.leaf_writer import merge_ranges, range_of, record_file
-from .row_files import AppendedFile, ChunkedRows, Codec, RowStore, WholeRows
+from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
-__all__ = ["PackedBuilder", "PackedFiles", "PackedRows", "row_builder", "write_dataset"]
+__all__ = ["PackedBuilder", "PackedFiles", "PackedRowBuilder", "row_builder", "write_dataset"]
 
 
 class PackedFiles:
@@ -134,12 +134,12 @@ class PackedBuilder(RowBuilder):
     for bit: where they differ, the next rows of the whole episode are stored in full.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], codecs: Mapping[Key, Codec] | None = None) -> None:
+    def __init__(self, folder: Path, fields: Sequence[Field], codecs: Mapping[Key, RowCodec] | None = None) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields, codecs)
         fs.make_folder(folder)
-        self.rows = PackedRows(folder, self.fields, self.schema)
+        self.rows = PackedRowBuilder(folder, self.fields, self.schema)
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         self.rows.append(columns, last)
@@ -172,7 +172,7 @@ class PackedBuilder(RowBuilder):
         self.rows.close()
 
 
-class PackedRows:
+class PackedRowBuilder:
     """Gathers rows to a few megabytes, then writes them as records and keeps the books on next rows.
 
     `lengths` and `explicit_starts` have an entry for each episode that has ended.
@@ -309,7 +309,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 def row_builder(
-    folder: Path, fields: tuple[Field, ...], layout: Layout, codecs: Mapping[Key, Codec] | None = None
+    folder: Path, fields: tuple[Field, ...], layout: Layout, codecs: Mapping[Key, RowCodec] | None = None
 ) -> RowBuilder:
     """Make what builds a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints."""
     if layout == "packed":
@@ -324,7 +324,7 @@ def write_dataset(
     folder: Path,
     layout: Layout,
     origin: Origin,
-    codecs: Mapping[Key, Codec] | None = None,
+    codecs: Mapping[Key, RowCodec] | None = None,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> Manifest:
     """Write all rows of `source`, its episodes and their text to a new folder; memory is bounded by a few chunks.

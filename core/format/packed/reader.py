@@ -19,7 +19,7 @@ from ..open_files import ListedFiles
 from ..recording.log import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
 from ..staging import is_ours
 from ..ted.reader import FolderReader
-from ..ted.tree import Leaf, leaf_path, tree_documents
+from ..ted.tree import MappedLeaf, leaf_path, tree_documents
 from .row_files import pread_bytes, read_chunks
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
@@ -43,12 +43,12 @@ def ted_digest(reader: StepReader) -> str:
         for field in reader.fields
         if steps * field.row_bytes
     ]
-    leaves = {field.key: Leaf(field.dtype, (steps, *field.shape)) for field in reader.fields}
+    leaves = {field.key: MappedLeaf(field.dtype, (steps, *field.shape)) for field in reader.fields}
     records += [_document(path, data) for path, data in tree_documents(leaves, (steps,)).items()]
     for name, column in table.columns().items():
         if column.size:
             records.append(_document(f"{EPISODES}/{leaf_path((name,))}", bytes(bytes_of(column))))
-    columns = {field.key: Leaf(field.dtype, (len(table),)) for field in column_fields(table)}
+    columns = {field.key: MappedLeaf(field.dtype, (len(table),)) for field in column_fields(table)}
     records += [_document(f"{EPISODES}/{path}", data) for path, data in tree_documents(columns, (len(table),)).items()]
     text = episode_text_bytes(reader.episode_text or ())
     records += [_document(EPISODES_TEXT, text)] if text else []

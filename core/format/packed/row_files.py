@@ -25,7 +25,7 @@ __all__ = [
     "CODECS",
     "AppendedFile",
     "ChunkedRows",
-    "Codec",
+    "RowCodec",
     "RowStore",
     "WholeRows",
     "named_codecs",
@@ -44,14 +44,14 @@ _MOST_PER_BYTE = 1 << 15
 
 
 @dataclass(frozen=True)
-class Codec:
+class RowCodec:
     """A method by name, and how hard it tries: `zstd` takes a level of 1 to 22, `lz4` (its block format) none."""
 
     name: str
     level: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Codec:
+    def parse(cls, text: str) -> RowCodec:
         """Read `zstd`, `zstd:1` to `zstd:22` or `lz4`; FormatError for anything else."""
         match = _FORM.fullmatch(text)
         if match is None or match["name"] not in CODECS or (match["name"] == "lz4" and match["level"]):
@@ -136,7 +136,7 @@ def _lz4_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
     return (codec.decompress(pyarrow.py_buffer(chunk), decompressed_size=size) for chunk, size in pairs)
 
 
-def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, Codec]:
+def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, RowCodec]:
     """Read `observation.image=zstd:3` and its like; UsageError for fields that are not there and unknown methods."""
     names = {field.name: field for field in fields}
     codecs = named_codecs(asked)
@@ -146,9 +146,9 @@ def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, 
     return {names[name].key: codec for name, codec in codecs.items()}
 
 
-def named_codecs(asked: Sequence[str]) -> Mapping[str, Codec]:
+def named_codecs(asked: Sequence[str]) -> Mapping[str, RowCodec]:
     """Read `observation.image=zstd:3` and its like while it is not known which fields there are; UsageError."""
-    found: dict[str, Codec] = {}
+    found: dict[str, RowCodec] = {}
     for text in asked:
         name, sign, method = text.partition("=")
         if not sign:
@@ -156,7 +156,7 @@ def named_codecs(asked: Sequence[str]) -> Mapping[str, Codec]:
         if name in found:
             raise UsageError(f"--compress names the field {name!r} twice")
         try:
-            found[name] = Codec.parse(method)
+            found[name] = RowCodec.parse(method)
         except FormatError as error:
             raise UsageError(f"--compress {text!r}: {error}") from error
     return found
@@ -170,7 +170,7 @@ def pread_bytes(descriptor: int, path: Path, offset: int, size: int) -> Array:
 
 
 def read_chunks(
-    descriptor: int, path: Path, codec: Codec, offsets: Array, rows: tuple[int, int], layout: tuple[int, int, int]
+    descriptor: int, path: Path, codec: RowCodec, offsets: Array, rows: tuple[int, int], layout: tuple[int, int, int]
 ) -> Array:
     """Read `rows` (first and stop) out of compressed chunks, which begin at `offsets`; uint8 `[n, row bytes]`.
 
@@ -293,7 +293,7 @@ class WholeRows(RowStore):
 class ChunkedRows(RowStore):
     """Rows in compressed chunks of `per` rows, beside a file of the offsets at which chunks begin and the last ends."""
 
-    def __init__(self, folder: Path, name: str, index: str, width: int, codec: Codec, per: int) -> None:
+    def __init__(self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int) -> None:
         super().__init__(width)
         self._codec = codec
         self._per = per

@@ -20,7 +20,7 @@ from ..contracts import Array
 from ..documents import SOUND_FIELD, decode, dump_json, parse_json
 from ..episodes import EpisodeTable
 from ..ted.tree import leaf_path, require_own_files
-from .row_files import Codec
+from .row_files import RowCodec
 
 __all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "Fetch", "PackedField", "PackedSchema", "RecordNumbers", "SchemaDocument"]
 
@@ -120,7 +120,7 @@ class PackedField:
     state: bool
     offset: int | None = None
     stem: str | None = None
-    codec: Codec | None = None
+    codec: RowCodec | None = None
     chunk_rows: int = 1
 
     def file(self, *, explicit: bool = False) -> str:
@@ -143,7 +143,7 @@ class PackedField:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _SchemaHeader:
     """What says that a document is `schema.json`, and of which version."""
 
     format: str
@@ -174,7 +174,7 @@ class PackedSchema:
     state_bytes: int
 
     @classmethod
-    def of(cls, leaves: Sequence[Field], codecs: Mapping[Key, Codec] | None = None) -> PackedSchema:
+    def of(cls, leaves: Sequence[Field], codecs: Mapping[Key, RowCodec] | None = None) -> PackedSchema:
         """Lay leaves out. Those that `codecs` names, a state by its root key, are compressed.
 
         Raises UsageError for a codec of what is stored nowhere, SchemaError for keys that need the same file.
@@ -194,7 +194,7 @@ class PackedSchema:
                 offsets.get(leaf.key),
                 leaf_path(leaf.key, "") if leaf.key in apart else None,
                 codecs.get(leaf.key),
-                Codec.chunk_rows(leaf) if leaf.key in codecs else 1,
+                RowCodec.chunk_rows(leaf) if leaf.key in codecs else 1,
             )
             for leaf in stored
         ]
@@ -211,7 +211,7 @@ class PackedSchema:
         return [one for one in self.fields if one.offset is not None]
 
     @cached_property
-    def codecs(self) -> dict[Key, Codec]:
+    def codecs(self) -> dict[Key, RowCodec]:
         """What is compressed, and how."""
         return {one.field.key: one.codec for one in self.fields if one.codec is not None}
 
@@ -253,7 +253,7 @@ class PackedSchema:
         not lay out the leaves.
         """
         document = parse_json(data, origin)
-        header = decode(_Header, document, origin)
+        header = decode(_SchemaHeader, document, origin)
         if header.format != _FORMAT or header.byte_order != "little":
             raise FormatError(f"{origin} describes no packed records: its format is {header.format!r}")
         if header.version > _VERSION:
@@ -272,14 +272,14 @@ class PackedSchema:
         return expected
 
 
-def _codec(text: str, origin: str) -> Codec:
+def _codec(text: str, origin: str) -> RowCodec:
     try:
-        return Codec.parse(text)
+        return RowCodec.parse(text)
     except FormatError as error:
         raise FormatError(f"{origin} cannot be read: {error}", hint="a newer rbtool may know it") from error
 
 
-def _refuse_codecs(codecs: Mapping[Key, Codec], stored: Sequence[Field], after: set[Key]) -> None:
+def _refuse_codecs(codecs: Mapping[Key, RowCodec], stored: Sequence[Field], after: set[Key]) -> None:
     for key in codecs:
         if key in after:
             raise UsageError(

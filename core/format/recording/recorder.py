@@ -18,7 +18,7 @@ from ..contracts import Array
 from ..digest import FileRecord
 from ..episodes import EPISODES, EpisodeRow, EpisodeTable
 from ..manifest import HIDDEN, FieldRange, Manifest, Request
-from ..packed.builder import PackedRows
+from ..packed.builder import PackedRowBuilder
 from ..packed.schema import SCHEMA, PackedSchema, RecordNumbers
 from ..returns import episode_return
 from ..staging import lock_folder
@@ -52,7 +52,7 @@ class PackedRecorder:
         fs.make_folder(folder / HIDDEN)
         self._lock = lock_folder(folder)
         self._torn = False
-        self.rows = PackedRows(folder, self.fields, self.schema)
+        self.rows = PackedRowBuilder(folder, self.fields, self.schema)
         fs.write_file(folder / SCHEMA, self.schema.to_bytes())
         fs.write_file(folder / RECORDING, fields_bytes(self.fields))
         self._log = CommitLog(folder, self.schema)

@@ -33,9 +33,9 @@ from ..manifest import (
     content_digest,
     is_inside,
 )
-from ..open_files import Window, pread_rows
+from ..open_files import MappedWindow, pread_rows
 from .leaf_writer import TreeWriter, merge_ranges, record_file
-from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
+from .tree import MappedLeaf, leaf_path, require_own_files, write_tree_meta
 
 __all__ = [
     "DatasetBuilder",
@@ -92,7 +92,7 @@ class PositionedTree:
         self._settled = dict.fromkeys((field.key for field in fields), 0)  # rows whose digest is taken
         self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
-        self._window = Window()
+        self._window = MappedWindow()
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
         if anew:
@@ -157,7 +157,7 @@ class PositionedTree:
             else:  # tensordict keeps no file for a tensor without elements
                 fs.remove(self.folder / path)
         self.close()
-        leaves = {field.key: Leaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
+        leaves = {field.key: MappedLeaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
         metas = write_tree_meta(self.folder, leaves, (self.rows,))
         return [*records, *(record_file(self.folder / path, path) for path in metas)]
 

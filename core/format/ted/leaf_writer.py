@@ -14,7 +14,7 @@ from ...ted import Field, Key, as_numbers
 from .. import fs
 from ..digest import FileRecord, Hasher, read_regular
 from ..manifest import FieldRange
-from .tree import Leaf, leaf_path, require_own_files, write_tree_meta
+from .tree import MappedLeaf, leaf_path, require_own_files, write_tree_meta
 
 __all__ = [
     "LeafWriter",
@@ -143,19 +143,19 @@ class TreeWriter:
         for key, array in columns.items():
             self.leaves[key].append(array)
 
-    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, Leaf]]:
+    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
         """Sync and close all leaves; return what was written and how it looks."""
         records, leaves = [], {}
         for key, leaf in self.leaves.items():
             size, digest = leaf.finish()
-            leaves[key] = Leaf(leaf.field.dtype, (leaf.rows, *leaf.field.shape))
+            leaves[key] = MappedLeaf(leaf.field.dtype, (leaf.rows, *leaf.field.shape))
             if size:
                 records.append(FileRecord(self.prefix + leaf_path(key), size, digest))
             else:  # tensordict keeps no file for a tensor without elements
                 fs.remove(leaf.path)
         return records, leaves
 
-    def write_meta(self, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[FileRecord]:
+    def write_meta(self, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[FileRecord]:
         """Describe the leaves in `meta.json` files; return those."""
         paths = write_tree_meta(self.folder, leaves, batch)
         return [record_file(self.folder / path, self.prefix + path) for path in paths]

@@ -33,7 +33,7 @@ from ..open_files import ListedFiles, OpenFiles, view_rows
 from ..returns import sum_rewards
 from ..staging import mend
 from .builder import created_by
-from .tree import Leaf, batch_of, leaf_path, read_tree
+from .tree import MappedLeaf, batch_of, leaf_path, read_tree
 
 __all__ = ["FolderReader", "PlainReader", "TedReader"]
 
@@ -286,7 +286,7 @@ class _Spans:
         return cls(np.zeros(1, np.int64), np.array([rows]))
 
     @classmethod
-    def of(cls, files: OpenFiles, key: Key, leaf: Leaf) -> _Spans:
+    def of(cls, files: OpenFiles, key: Key, leaf: MappedLeaf) -> _Spans:
         """One run for each trajectory of a padded batch that has steps."""
         count, time = leaf.shape[:2]
         mask = files.rows(leaf_path(key), Field(key, leaf.dtype, (time,), "info"), 0, count)
@@ -304,7 +304,7 @@ class _Spans:
             yield max(start, int(self.before[run])) + shift, min(stop, int(self._ends[run])) + shift
 
 
-def _mask_of(files: OpenFiles, leaves: Mapping[Key, Leaf]) -> Key | None:
+def _mask_of(files: OpenFiles, leaves: Mapping[Key, MappedLeaf]) -> Key | None:
     """The mask of padded trajectories; None where the batch has one dimension, and every row is a step."""
     origin = str(files.root / "meta.json")
     batch = batch_of(parse_json(files.read("meta.json"), origin), origin)

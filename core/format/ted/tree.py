@@ -18,7 +18,7 @@ from .. import fs
 from ..documents import Count, decode, is_sound_array, parse_json
 
 __all__ = [
-    "Leaf",
+    "MappedLeaf",
     "TreeFiles",
     "batch_of",
     "leaf_path",
@@ -34,7 +34,7 @@ _NODE = "<class 'tensordict._td.TensorDict'>"
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class MappedLeaf:
     """A tensor file: its element type by name and its whole shape, rows first.
 
     `nested` marks a ragged leaf, whose `shape` is that of the table of row shapes beside it.
@@ -71,7 +71,7 @@ def _shared(one: Key, other: Key) -> SchemaError:
     return SchemaError(f"the keys {key_name(one)!r} and {key_name(other)!r} need the same file")
 
 
-def tree_documents(leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> dict[str, bytes]:
+def tree_documents(leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> dict[str, bytes]:
     """Return the `meta.json` files of a tree by their paths."""
     nodes: dict[Key, dict[str, Any]] = {(): {}}
     for key, leaf in leaves.items():
@@ -90,7 +90,7 @@ def tree_documents(leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> dict[s
     return found
 
 
-def write_tree_meta(folder: Path, leaves: Mapping[Key, Leaf], batch: tuple[int, ...]) -> list[str]:
+def write_tree_meta(folder: Path, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[str]:
     """Write the `meta.json` files of a tree whose leaf files are there already; return their paths."""
     documents = tree_documents(leaves, batch)
     for path, data in documents.items():
@@ -111,7 +111,7 @@ class TreeFiles(Protocol):
         """All bytes of a file."""
 
 
-def read_tree(files: TreeFiles, *, exact: bool = True, besides: Collection[str] = ()) -> dict[Key, Leaf]:
+def read_tree(files: TreeFiles, *, exact: bool = True, besides: Collection[str] = ()) -> dict[Key, MappedLeaf]:
     """List the leaves of a memory-map directory in the order of the tensordict that wrote it.
 
     Every leaf's file must be there with just the bytes its shape asks for: a cut or a missing one raises
@@ -124,13 +124,13 @@ def read_tree(files: TreeFiles, *, exact: bool = True, besides: Collection[str] 
     return leaves
 
 
-def parse_node(data: bytes, origin: str) -> dict[str, Leaf]:
+def parse_node(data: bytes, origin: str) -> dict[str, MappedLeaf]:
     """List the leaves that one `meta.json` describes, without those of its sub-folders."""
     return {name: _leaf(entry, origin) for name, entry in _entries(parse_json(data, origin), origin) if _is_leaf(entry)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _BatchDocument:
     """What the `meta.json` of a tensordict says of all of it."""
 
     shape: tuple[Count, ...] | None = None
@@ -138,10 +138,10 @@ class _Batch:
 
 def batch_of(document: Any, origin: str) -> tuple[int, ...]:
     """Read the batch size of a tensordict, whose `meta.json` is the document; none at all for one without."""
-    return decode(_Batch, document, origin).shape or ()
+    return decode(_BatchDocument, document, origin).shape or ()
 
 
-def _walk(files: TreeFiles, prefix: Key) -> Iterable[tuple[Key, Leaf]]:
+def _walk(files: TreeFiles, prefix: Key) -> Iterable[tuple[Key, MappedLeaf]]:
     if len(prefix) > _DEPTH:
         raise FormatError(f"{files.root} is nested deeper than {_DEPTH} folders, which no tensordict is")
     node = "/".join((*map(file_stem, prefix), "meta.json"))
@@ -165,8 +165,8 @@ def _is_leaf(entry: Mapping[str, Any]) -> bool:
     return "dtype" in entry and "shape" in entry
 
 
-def _leaf(entry: Mapping[str, Any], origin: str) -> Leaf:
-    leaf = decode(Leaf, {**entry, "nested": entry.get("is_nested", False)}, origin)
+def _leaf(entry: Mapping[str, Any], origin: str) -> MappedLeaf:
+    leaf = decode(MappedLeaf, {**entry, "nested": entry.get("is_nested", False)}, origin)
     leaf = replace(leaf, dtype=leaf.dtype.removeprefix("torch."))
     try:
         numpy_dtype(leaf.dtype)
@@ -177,7 +177,7 @@ def _leaf(entry: Mapping[str, Any], origin: str) -> Leaf:
     return leaf
 
 
-def _check_size(files: TreeFiles, name: str, leaf: Leaf) -> None:
+def _check_size(files: TreeFiles, name: str, leaf: MappedLeaf) -> None:
     path, expected = files.root / name, numpy_dtype(leaf.dtype).itemsize
     for size in leaf.shape:
         expected *= size

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from rbtool import CorruptDataError
-from rbtool.core.format import Codec
+from rbtool.core.format import RowCodec
 
 ROWS = b"rows" * 4
 
@@ -21,7 +21,7 @@ def _bomb(size: int, *, stated: bool = True) -> bytes:
 
 def _unpack(*chunks: bytes, codec: str = "zstd") -> bytes:
     sizes = [len(ROWS)] * len(chunks)
-    return bytes(Codec.parse(codec).decompress([memoryview(chunk) for chunk in chunks], sizes, "x.chunks"))
+    return bytes(RowCodec.parse(codec).decompress([memoryview(chunk) for chunk in chunks], sizes, "x.chunks"))
 
 
 @pytest.mark.parametrize("stated", [True, False])
@@ -50,10 +50,10 @@ def test_bytes_behind_a_frame_are_refused() -> None:
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_size_that_no_chunk_can_stand_for_is_refused(codec: str) -> None:
     with pytest.raises(CorruptDataError, match="cannot hold the 1,099,511,627,776 expected"):
-        Codec.parse(codec).decompress([memoryview(b"small")], [1 << 40], "x.chunks")
+        RowCodec.parse(codec).decompress([memoryview(b"small")], [1 << 40], "x.chunks")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_sound_chunks_are_read(codec: str, count: int) -> None:
-    assert _unpack(*[Codec.parse(codec).compress(memoryview(ROWS))] * count, codec=codec) == ROWS * count
+    assert _unpack(*[RowCodec.parse(codec).compress(memoryview(ROWS))] * count, codec=codec) == ROWS * count

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
 from rbtool.core.format import OpenFiles, digest_file
-from rbtool.core.format.open_files import Window, digest_mapped
+from rbtool.core.format.open_files import MappedWindow, digest_mapped
 from rbtool.core.ted import Field
 
 LEAF = Field(("a",), "uint16", (3,), "observation")
@@ -33,7 +33,11 @@ def small_parts() -> Iterator[None]:
 @given(asked=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)), max_size=6))
 @settings(deadline=None, max_examples=50)
 def test_rows_are_those_of_the_file(file: Path, asked: list[tuple[int, int]]) -> None:
-    whole, window, descriptor = np.arange(30_000, dtype=np.uint16).reshape(-1, 3), Window(), os.open(file, os.O_RDONLY)
+    whole, window, descriptor = (
+        np.arange(30_000, dtype=np.uint16).reshape(-1, 3),
+        MappedWindow(),
+        os.open(file, os.O_RDONLY),
+    )
     for start, stop in map(sorted, asked):
         found = window.rows((descriptor, 1), file, LEAF, start, stop)
         np.testing.assert_array_equal(found, whole[start:stop])
@@ -45,7 +49,7 @@ def test_rows_are_those_of_the_file(file: Path, asked: list[tuple[int, int]]) ->
 def test_rows_beyond_the_end_are_refused(file: Path) -> None:
     descriptor = os.open(file, os.O_RDONLY)
     with pytest.raises(CorruptDataError, match="6 bytes too early"):
-        Window().rows((descriptor, 1), file, LEAF, 9_000, 10_001)
+        MappedWindow().rows((descriptor, 1), file, LEAF, 9_000, 10_001)
     os.close(descriptor)
 
 

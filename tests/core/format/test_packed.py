@@ -24,13 +24,13 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format import (
-    Codec,
     Manifest,
     Origin,
     PackedBuilder,
     PackedReader,
     PackedRecorder,
     PackedSchema,
+    RowCodec,
     TedReader,
     packed_builder,
     packed_writer,
@@ -48,10 +48,10 @@ PLAN = DatasetPlan(
 )  # fmt: skip
 
 
-def some_codecs(reader: TedReader) -> dict[tuple[str, ...], Codec]:
+def some_codecs(reader: TedReader) -> dict[tuple[str, ...], RowCodec]:
     """Compress every third stored field, in turns."""
     stored = [one.field for one in PackedSchema.of(reader.fields).fields if one.field.row_bytes]
-    return {field.key: Codec.parse(("zstd:1", "lz4")[n % 2]) for n, field in enumerate(stored) if n % 3 == 0}
+    return {field.key: RowCodec.parse(("zstd:1", "lz4")[n % 2]) for n, field in enumerate(stored) if n % 3 == 0}
 
 
 def pack(ted: Path, packed: Path, *, compressed: bool = True) -> Manifest:
@@ -269,4 +269,4 @@ def test_what_is_something_else_says_what_it_is(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_compressed_is_said(tmp_path: Path, key: tuple[str, ...], match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        PackedSchema.of(PLAN.fields(), {key: Codec.parse("zstd")})
+        PackedSchema.of(PLAN.fields(), {key: RowCodec.parse("zstd")})

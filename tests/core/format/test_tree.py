@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
-from rbtool.core.format import Leaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
+from rbtool.core.format import MappedLeaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
 from rbtool.core.ted import DTYPES, Field
 from rbtool.core.testing.walks import write_walks
 
@@ -25,12 +25,15 @@ def test_tensordict_reads_every_type_and_shape(tmp_path: Path, dtype: str, shape
     assert found.dtype == getattr(torch, dtype)
     bits = found.view(torch.uint16).numpy() if dtype == "bfloat16" else found.numpy()
     np.testing.assert_array_equal(bits, rows)
-    assert read_tree(OpenFiles(tmp_path / "tree")) == {field.key: Leaf(dtype, (5, *shape))}
+    assert read_tree(OpenFiles(tmp_path / "tree")) == {field.key: MappedLeaf(dtype, (5, *shape))}
 
 
 def test_what_tensordict_writes_is_read(tmp_path: Path) -> None:
     data = TensorDict({"x": torch.arange(6).view(3, 2), "n": {"y": torch.rand(3)}}, [3]).memmap(tmp_path / "td")
-    assert read_tree(OpenFiles(tmp_path / "td")) == {("x",): Leaf("int64", (3, 2)), ("n", "y"): Leaf("float32", (3,))}
+    assert read_tree(OpenFiles(tmp_path / "td")) == {
+        ("x",): MappedLeaf("int64", (3, 2)),
+        ("n", "y"): MappedLeaf("float32", (3,)),
+    }
     assert data.batch_size == (3,)
 
 

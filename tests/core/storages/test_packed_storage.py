@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rbtool.core.buffers import TensorDictReplayBuffer
 from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.format import Codec, Manifest, Origin, PackedSchema, TedReader, digest_file, write_dataset
+from rbtool.core.format import Manifest, Origin, PackedSchema, RowCodec, TedReader, digest_file, write_dataset
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.storages import PackedStorage, dataset_tensors, packed_rows
 from rbtool.core.storages.structure import structure_of
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def pack(ted: Path, packed: Path, codecs: tuple[str, ...] = ()) -> Path:
     with TedReader(ted) as reader:
         stored = [one.field for one in PackedSchema.of(reader.fields).fields if one.field.row_bytes]
-        chosen = {one.key: Codec.parse(codecs[n % len(codecs)]) for n, one in enumerate(stored) if codecs and n % 2}
+        chosen = {one.key: RowCodec.parse(codecs[n % len(codecs)]) for n, one in enumerate(stored) if codecs and n % 2}
         write_dataset(reader, packed, "packed", Origin.of(reader.manifest, reader.documents()), chosen)
     return packed
 
