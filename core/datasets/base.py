@@ -43,10 +43,10 @@ class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
 
     @abstractmethod
     def _is_downloaded(self) -> bool:
-        """Tell whether the dataset is there, whole."""
+        """Return whether the dataset is there, whole."""
 
     def delete(self) -> None:
-        """Remove the dataset from the disk, for good; whoever has it open can go on reading.
+        """Remove the dataset from the disk, for good; a process that has it open can continue to read.
 
         DatasetNotFoundError (a FileNotFoundError) if it is not there; UsageError (a ValueError), with nothing removed,
         if somebody keeps files of their own in it, or another process is just replacing it.

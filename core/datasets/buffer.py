@@ -35,7 +35,7 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
     def __fspath__(self) -> str:
         """Return the folder of the dataset, so that functions like `rbtool.preprocess` take the buffer for it.
 
-        SchemaError (a RuntimeError) where there is none: for rows in memory, say.
+        SchemaError (a RuntimeError) where there is none: for rows in memory.
         """
         path = getattr(self.storage, "path", None)
         if path is None:

@@ -20,7 +20,7 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
 
     It also loads the checkpoint of a `PackedStorage`, which notes a dataset, where that has the same steps: then the
     storage has the rows of its dataset again, as they are on the disk. SchemaError where it has others, or where
-    nothing tells whether it has.
+    there is no indication whether it has.
     """
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:

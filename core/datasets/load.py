@@ -41,13 +41,13 @@ def load_dataset(
 
     The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
     `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
-    buffer always has a generator, so what it saves goes on with the very same batches. Edits of batches and of rows
+    buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
     stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
     `verify` first reads all files and compares them with their digests; what is small is compared at every open.
     `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
-    DatasetNotFoundError (a FileNotFoundError) says how to fetch what is not there. UsageError (a ValueError) for
+    DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
     checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
     FormatError and CorruptDataError for what cannot be read.
     """
@@ -100,7 +100,7 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
 
 
 def _opened(path: Path) -> TedReader | PackedReader:
-    """Open a dataset; UsageError says what to do with anything that is no dataset of ours."""
+    """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
     quoted = shlex.quote(str(path))
     if (path / "buffer_metadata.json").is_file():
         raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")

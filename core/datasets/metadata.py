@@ -1,4 +1,4 @@
-"""What a dataset says of the environment it was recorded in, with specs for spaces."""
+"""What a dataset states about the environment it was recorded in, with specs for spaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCE_DOCUMENT = "metadata.json"
 def environment_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of the dataset at `path`.
 
-    `observation_space` and `action_space` are specs, None where the source does not say them, and Unbounded where no
+    `observation_space` and `action_space` are specs, None where the source does not state them, and Unbounded where no
     bound is finite; `total_steps` and
     `total_episodes` count what is stored. The rest is what the source wrote, in the words of `env_metadata.json` as
     TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
@@ -38,7 +38,7 @@ def environment_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read the document that says most."""
+    """Read the document that states most."""
     if ENV_METADATA in documents:
         return decode(dict[str, Any], parse_json(documents[ENV_METADATA], ENV_METADATA), ENV_METADATA)
     text = documents.get(_SOURCE_DOCUMENT, b"{}")

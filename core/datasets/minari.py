@@ -40,7 +40,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
       words in its name today, with a warning.
     - `batch_size`: how many elements `sample()` and iteration give.
     - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `minari` below the storage root by default.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it anew and replaces it.
+    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
       writer refuses to add anything.
     - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
@@ -50,7 +50,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
       without any use of the network. What was made from it before is made again where the cache has changed.
 
     Rows are read from the disk when first touched; what is edited, in a batch or in place, stays in this process.
-    A pickle opens the dataset anew. A dataset that is stored is opened without the network.
+    A pickle reopens the dataset. A dataset that is stored is opened without the network.
 
     DatasetNotFoundError (a FileNotFoundError) for one that is not there and may not or cannot be downloaded,
     CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that make no sense, and what
@@ -110,7 +110,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """What Minari says of the dataset; `observation_space` and `action_space` are specs.
+        """What Minari states about the dataset; `observation_space` and `action_space` are specs.
 
         See `environment_metadata`.
         """

@@ -24,7 +24,7 @@ TRAJECTORY_IDS: Key = ("traj_ids",)
 def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
     """Count the steps of each trajectory, in storage order: int64 `[trajectories]`.
 
-    One ends where its episode does, whatever the flags say, and wherever `done` (bool `[steps]`) is set.
+    One ends where its episode does, regardless of the flags, and wherever `done` (bool `[steps]`) is set.
     """
     ends = done.astype(bool, copy=True)
     ends[np.cumsum(episode_lengths[episode_lengths > 0]) - 1] = True
@@ -36,7 +36,7 @@ def padded(rows: TensorDict, lengths: Array) -> TensorDict:
 
     `lengths` are those of trajectories that lie one after the other and are all there is. `"mask"` (bool) is set
     where a step is, `"traj_ids"` (int64) is the number of the trajectory. The time this takes grows with the number of
-    steps; the result lies in memory, and pages that hold nothing but padding take none. Names and form are those of
+    steps; the result is in memory, and pages that hold nothing but padding take none. Names and form are those of
     TorchRL's `split_trajectories`. SchemaError (a RuntimeError) if the data has entries of these names.
     """
     mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)

@@ -53,7 +53,7 @@ class SourceFolder:
         return None
 
     def fetch(self, asked: str, *, force: bool = False) -> Path:
-        """Download the dataset and return where it is; say so if another name was taken for what was asked.
+        """Download the dataset and return where it is; report it if another name was taken for what was asked.
 
         `force` replaces what is there. Raises what `download` does.
         """
@@ -63,7 +63,7 @@ class SourceFolder:
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:
-        """Make the dataset anew from the source's own local cache, unless it is what that holds already."""
+        """Make the dataset again from the source's own local cache, unless it is what that holds already."""
         there = self._store / self.source / safe_id(asked)
         try:
             result = download(self.source, asked, local=True, root=self._store)

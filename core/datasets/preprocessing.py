@@ -108,7 +108,7 @@ def _require_number(name: str, value: Any, least: int) -> None:
 
 @contextlib.contextmanager
 def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
-    """Name the folder that holds the rows; those that are in no dataset lie beside the destination meanwhile."""
+    """Name the folder that holds the rows; those that are in no dataset lie next to the destination meanwhile."""
     if getattr(storage, "split_trajs", False):
         raise UsageError(
             "the buffer holds whole trajectories (split_trajs=True), and preprocess takes steps",

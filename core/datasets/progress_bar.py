@@ -39,5 +39,5 @@ class ProgressBar:
             self._bar = None
 
     def note(self, text: str) -> None:
-        """Say something on a line of its own."""
+        """Write a message on a line of its own."""
         _Bar.write(clean(text), file=sys.stderr)

@@ -32,13 +32,13 @@ class DatasetStorage(TensorStorage):
     """The steps of the dataset at `path`, one a row, read from the disk when first touched.
 
     In mode `c` an edit, of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the
-    files, at once and for all who have them open: the digests in the manifest hold no longer then, which `check` says.
-    `larger_than_memory` says whether the files fit into memory, which is found out from their sizes by default; if not,
-    the system is told which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
+    files, at once and for all who have them open: the digests in the manifest are then wrong, which `check` reports.
+    `larger_than_memory`: whether the files exceed the memory, by default determined from their sizes; if so,
+    the system is advised which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
     memory.
 
     Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone, and opens the
-    dataset anew: edits in mode `c` do not travel. A process that was forked has the rows as they were, and its own
+    dataset again: edits in mode `c` do not travel. A process that was forked has the rows as they were, and its own
     from then on.
 
     UsageError (a ValueError) for another mode, a dataset without steps, and `r+` with `split_trajs`; FormatError,
@@ -98,7 +98,7 @@ class DatasetStorage(TensorStorage):
         return TedReader(self.path, listed)
 
     def read_at(self, index: Any) -> Any:
-        """Read the rows at `index`; of those named by a tensor the system is told first, if they may not be at hand."""
+        """Read the rows at `index`; for a tensor, advise the system first if they may not be in memory."""
         if self._mapped is not None and type(index) is torch.Tensor and index.dtype is torch.int64:
             self._mapped.expect(index.numpy(force=True).reshape(-1))
         return super().read_at(index)
@@ -123,7 +123,7 @@ class DatasetStorage(TensorStorage):
         self._share_counts()
 
     def read_again(self) -> None:
-        """Read the rows from the disk anew: edits that stay in this process are gone. CorruptDataError if the dataset
+        """Read the rows from the disk again: edits that stay in this process are gone. CorruptDataError if the dataset
         was replaced since."""
         tensors = self._reopened()
         structure = structure_of(tensors, self.ndim)

@@ -20,7 +20,6 @@ from ..format import (
     FileRecord,
     FolderReader,
     Hasher,
-    MappedLeaf,
     ListedFiles,
     MappedLeaf,
     StepReader,

@@ -19,7 +19,7 @@ from ..format import (
     episode_text_bytes,
     fs,
 )
-from ..format.mapped import digest_mapped
+from ..format.open_files import digest_mapped
 from ..progress import Progress
 from ..ted import Field, file_stem
 from .compact import Sink, write_compact

@@ -37,10 +37,10 @@ __all__ = [
 
 
 class EpisodeTableRule(Rule):
-    """The table says of every episode what its rows say: number, place, return, how it ends.
+    """The table agrees with the rows of every episode: number, place, return, how it ends.
 
     `reward` is the leaf that adds up to the return, None where there is none. With `repeated`, the last next row of an
-    episode has to be a repetition where the table says so.
+    episode has to be a repetition where the table states so.
     """
 
     rule_id = "TED010"
@@ -149,7 +149,7 @@ def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iter
 
 
 class FolderRule(NamedTuple):
-    """A rule about files: `problems` says each in one sentence.
+    """A rule about files: `problems` gives each in one sentence.
 
     `listed`, where there is one, does so for a folder of which the manifest can be read, and perhaps nothing else;
     `places` names the steps and episodes that the problems concern.
@@ -175,7 +175,7 @@ class FolderRule(NamedTuple):
 
 
 def file_problems(reader: StepReader) -> list[str]:
-    """Say what is wrong with the files, as the rules about files do, but name each file once."""
+    """Describe what is wrong with the files, as the rules about files do, but name each file once."""
     files = reader.listed if isinstance(reader, FolderReader) else None
     wrong = {file.path for file in files.manifest.files if files.size_problem(file)} if files else set()
     found = [*_length_problems(reader, besides=wrong), *size_problems(reader), *_digest_problems(reader)]
@@ -246,7 +246,7 @@ UNVERIFIED = (
 class SoundSteps(StepReader):
     """Some episodes of a dataset or checkpoint, one after the other: those in the rows `rows` of its episode table.
 
-    Its files have no digests that the rows could be compared with. `damage` says what is wrong with them, and which
+    Its files have no digests that the rows could be compared with. `damage` states what is wrong with them, and which
     episodes are left out.
     """
 
@@ -305,7 +305,7 @@ class SoundSteps(StepReader):
         return type(self)(self._source.again(), self.rows, self.damage)
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Identify the state of the files without reading them."""
         return self._source.files_state()
 
     def close(self) -> None:
@@ -333,7 +333,7 @@ def sound_steps(reader: StepReader) -> StepReader:
     """The episodes of a damaged dataset of which all rows are there and break no rule of TED as an error.
 
     Where each episode has a digest of its own, as in a recording, those that match it. The notes of its manifest name
-    the files that are damaged and the episodes that are left out, and say so where nothing verifies single episodes.
+    the files that are damaged and the episodes that are left out, and report it where nothing verifies single episodes.
     `reader` itself where nothing is damaged; CorruptDataError where no episode is sound.
     """
     problems = file_problems(reader)

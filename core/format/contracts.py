@@ -35,13 +35,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What a reader knows of its source before it reads any step.
+    """What a reader states about its source before it reads any step.
 
     `fields` pairs each source field, under its root key, with when it is known. `spaces` holds the observation
     and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim.
     `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
-    `lengths` the length of each where it is known. `final_missing` says that the source may have no observation after
-    the last step of an episode: then each last piece says whether it has.
+    `lengths` the length of each where it is known. `final_missing` states that the source may have no observation after
+    the last step of an episode: then each last piece states whether it has.
     """
 
     source: str
@@ -169,7 +169,7 @@ class StepReader(Closing, ABC):
         return copy.copy(self)
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Identify the state of the files without reading them."""
         return digest_of_stats([self.path] if self.path.is_file() else sorted(self.path.rglob("*")))
 
     @abstractmethod

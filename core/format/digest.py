@@ -67,7 +67,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 def require_regular(path: str | os.PathLike[str]) -> None:
     """Raise FormatError if a FIFO, a socket or a device is at `path`, where a library is about to open a file."""
-    with contextlib.suppress(OSError):  # the library says best what else is wrong
+    with contextlib.suppress(OSError):  # the library explains best what else is wrong
         _require(path, Path(path).stat().st_mode)
 
 
@@ -138,7 +138,7 @@ def digest_descriptor(descriptor: int, start: int = 0) -> str:
 
 
 def digest_of_stats(files: Iterable[Path]) -> str:
-    """Tell one state of some files from another without reading them: by their names, sizes, times and inodes.
+    """Identify the state of some files without reading them: by their names, sizes, times and inodes.
 
     Those that are not there do not count.
     """

@@ -318,7 +318,7 @@ def _placed(decoder: _Decoder, value: Any, place: str) -> Any:
 
 
 def is_sound_array(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Tell whether there can be such an array: of a known type, and of a shape that memory can address."""
+    """Return whether there can be such an array: of a known type, and of a shape that memory can address."""
     try:
         size = numpy_dtype(dtype).itemsize * math.prod(max(1, length) for length in shape)
     except SchemaError:
@@ -332,7 +332,7 @@ def _is_sound_field(field: Field) -> bool:
 
 
 def _is_text(part: str) -> bool:
-    """Tell whether this is Unicode text, which names of files and of tensors have to be."""
+    """Return whether this is Unicode text, which names of files and of tensors have to be."""
     try:
         return len(part.encode()) > 0
     except UnicodeEncodeError:

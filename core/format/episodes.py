@@ -82,7 +82,7 @@ def _merge(ranges: Iterable[tuple[int, int | None]]) -> list[tuple[int, int | No
 
 
 def normal_form(selection: str | EpisodeRanges) -> str | None:
-    """Write a selection in its one normal form; None stands for everything.
+    """Write a selection in its one normal form; None means everything.
 
     Selections that take the same episodes, where all are there, have the same one: it names a request, and is not what
     to select by.

@@ -83,12 +83,12 @@ def announced(operation: str, path: str | Path) -> Iterator[None]:
 
 
 def out_of_space(error: OSError) -> bool:
-    """Tell whether the system refused for want of space: a full disk, a quota, or a limit on file size."""
+    """Return whether the system refused for want of space: a full disk, a quota, or a limit on file size."""
     return error.errno in _NO_SPACE
 
 
 def _no_room(path: Path, error: OSError) -> OutOfSpaceError:
-    """Say what stopped the write, and what is left there."""
+    """Describe what stopped the write, and what is left there."""
     if error.errno == errno.EFBIG:
         return OutOfSpaceError(f"{path} may not grow further: the limit on file size is reached (ulimit -f)")
     cause = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space is left"

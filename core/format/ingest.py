@@ -35,8 +35,8 @@ class Ingest:
     """Feeds pieces to a builder and gathers `rows` and `text` of the episode table.
 
     An episode whose last step bears neither flag is kept whole; that step becomes `truncated` and `done`, and
-    its end reason says that the recording stops there. Flags in mid-episode stay as they are. Where a piece gives its
-    own next rows, those are what stands under `next`, and the table says of an episode in which they do not follow.
+    its end reason states that the recording stops there. Flags in mid-episode stay as they are. Where a piece gives its
+    own next rows, those are what is under `next`, and the table marks an episode in which they do not follow.
     """
 
     def __init__(self, builder: RowBuilder, source: Sequence[tuple[Field, Timing]]) -> None:

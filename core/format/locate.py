@@ -79,7 +79,7 @@ def dataset_folder(request: Request, root: Path) -> Path:
 
 
 def require_apart(source: Path, destination: Path) -> None:
-    """Refuse a destination that is the source, lies in it or around it: what is read is never edited."""
+    """Refuse a destination that is the source, is inside it or contains it: what is read is never edited."""
     one, other = source.resolve(), destination.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The manifest: the file that makes a folder a dataset or a checkpoint, and says what is in it."""
+"""The manifest: the file that makes a folder a dataset or a checkpoint, and states its contents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ELEMENTS = 1 << 31
 
 
 def _is_bound(value: Any) -> bool:
-    """Tell whether this is a number, or lists of numbers that nest evenly; infinities may be words."""
+    """Return whether this is a number, or lists of numbers that nest evenly; infinities may be words."""
     try:
         array = np.asarray(value)
         return array.dtype.kind in "biuf" or len(list(_numbers(value))) == array.size
@@ -123,7 +123,7 @@ def require_space(document: Any, origin: str) -> None:
 
 
 def is_space(document: Any) -> bool:
-    """Tell whether this is the document of a space, or null."""
+    """Return whether this is the document of a space, or null."""
     try:
         if document is not None:
             require_space(document, "")
@@ -150,7 +150,7 @@ _NAME_BYTES = 255
 
 
 def is_inside(path: str) -> bool:
-    """Tell whether a relative path with `/` between its parts stays below the folder it is taken from.
+    """Return whether a relative path with `/` between its parts stays below the folder it is taken from.
 
     One that no file system takes does not: with a NUL, a lone surrogate, or parts too long or too many.
     """
@@ -182,7 +182,7 @@ SpaceDocument: TypeAlias = Annotated[Any, Check("the document of a space", is_sp
 
 
 class _Bounds(NamedTuple):
-    """What the entry of a leaf says of its values."""
+    """What the entry of a leaf states about its values."""
 
     min: int | float | None
     max: int | float | None
@@ -245,7 +245,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything the folder says about itself; see the documentation of the format for each entry.
+    """Everything the folder states about itself; see the documentation of the format for each entry.
 
     `ranges` holds (min, max) of each numeric leaf, NaN left out; None where there is none. `parts` are the small parts
     of a checkpoint in one file, each with a digest of its own, so that it can be believed before all is read.
@@ -353,12 +353,12 @@ class Manifest:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Tell whether a dataset or a checkpoint folder is at `folder`."""
+    """Return whether a dataset or a checkpoint folder is at `folder`."""
     return (folder / MANIFEST).is_file()
 
 
 def is_canonical(data: bytes) -> bool:
-    """Tell whether a manifest is byte for byte as it was written; its own digest sees through white space."""
+    """Return whether a manifest is byte for byte as it was written; its own digest sees through white space."""
     return _written(parse_json(data, MANIFEST)) == data
 
 
@@ -373,7 +373,7 @@ def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
 
 
 def is_source_document(path: str) -> bool:
-    """Tell whether a listed file is the source's own metadata, or `env_metadata.json`."""
+    """Return whether a listed file is the source's own metadata, or `env_metadata.json`."""
     return path.startswith(SOURCE_DOCUMENTS) or path == ENV_METADATA
 
 

@@ -40,7 +40,7 @@ reaches into the other cost little more than one."""
 
 
 class MappedWindow:
-    """The part of a file that was looked at last: what is asked for next often lies in it, too."""
+    """The part of a file that was looked at last: what is asked for next is often in it, too."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -195,7 +195,7 @@ class OpenFiles:
         return digest_descriptor(descriptor)
 
     def state(self) -> str:
-        """Tell one state of the open files from another without reading them: by names, sizes, times and inodes."""
+        """Identify the state of the open files without reading them: by names, sizes, times and inodes."""
         lines = []
         for name, descriptor in sorted(self._open.items()):
             if descriptor >= 0:
@@ -300,7 +300,7 @@ class ListedFiles(OpenFiles):
     """The dataset or checkpoint in the folder `root`: its manifest, and every file that it lists, open.
 
     Open it with `at`, so that all are of one generation. DatasetNotFoundError for a folder without a manifest; what is
-    missing of the files is said where they are asked for.
+    missing of the files is reported where they are asked for.
     """
 
     _missing = "; the manifest lists it"
@@ -346,20 +346,20 @@ class ListedFiles(OpenFiles):
         return data
 
     def size_problem(self, file: FileRecord) -> str:
-        """Say what is wrong with the size of a listed file; nothing where it is right."""
+        """Describe what is wrong with the size of a listed file; nothing where it is right."""
         path, found = self.root / file.path, self.size(file.path)
         if found is None:
             return f"{path} is missing; the manifest lists it"
         return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""
 
     def problem(self, file: FileRecord) -> str:
-        """Say what is wrong with a listed file, of which all bytes are read; nothing where it is as it was written."""
+        """Describe what is wrong with a listed file, of which all bytes are read; nothing where it is unchanged."""
         if found := self.size_problem(file):
             return found
         return "" if self.digest(file.path) == file.digest else str(changed(self.root / file.path))
 
     def manifest_problem(self) -> str:
-        """Say whether the manifest is not byte for byte as it was written."""
+        """Return whether the manifest is not byte for byte as it was written."""
         return "" if is_canonical(super().read(MANIFEST)) else str(changed(self.root / MANIFEST))
 
     def check_sizes(self) -> None:

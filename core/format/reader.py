@@ -164,7 +164,7 @@ class Reader(Closing, ABC):
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
 
-        `everything` says that all episodes were asked for: then the source has to agree with its own totals, too.
+        `everything` states that all episodes were asked for: then the source has to agree with its own totals, too.
         """
 
     def on_close(self) -> None:
@@ -303,7 +303,7 @@ class Reader(Closing, ABC):
     def __validated(
         self, whole: SourceFacts, number: int, pieces: Iterator[Piece], *, complete: bool
     ) -> Iterator[Piece]:
-        """Refuse pieces that are not what the facts announce; `complete` says that they have all fields."""
+        """Refuse pieces that are not what the facts announce; `complete` states that they have all fields."""
         last: Piece | None = None
         for piece in self.__understood(pieces):
             what = f"{self.path}: episode {number}"

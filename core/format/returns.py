@@ -54,7 +54,7 @@ class EpisodeSummary:
         self._after: dict[Key, Array] = {}
 
     def add(self, piece: Piece) -> None:
-        """Add the next piece. FormatError where a state does not go on with the last row of the piece before."""
+        """Add the next piece. FormatError where a state does not continue from the last row of the piece before."""
         for key, array in piece.columns.items():
             if key in piece.next or len(array) > len(piece):
                 self._follow(piece, key)
@@ -130,7 +130,7 @@ def table_with_returns(reader: StepReader) -> EpisodeTable:
     """The episode table of a dataset or checkpoint with the returns that its rows have: NaN where they are not known.
 
     The tables of n-step data that rbtool 0.1 wrote hold sums of overlapping rewards, so those returns are added up
-    anew, in bounded memory; all other tables are taken as they are.
+    again, in bounded memory; all other tables are taken as they are.
     """
     table, field = reader.episodes, return_field_of(reader.manifest)
     if returns_are_known(reader.manifest) and (field is None or field.key == NEXT_REWARD):

@@ -109,7 +109,7 @@ class Sink(ABC):
     @classmethod
     @abstractmethod
     def made(cls, path: Path) -> bool:
-        """Tell whether `path` is an export in this format, with nothing of others in it; must not raise."""
+        """Return whether `path` is an export in this format, with nothing of others in it; must not raise."""
 
     @abstractmethod
     def prepare(self) -> None:

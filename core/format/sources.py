@@ -81,19 +81,19 @@ _FINAL = {
 
 
 class StaleListing(DatasetNotFoundError):
-    """The remote no longer has a file that it listed: whoever asks for the dataset has to describe it again."""
+    """The remote no longer has a file that it listed: a caller that asks for the dataset has to describe it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """One file of a remote dataset.
 
-    `path` lies below the dataset's folder, with `/` between its parts. `checksum` is what the remote says of the
-    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex; None where it says
-    nothing, as with plain URLs: then the size decides, and the manifest says that the file is not verified by the
+    `path` is below the dataset's folder, with `/` between its parts. `checksum` is what the remote states about the
+    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex; None where it states
+    nothing, as with plain URLs: then the size decides, and the manifest states that the file is not verified by the
     remote. `size` in bytes is None where the remote does not give it, which needs a file without checksum.
     `addresses` are where it can be had, in the order in which to try them. `version` is any text that changes when
-    the bytes do, such as an ETag; None where there is none, or where the checksum says it.
+    the bytes do, such as an ETag; None where there is none, or where the checksum states it.
     """
 
     path: str
@@ -120,9 +120,9 @@ class RemoteFile:
 class RemoteDataset:
     """One dataset at one state of the remote.
 
-    `address` says where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`. `revision` is the
+    `address` states where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`. `revision` is the
     exact state, which the remote can be asked for again; None where it keeps no history. `steps` and `episodes`
-    are what the source's own metadata claims, None where it does not say.
+    are what the source's own metadata claims, None where it does not state.
     """
 
     id: str
@@ -157,7 +157,7 @@ class RemoteDataset:
 class Ids:
     """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read.
 
-    `unreachable` says that some of those may be readable another time: what is not listed may exist.
+    `unreachable` states that some of those may be readable another time: what is not listed may exist.
     """
 
     ids: tuple[str, ...]
@@ -167,7 +167,7 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """What a catalogue says of one dataset; None where the remote does not say.
+    """What a catalogue states about one dataset; None where the remote does not state.
 
     `state` is any text that changes when the dataset does: with it a later listing need not ask again.
     """
@@ -223,7 +223,7 @@ class Source(Closing, ABC):
     @property
     @abstractmethod
     def remote(self) -> str:
-        """The remote that is used, as the environment says: `hf://ORGANISATION`."""
+        """The remote that is used, as the environment states: `hf://ORGANISATION`."""
 
     @property
     def key(self) -> str:
@@ -235,7 +235,7 @@ class Source(Closing, ABC):
         """Return the ids of all datasets, with as few requests as possible."""
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """Return all datasets with what the remote says of them; the default says their ids alone.
+        """Return all datasets with what the remote states about them; the default gives their ids alone.
 
         Entries of `known` whose state is unchanged need not be asked for again. `progress` takes how many of how many
         datasets are done.
@@ -286,7 +286,7 @@ class Source(Closing, ABC):
     def catalogue(
         self, known: Catalogue | None = None, *, progress: Callable[[int, int], None] | None = None
     ) -> Catalogue:
-        """List all datasets with their sizes, steps and episodes, as far as the remote says them."""
+        """List all datasets with their sizes, steps and episodes, as far as the remote states them."""
         return self.list_catalogue(known, progress or (lambda done, total: None))
 
     @final

@@ -1,4 +1,4 @@
-"""Atomic publishing: a result is built in a hidden, locked folder beside its destination and swapped in.
+"""Atomic publishing: a result is built in a hidden, locked folder next to its destination and swapped in.
 
 At every instant the destination is absent, the old one or the new one. A folder that a killed process left
 behind is not locked any more; the next one to publish at the same place sweeps it.
@@ -74,11 +74,11 @@ class Staging:
 
     Leaving the context without `publish` removes what was built. `replace` allows an rbtool dataset or
     checkpoint at the destination to be replaced; anything else there is refused, except an empty folder, and so
-    is a dataset that contains other files. A symbolic link stands for the place it leads to; `below`
+    is a dataset that contains other files. A symbolic link means the place it leads to; `below`
     a storage root no link on the way to the destination is followed, but UsageError is raised.
 
     Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
-    `takes` accepts is gone on with instead of a fresh one, and `taken_up` says so.
+    `takes` accepts is resumed instead of a fresh one, and `taken_up` states so.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Staging:
             )
 
     def refuse_if_taken(self) -> None:
-        """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
         if self._root is not None:
             fs.refuse_links(self._root, self.destination)
         self._require_folders_above()
@@ -239,7 +239,7 @@ class Staging:
 
 
 def is_ours(path: Path) -> bool:
-    """Tell whether rbtool made what is at `path`: a folder with a manifest, or one of our HDF5 files."""
+    """Return whether rbtool made what is at `path`: a folder with a manifest, or one of our HDF5 files."""
     if path.is_dir():
         return has_manifest(path)
     if not path.is_file():
@@ -268,7 +268,7 @@ def _looks_ours(file: Path) -> bool:
 
 
 FILE_MAGIC = b'{\n "format_version": '
-"""How a checkpoint in one file begins: the manifest lies in front of the data."""
+"""How a checkpoint in one file begins: the manifest precedes the data."""
 
 
 def mend(destination: Path) -> None:
@@ -301,7 +301,7 @@ def sweep(destination: Path, *, below: Path | None = None) -> None:
 
 
 def _folder_around(path: Path, below: Path | None = None) -> contextlib.AbstractContextManager[int]:
-    """The descriptor of the folder that a path lies in, reached by no link below a storage root."""
+    """The descriptor of the folder that contains a path, reached by no link below a storage root."""
     return fs.folder_below(path.parent if below is None else below, path.parent)
 
 
@@ -372,7 +372,7 @@ def remove_dataset(path: Path, *, below: Path | None = None) -> None:
 
 
 def remove_at_once(folder: Path, *, beside: Path | None = None, below: Path | None = None) -> bool:
-    """Remove a folder so that nobody finds half of it: it becomes a leftover beside `beside`, by default itself.
+    """Remove a folder so that nobody finds half of it: it becomes a leftover next to `beside`, by default itself.
 
     Returns False, with nothing changed, if it is not there or another process has it locked.
     """

@@ -1,4 +1,4 @@
-"""Fetching files over the network: resumed, retried, verified. Knows no format."""
+"""Fetching files over the network: resumed, retried, verified. Independent of formats."""
 
 from .bucket import Bucket, BucketObject
 from .checksums import ChecksumHasher, hasher, matches

@@ -43,7 +43,7 @@ class BucketObject:
 class Bucket(Transport):
     """One bucket, and a transport for the objects in it. `STORAGE_EMULATOR_HOST` names another server.
 
-    The client retries nothing here: what may pass becomes Transient, and is retried as everywhere. UsageError says
+    The client retries nothing here: what may pass becomes Transient, and is retried as everywhere. UsageError explains
     that the client is not installed.
     """
 
@@ -260,7 +260,7 @@ def _understood(what: str) -> Iterator[None]:
 
 
 def _answered(error: Any, what: str) -> Exception:
-    """Say what an answer without the object means."""
+    """Describe what an answer without the object means."""
     status = int(error.code or 0)
     if status in (401, 403):
         return _refused(what, status)

@@ -19,7 +19,7 @@ _BLOCK = 1 << 20
 
 
 class ChecksumHasher:
-    """Takes the bytes of one file in their order and tells whether they are the ones that were announced."""
+    """Takes the bytes of one file in their order and determines whether they are the ones that were announced."""
 
     def __init__(self, checksum: str, state: Any) -> None:
         self.expected = checksum
@@ -36,7 +36,7 @@ class ChecksumHasher:
         return f"{self._kind}:{self._state.hexdigest()}"
 
     def matches(self) -> bool:
-        """Tell whether the bytes so far are the whole file as it was announced."""
+        """Return whether the bytes so far are the whole file as it was announced."""
         return self.found == self.expected
 
 

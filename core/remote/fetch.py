@@ -1,8 +1,8 @@
 """Bringing files to a folder: resumed after a cut, verified before they get their name, from mirrors in order.
 
 A file that bears its own name is whole and matched its checksum once, or its size where the remote gives no checksum.
-What is not yet whole lies beside it as `<name>.part` and holds the first bytes of the file; whatever kills the process,
-the next fetch goes on from there.
+What is not yet whole is next to it as `<name>.part` and holds the first bytes of the file; after any crash,
+the next fetch continues from there.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def fetch_files(
     disk. It is resumed only in the same version, by the remote's own word. One that is there is taken as it is if it
     has the size that is listed, and fetched again if none is.
 
-    `progress` hears how many more bytes are there and may be right, also those that were there before; negative
-    when some turn out to be wrong. At the end the sum is the size of all files. `told` hears what went wrong and is
+    `progress` receives how many more bytes are there and may be right, also those that were there before; negative
+    when some turn out to be wrong. At the end the sum is the size of all files. `told` receives what went wrong and is
     tried again. Both are called in the calling thread.
 
     Raises what the first failure was: FormatError before anything is done for files that make no sense together,
@@ -70,7 +70,7 @@ def fetch_files(
 
 
 def _parts(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
-    """Check what the remote says of its files and choose the name of each one's part."""
+    """Check what the remote states about its files and choose the name of each one's part."""
     names = {file.path for file in files}
     if len(names) < len(files):
         raise FormatError("the remote lists a file twice")
@@ -135,7 +135,7 @@ def _fetch_missing(
 
 
 def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool:
-    """Tell whether the file is there and right; one that is wrong is removed."""
+    """Return whether the file is there and right; one that is wrong is removed."""
     try:
         kind = os.stat(target.name, dir_fd=within, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def _is_as_listed(file: RemoteFile, target: Path, within: int) -> bool:
 
 
 def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
-    """The failure of the first address, which says how many others were tried."""
+    """The failure of the first address, which names how many others were tried."""
     first = failures[0]
     if len(failures) == 1:
         return first
@@ -215,7 +215,7 @@ class _FileFetch:
             raise _Different(f"{self._part.found} came")
 
     def _attempt(self) -> None:
-        """Make one request; a failure after a fair part of the file is told and forgiven."""
+        """Make one request; a failure after a fair part of the file is reported and forgiven."""
         self._watch.check()
         before, fair = self._part.received, min(_FAIR_BYTES, self._file.known_size // _FAIR_PARTS)
         try:

@@ -1,4 +1,4 @@
-"""Files over http: one client for many threads, and failures in words that say what to do."""
+"""Files over http: one client for many threads, and failures with messages that explain what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROXY_HINT = "a proxy is set in the environment: check HTTPS_PROXY and HTTP_PRO
 class HttpTransport(Transport):
     """Reads files over http and https; the client is made at the first request and shared by all threads.
 
-    Proxies and certificates come from the environment, `RBTOOL_TIMEOUT` says for how many seconds a server may be
+    Proxies and certificates come from the environment, `RBTOOL_TIMEOUT` gives for how many seconds a server may be
     silent (30). `hint` is what to do when access is refused.
     """
 
@@ -143,7 +143,7 @@ class HttpTransport(Transport):
 
 
 def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "") -> Exception:
-    """Say what an exception of the http client or a response without the file means.
+    """Describe what an exception of the http client or a response without the file means.
 
     Returns a `Transient` for what may pass, an RbtoolError for what will not, and an exception that is not the
     client's as it is. Sentences name `what` was fetched and the host: no query, no user, no proxy. `hint` is what
@@ -209,7 +209,7 @@ def _failed_request(error: httpx2.RequestError, what: str) -> Exception:
 
 
 def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
-    """Say in plain words how a request failed."""
+    """Describe in plain words how a request failed."""
     import httpx2
 
     if isinstance(error, httpx2.ConnectTimeout):
@@ -248,7 +248,7 @@ def _understood(what: str, hint: str) -> Iterator[None]:
 
 
 def _start_of(response: httpx2.Response, offset: int) -> int | None:
-    """At which byte of the file the body starts; None where that is not known or lies behind what was asked for."""
+    """At which byte of the file the body starts; None where that is not known or is after what was asked for."""
     if response.status_code == 200:
         return 0
     found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/(?:[0-9]+|\*)", response.headers.get("Content-Range", "").strip())
@@ -257,7 +257,7 @@ def _start_of(response: httpx2.Response, offset: int) -> int | None:
 
 
 def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what: str) -> Answer:
-    """What a response says of the file; NetworkError for one in an encoding that nobody asked for."""
+    """What a response states about the file; NetworkError for one in an encoding that nobody asked for."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise NetworkError(f"{_host(response)} sends {what} in the encoding {encoding}, which was not asked for")
@@ -299,7 +299,7 @@ def _name_of(address: str) -> str:
 def _host(cause: httpx2.Response | httpx2.RequestError) -> str:
     try:
         return cause.request.url.host
-    except RuntimeError:  # made by hand: it knows of no request
+    except RuntimeError:  # made by hand: it has no request
         return "the server"
 
 

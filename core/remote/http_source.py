@@ -21,7 +21,7 @@ class HttpSource(Source):
     """Datasets whose files are behind http or https addresses, with or without checksums.
 
     A subclass implements `remote`, `list_ids` and `addresses`, and `checksums` where they are known. A file without
-    a checksum is compared with the size that its server gives, and the manifest says that it is not verified by the
+    a checksum is compared with the size that its server gives, and the manifest states that it is not verified by the
     remote. There are no revisions.
     """
 

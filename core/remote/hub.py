@@ -1,8 +1,8 @@
-"""Dataset repositories on a Hugging Face hub: which there are, what lies in them, and the bytes of their files.
+"""Dataset repositories on a Hugging Face hub: which there are, what is in them, and the bytes of their files.
 
 Token, endpoint, session and errors are those of huggingface_hub, which reads its variables when it is imported:
 that is when a hub is first asked. Pages of a listing are turned here. Its own way of doing that waits for a silent
-server without end, whatever the session says, and repeats failed requests six times, each time that we do.
+server without end, regardless of the session, and repeats failed requests six times, each time that we do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWNER = re.compile(r"/datasets/([^/]+/[^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class HubRepository:
-    """A dataset repository, `name` with its owner; `commit` is its newest, None where the listing does not say."""
+    """A dataset repository, `name` with its owner; `commit` is its newest, None where the listing does not state."""
 
     name: str
     commit: str | None
@@ -196,7 +196,7 @@ class Hub(HttpTransport):
         return parse_json(body, said), link, len(body)
 
     def _failure(self, error: Exception, what: str) -> Exception:
-        """Say what an error of huggingface_hub or its http client means."""
+        """Describe what an error of huggingface_hub or its http client means."""
         from huggingface_hub import errors
 
         if isinstance(error, errors.OfflineModeIsEnabled):
@@ -224,7 +224,7 @@ def _query_of(link: str, what: str) -> str:
 
 
 def _raise_for_status(response: httpx2.Response, what: str) -> None:
-    """Raise the error of huggingface_hub that the status and the hub's own headers tell."""
+    """Raise the error of huggingface_hub that the status and the hub's own headers give."""
     import httpx2
     from huggingface_hub import hf_raise_for_status
 
@@ -235,7 +235,7 @@ def _raise_for_status(response: httpx2.Response, what: str) -> None:
         hf_raise_for_status(bare)
     except httpx2.HTTPError:
         raise
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub says
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # the body is not what a hub states
         raise failure(response, what, hint=TOKEN_HINT) from error
 
 
@@ -261,7 +261,7 @@ def _conditions(address: str) -> str:
 
 
 def _commit(document: Any) -> str | None:
-    """The commit in what the hub says of a repository."""
+    """The commit in what the hub states about a repository."""
     sha = document.get("sha") if isinstance(document, dict) else None
     return sha if isinstance(sha, str) and re.fullmatch(r"[0-9a-f]{40}", sha) else None
 

@@ -48,7 +48,7 @@ def hub_token(timeout: httpx2.Timeout, watch: Watch, interrupt: Callable[[], Non
         return None
     try:
         with _bounded_session(timeout, watch), _plain_logs(), head_in_time(interrupt):
-            token: object = get_token()  # a server may have said what it is
+            token: object = get_token()  # a server may have stated what it is
     except httpx2.RequestError as error:
         raise failure(error, _WHAT, hint=TOKEN_HINT) from error
     except (OIDCError, DeviceCodeError, httpx2.InvalidURL, *_SENSELESS) as error:
@@ -102,7 +102,7 @@ def _bounded_session(timeout: httpx2.Timeout, watch: Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_logs() -> Iterator[None]:
-    """Let huggingface_hub print no control characters and no secrets of an answer: it logs what a server says."""
+    """Let huggingface_hub print no control characters and no secrets of an answer: it logs what a server states."""
     handlers = logging.getLogger("huggingface_hub").handlers
     for handler in handlers:
         handler.addFilter(_plain)

@@ -21,7 +21,7 @@ class _Known(NamedTuple):
 
 
 class KnownNames:
-    """What words were found to mean, in `<root>/<source>/.names.json`. Damaged, it knows nothing."""
+    """What words were found to mean, in `<root>/<source>/.names.json`. A damaged file is taken as empty."""
 
     def __init__(self, root: Path, source: str) -> None:
         self._root = root

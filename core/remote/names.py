@@ -30,17 +30,17 @@ class Resolution:
 
 
 def told_instead(asked: str, taken: str, *, before: bool = False) -> str:
-    """Say that a dataset of another name is taken, or was when it was fetched, for words that name none."""
+    """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
     return f"no dataset is called {asked}: {taken}, of the same words, {'was' if before else 'is'} taken"
 
 
 def _has_version(name: str) -> bool:
-    """Tell whether a name ends in a version, like `-v2`."""
+    """Return whether a name ends in a version, like `-v2`."""
     return _VERSION.search(name) is not None
 
 
 def is_complete(name: str) -> bool:
-    """Tell whether a name has a namespace and a version: such a name is never taken for another."""
+    """Return whether a name has a namespace and a version: such a name is never taken for another."""
     return "/" in name and _has_version(name)
 
 
@@ -89,7 +89,7 @@ def _nearest(asked: str, ids: Sequence[str]) -> list[str]:
 
 
 def not_found(asked: str, ids: Sequence[str], source: str) -> DatasetNotFoundError:
-    """Make the error that says there is no such dataset, with the nearest names."""
+    """Make the error that states there is no such dataset, with the nearest names."""
     near = _nearest(asked, ids)
     said = f"{source} has no dataset {asked!r}, among {len(ids):,}"
     hint = f"nearest: {_listed(near)}" if near else f"see what there is: rbtool list --remote {source}"
@@ -100,7 +100,7 @@ def _same_words(asked: str, ids: Iterable[str]) -> list[str]:
     """Return the families (names without version) whose words fit `asked` best; several only if they fit alike.
 
     Best are the same words but for the first part of the namespace, which older names lack; then the same words
-    with it; last, names that have all words asked for and others beside.
+    with it; last, names that have all words asked for and others too.
     """
     wanted = Counter(_words(_bare_name(asked)))
     ranked: dict[int, set[str]] = {}

@@ -70,7 +70,7 @@ class FetchedFile:
 class OriginalsRecord:
     """What is being fetched, or was, into a folder of originals.
 
-    `files` are all files of the dataset, `asked` the paths of those that were wanted so far. `kept` says that
+    `files` are all files of the dataset, `asked` the paths of those that were wanted so far. `kept` states that
     keeping them was requested.
     """
 
@@ -117,7 +117,7 @@ class Originals:
 
     @property
     def _aside(self) -> Path:
-        """Beside which it is put to be removed: what is left there by somebody who died is swept by the next."""
+        """Next to which it is put to be removed: what is left there by a process that died is removed by the next."""
         return self.folder.parent.with_name(self.folder.name)
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ class Originals:
                 fs.remove_empty_folder(self.folder, within=within)
 
     def record(self) -> OriginalsRecord | None:
-        """Read what is being fetched here; None where nothing was begun. FormatError for a damaged record."""
+        """Read what is being fetched here; None where nothing was started. FormatError for a damaged record."""
         path = self.folder / _RECORD
         return OriginalsRecord.read(path) if path.is_file() else None
 
@@ -221,7 +221,7 @@ class Originals:
 
     @contextlib.contextmanager
     def only(self, paths: Iterable[str]) -> Iterator[Path]:
-        """Give a folder with these files and no others: what is kept beside them must not be taken for theirs."""
+        """Give a folder with these files and no others: what is kept next to them must not be taken for theirs."""
         wanted = {self.files / path for path in paths}
         if wanted == {path for path in self.files.rglob("*") if not path.is_dir()}:
             yield self.files
@@ -238,12 +238,12 @@ class Originals:
             fs.remove_below(self._root, chosen)
 
     def has(self, file: RemoteFile) -> bool:
-        """Tell whether a file stands here whole, by its size."""
+        """Return whether a complete file is here, by its size."""
         path = self.files / file.path
         return path.is_file() and file.size in (None, path.stat().st_size)
 
     def has_any(self) -> bool:
-        """Tell whether anything has come, were it the beginning of a file."""
+        """Return whether anything has come, were it the beginning of a file."""
         return any(path.is_file() and path.stat().st_size for path in self.files.rglob("*"))
 
     def present(self, dataset: RemoteDataset) -> int:
@@ -259,11 +259,11 @@ class Originals:
         return found
 
     def bytes(self) -> int:
-        """Bytes of all that lies here."""
+        """Bytes of all files here."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each file that is not what the remote said it is, or is missing from what was kept."""
+        """Yield a sentence for each file that is not what the remote stated it is, or is missing from what was kept."""
         record = self.record()
         if record is None:
             return
@@ -283,7 +283,7 @@ class Originals:
                 yield f"{path} does not match the checksum {file.checksum} of {record.address}"
 
     def remove(self) -> None:
-        """Remove all that lies here, at one instant; the caller has the lock."""
+        """Remove all files here, at one instant; the caller has the lock."""
         remove_aside(self.folder, self._aside, below=self._root)
 
 

@@ -68,7 +68,7 @@ class Partial(Closing):
         return self._hasher.found
 
     def matches(self) -> bool:
-        """Tell whether what was written is the whole file."""
+        """Return whether what was written is the whole file."""
         return self._hasher.matches()
 
     def append(self, block: bytes | memoryview) -> None:

@@ -27,7 +27,7 @@ _VARIABLE = "RBTOOL_RETRIES"
 class Transient(Exception):
     """A failure that may pass. `error` is what to raise once patience ends.
 
-    `retry_after` is how many seconds the server asks to wait, None if it does not say.
+    `retry_after` is how many seconds the server asks to wait, None if it does not state.
     """
 
     def __init__(self, error: RbtoolError, retry_after: float | None = None) -> None:
@@ -88,7 +88,7 @@ def retrying(
 ) -> T:
     """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log, and `told`, hear
+    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log, and `told`, receive
     what went wrong and when it is tried again. Raises the `error` of the last Transient, at once if the server asks
     to wait for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
     """
@@ -126,7 +126,7 @@ def retrying(
 
 
 def retry_after(header: str | None) -> float | None:
-    """Read a Retry-After header, seconds or an HTTP date, as seconds from now; None if it says neither."""
+    """Read a Retry-After header, seconds or an HTTP date, as seconds from now; None if it states neither."""
     text = (header or "").strip()
     if text.isascii() and text.isdecimal():
         return min(float(text), 1e9)

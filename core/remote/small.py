@@ -57,7 +57,7 @@ def ask_all(
 ) -> list[T | RbtoolError]:
     """Make all calls in a few threads; return their results, or the RbtoolError of each that failed, in order.
 
-    `done` hears, in this thread, how many more calls are finished. Any other exception ends it all at once, as does
+    `done` receives, in this thread, how many more calls are finished. Any other exception ends it all at once, as does
     an interruption: what the transport waits for is broken off.
     """
     results: dict[int, T | RbtoolError] = {}

@@ -20,7 +20,7 @@ class Cancelled(Exception):
 
 
 def ignore(*_: object) -> None:
-    """Hear, and do nothing."""
+    """Accept, and do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Watch:
     """How a job talks to who waits for it.
 
     `progress` and `told` reach the caller's own functions, in the caller's thread. `sleep` waits, and `check`
-    returns, unless the job is to end: both raise Cancelled then. `abandoned` tells that nobody waits for the job
+    returns, unless the job is to end: both raise Cancelled then. `abandoned` means that nobody waits for the job
     any more, and that it must not change a file.
     """
 

@@ -17,8 +17,8 @@ class Answer(NamedTuple):
     """The bytes of a file from byte `start` on, in blocks, and which version of the file they are of.
 
     `size` is that of the whole file. `version` is a validator that only these very bytes have (a strong ETag, or a
-    date of modification that is precise enough); both are None if the remote does not give them. `ends` says that the
-    end of the blocks is certainly the end of the file, which an answer of unknown length may not say.
+    date of modification that is precise enough); both are None if the remote does not give them. `ends` states that the
+    end of the blocks is certainly the end of the file, which an answer of unknown length may not state.
     """
 
     start: int
@@ -41,10 +41,10 @@ class Transport(Closing, ABC):
 
     @contextlib.contextmanager
     def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
-        """Begin to read as `open` does, and say what the remote has: for files without a checksum.
+        """Begin to read as `open` does, and state what the remote has: for files without a checksum.
 
         With `version`, bytes from `offset` on are only asked for if the remote still has that version; whether it has
-        is what the answer's `version` says. A transport that does not implement this knows no versions and no sizes.
+        is what the answer's `version` states. A transport without this method supports no versions and no sizes.
         """
         with self.open(address, offset) as (start, blocks):
             yield Answer(start, blocks)

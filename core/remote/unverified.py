@@ -143,7 +143,7 @@ class _Part(Closing):
         return self.version if self.received and self.address == address else None
 
     def begin(self, address: str, answer: Answer) -> None:
-        """Start a file anew, in the version that the answer has."""
+        """Restart a file, in the version that the answer has."""
         if self.received:
             self.restart()
         self.address, self.version, self.size = address, answer.version, answer.size

@@ -128,7 +128,7 @@ _BUFFER_BYTES = 4 << 20
 
 
 class PackedBuilder(RowBuilder):
-    """Appends TED rows, told where episodes end, to a new folder; then episodes and manifest. A context manager.
+    """Appends TED rows, given where episodes end, to a new folder; then episodes and manifest. A context manager.
 
     What `codecs` names, a state by its root key, is compressed. Next rows are compared with the rows after them, bit
     for bit: where they differ, the next rows of the whole episode are stored in full.
@@ -329,10 +329,10 @@ def write_dataset(
 ) -> Manifest:
     """Write all rows of `source`, its episodes and their text to a new folder; memory is bounded by a few chunks.
 
-    `progress` hears of the steps done. CorruptDataError where the episode table of the source does not lay its
+    `progress` receives the steps done. CorruptDataError where the episode table of the source does not lay its
     episodes one after the other.
     """
-    # a checkpoint has to give the table that it was saved with, whatever that says
+    # a checkpoint has to give the table that it was saved with, regardless of what that contains
     table = source.episodes if source.manifest.kind == "checkpoint" else table_with_returns(source)
     steps = source.manifest.steps
     RecordNumbers(table, steps, str(source.path))

@@ -60,7 +60,7 @@ def _document(path: str, data: bytes) -> FileRecord:
 
 
 def _no_dataset(path: Path) -> RbtoolError:
-    """Say what is at a path that has no manifest."""
+    """Describe what is at a path that has no manifest."""
     if not path.exists():
         return DatasetNotFoundError(f"there is nothing at {path}")
     if is_ours(path):
@@ -78,7 +78,7 @@ def _hint(path: Path, verb: str = "convert") -> str:
 class PackedReader(FolderReader):
     """TED rows of a dataset in layout `packed`.
 
-    `episodes` is the table as layout `ted` has it; `numbers` tells where each step lies. Opening compares
+    `episodes` is the table as layout `ted` has it; `numbers` gives where each step is. Opening compares
     `schema.json` with its digest and all files with the sizes that schema and table ask for: CorruptDataError where
     they differ, FormatError for another layout, for what is no dataset and for codecs that are not known,
     DatasetNotFoundError where nothing is.
@@ -143,7 +143,7 @@ class PackedReader(FolderReader):
         return found
 
     def read_own(self, one: PackedField, start: int, stop: int, *, explicit: bool = False) -> Array:
-        """Read rows of a field that lies in a file of its own: by record for a state, else by step."""
+        """Read rows of a field that is in a file of its own: by record for a state, else by step."""
         name, width = one.file(explicit=explicit), one.field.row_bytes
         path = self.path / name
         descriptor = self.listed.descriptor(name)

@@ -291,7 +291,7 @@ class WholeRows(RowStore):
 
 
 class ChunkedRows(RowStore):
-    """Rows in compressed chunks of `per` rows, beside a file of the offsets at which chunks begin and the last ends."""
+    """Rows in compressed chunks of `per` rows, with a file of the offsets at which chunks begin and the last ends."""
 
     def __init__(self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int) -> None:
         super().__init__(width)

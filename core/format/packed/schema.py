@@ -1,6 +1,6 @@
-"""Where each TED leaf lies in the layout `packed`: at an offset in the records, or in a file of its own.
+"""Where each TED leaf is stored in the layout `packed`: at an offset in the records, or in a file of its own.
 
-A state (the same key at the root and under `next`) is stored once, and what came after a step stands in the record
+A state (the same key at the root and under `next`) is stored once, and what came after a step is in the record
 after it. Everything else has one value a step. States come first in a record, so that a step and what came after it
 are one piece of memory.
 """
@@ -25,7 +25,7 @@ from .row_files import RowCodec
 __all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "Fetch", "PackedField", "PackedSchema", "RecordNumbers", "SchemaDocument"]
 
 Fetch: TypeAlias = Callable[[int, int, bool], Array]
-"""Reads a field of consecutive records; of those of explicit next rows where the last argument says so."""
+"""Reads a field of consecutive records; of those of explicit next rows where the last argument states so."""
 
 
 class RecordNumbers:
@@ -112,7 +112,7 @@ _BIG = 4096
 class PackedField:
     """A stored field under the root key of its leaf.
 
-    A `state` has a row a record, anything else a row a step. It lies at `offset` in each record; or in the file whose
+    A `state` has a row a record, anything else a row a step. It is at `offset` in each record; or in the file whose
     name is `stem` and a suffix, where `codec` compresses `chunk_rows` rows together; or, without elements, nowhere.
     """
 
@@ -129,7 +129,7 @@ class PackedField:
         return f"{folder}/{self.stem}.{'bin' if self.codec is None else self.codec.name}"
 
     def index(self, *, explicit: bool = False) -> str:
-        """Path of the file that says where the chunks begin."""
+        """Path of the file that states where the chunks begin."""
         return f"{self.file(explicit=explicit)}.index"
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class PackedField:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaHeader:
-    """What says that a document is `schema.json`, and of which version."""
+    """What states that a document is `schema.json`, and of which version."""
 
     format: str
     byte_order: str
@@ -291,7 +291,7 @@ def _refuse_codecs(codecs: Mapping[Key, RowCodec], stored: Sequence[Field], afte
 
 
 def _offsets(leaves: Sequence[Field], states: set[Key]) -> tuple[dict[Key, int], int, int]:
-    """Give fields their places, states first, wide elements before narrow ones; say where states and records end."""
+    """Give fields their places, states first, wide elements before narrow ones; state where states and records end."""
     widest = max((leaf.numpy.itemsize for leaf in leaves), default=1)
     alignment = max(_ALIGNMENT, widest)
     offsets: dict[Key, int] = {}

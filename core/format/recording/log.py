@@ -1,7 +1,7 @@
 """The log of a recording: one small record an episode, appended when all its rows are on the disk.
 
-Each record says where the rows of the episode end, carries their digest and its own, and is written at once, so that
-whatever stops the recording leaves a log whose longest sound beginning names whole episodes. Beside the log lies a
+Each record states where the rows of the episode end, carries their digest and its own, and is written at once, so that
+whatever stops the recording leaves a log whose longest sound beginning names whole episodes. Next to the log is a
 copy, written after it: what happens to one of the two, later, costs nothing.
 """
 
@@ -91,7 +91,7 @@ def _own_digest(data: bytes) -> int:
 
 
 def schema_mark(schema: PackedSchema) -> int:
-    """A number, never 0, by which each record of the log knows the layout of the rows it speaks of."""
+    """A number, never 0, by which each record of the log identifies the layout of its rows."""
     return int(xxhash.xxh3_64_intdigest(schema.to_bytes())) & 0xFFFFFFFF or 1
 
 
@@ -126,10 +126,10 @@ class CommitLog:
 
 
 class CommitsFound(NamedTuple):
-    """What log and copy tell together.
+    """The combined content of log and copy.
 
     `commits` is their longest sound beginning, `promised` counts the whole records of the longer one: a torn record at
-    the end promised nothing. `mark` is that of the schema, None where no record says it; `damaged` names the files
+    the end promised nothing. `mark` is that of the schema, None where no record states it; `damaged` names the files
     that lack a record which the other one has.
     """
 
@@ -172,7 +172,7 @@ def _records(path: Path) -> Array:
 
 
 def _is_sound(log: Array, number: int, steps: int) -> bool:
-    """Tell whether record `number`, which `steps` steps come before, is there as it was written."""
+    """Return whether record `number`, which `steps` steps come before, is there as it was written."""
     if number >= len(log):
         return False
     record = log[number]
@@ -214,7 +214,7 @@ def commits_in(data: bytes, schema: PackedSchema) -> list[Commit]:
 
 
 def is_as_recorded(files: OpenFiles, schema: PackedSchema, commits: Sequence[Commit], number: int) -> bool:
-    """Tell whether all bytes of episode `number` of the log are there as they were written."""
+    """Return whether all bytes of episode `number` of the log are there as they were written."""
     before, commit = commits[number - 1] if number else None, commits[number]
     steps = (before.steps if before else 0), commit.steps
     spans = {
@@ -251,7 +251,7 @@ class _Recording(NamedTuple):
 
 
 class RecordedFields(NamedTuple):
-    """The leaves of a recording and how they lie; `damaged` names the file, if one, that does not say so."""
+    """The leaves of a recording and how they lie; `damaged` names the file, if one, that does not state so."""
 
     fields: tuple[Field, ...]
     schema: PackedSchema
@@ -259,7 +259,7 @@ class RecordedFields(NamedTuple):
 
 
 def fields_bytes(fields: Sequence[Field]) -> bytes:
-    """The document that says what is recorded, with its own digest."""
+    """The document that states what is recorded, with its own digest."""
     entries = [{"key": f.key, "dtype": f.dtype, "shape": f.shape, "role": f.role} for f in fields]
     document = {"format": "rbtool recording", "version": _VERSION, "fields": entries}
     return (dump_json({**document, "digest": _digest(document)}, indent=1) + "\n").encode()
@@ -276,7 +276,7 @@ def unfinished_recording(path: Path) -> CorruptDataError | None:
 def read_fields(folder: Path, mark: int | None) -> RecordedFields:
     """Read what is recorded in a folder from `recording.json`, or, where that is damaged, from `schema.json`.
 
-    `mark` is what the log says of the schema, None where it does not. FormatError for a folder that nothing was
+    `mark` is what the log states about the schema, None where it does not. FormatError for a folder that nothing was
     recorded in, and for newer versions; CorruptDataError where neither file is whole.
     """
     if not any((folder / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):

@@ -69,7 +69,7 @@ class PackedRecorder:
     ) -> None:
         """Write a whole episode, rows `[n, *shape]` of every leaf, and wait until it is safe on the disk.
 
-        `episode` is its number; `cut_off` says that it went on where the recording ends.
+        `episode` is its number; `cut_off` states that it went on where the recording ends.
         SchemaError, and nothing changes, for rows of other leaves, types or shapes, or none.
         """
         length = {len(array) for array in columns.values()}
@@ -132,7 +132,7 @@ class PackedRecorder:
         return manifest
 
     def _require_whole(self) -> None:
-        """Refuse to go on behind an episode that could not be written to its end, as on a full disk."""
+        """Refuse to continue after an episode that could not be written to its end, as on a full disk."""
         if self._torn:
             raise SchemaError(
                 f"the recording {self.folder} stopped in the middle of an episode: nothing more can be recorded there",

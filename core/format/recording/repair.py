@@ -88,9 +88,9 @@ class RecordingState:
     """What is in a recording: the episodes of its longest sound beginning, and what else was found.
 
     `lost` counts finished episodes that come after: the first of them is damaged, or, where they are `unlisted`,
-    neither log nor copy names it, though its rows, or the manifest, tell of it. `surplus` counts bytes that belong to
+    neither log nor copy names it, though its rows, or the manifest, refer to it. `surplus` counts bytes that belong to
     no sound episode; `damaged` names the files that have a whole twin to be made from, `missing` the data files that
-    are not there, though there are rows for them; `sealed` says that the folder is a sound dataset as it is.
+    are not there, though there are rows for them; `sealed` states that the folder is a sound dataset as it is.
     """
 
     fields: tuple[Field, ...]
@@ -115,7 +115,7 @@ class RecordingState:
 def examine_recording(folder: Path, progress: Callable[[int], None] = lambda episodes: None) -> RecordingState:
     """Read all of a recording and find its longest sound beginning; changes nothing.
 
-    `progress` hears of the episodes looked at. FormatError for a folder that nothing was recorded in, CorruptDataError
+    `progress` receives the episodes read. FormatError for a folder that nothing was recorded in, CorruptDataError
     where it is not known any more what was recorded.
     """
     log = read_commits(folder)

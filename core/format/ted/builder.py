@@ -125,7 +125,7 @@ class PositionedTree:
         fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
 
     def settle(self, rows: int) -> None:
-        """Say that everything before row `rows` is written for good: digests are taken, and the disk may begin.
+        """Record that everything before row `rows` is written for good: digests are taken, and the disk may begin.
 
         Both wait until there is enough of a leaf.
         """
@@ -185,7 +185,7 @@ def provenance_step(verb: str, arguments: Mapping[str, Any], inputs: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where rows come from: everything of the manifest that the rows themselves do not tell."""
+    """Where rows come from: everything of the manifest that the rows themselves do not give."""
 
     request: Request
     provenance: tuple[Provenance, ...] = ()
@@ -198,7 +198,7 @@ class Origin:
 
     @classmethod
     def of(cls, manifest: Manifest, documents: Mapping[str, bytes]) -> Origin:
-        """Carry over what another dataset or checkpoint says of itself."""
+        """Carry over what another dataset or checkpoint states about itself."""
         return cls(
             manifest.request, manifest.provenance, manifest.resolved_revision, manifest.spaces,
             manifest.renamed_keys, manifest.dropped_keys, manifest.notes, documents,
@@ -206,7 +206,7 @@ class Origin:
 
 
 def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileRecord]:
-    """Keep the source's metadata files under `.rbtool/source/`, and `env_metadata.json` beside the data."""
+    """Keep the source's metadata files under `.rbtool/source/`, and `env_metadata.json` next to the data."""
     records = []
     for name, data in documents.items():
         if not is_inside(name):

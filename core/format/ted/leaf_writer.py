@@ -51,7 +51,7 @@ class LeafWriter:
     """Appends rows of one field to a headerless file.
 
     Small appends are gathered, so that an episode of a few steps costs a copy and not a system call. `ranged=False`
-    leaves `range` alone: whoever copies rows knows their range already.
+    leaves `range` alone: a copy has the range of its source.
     """
 
     def __init__(self, path: Path, field: Field, *, ranged: bool = True) -> None:
@@ -116,7 +116,7 @@ class LeafWriter:
 
 
 class TreeWriter:
-    """Appends rows to every leaf of a memory-map directory; knows the digests when it is done.
+    """Appends rows to every leaf of a memory-map directory; has the digests when it is finished.
 
     Leaves may grow by different numbers of rows (compact checkpoints need that), and more may be added with `create`.
     """

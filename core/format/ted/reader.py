@@ -65,7 +65,7 @@ class FolderReader(StepReader):
         return type(self)(self.path, self.listed.again())
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Identify the state of the files without reading them."""
         return self.listed.state()
 
     @cached_property
@@ -206,7 +206,7 @@ class PlainReader(StepReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The table as the data tell it."""
+        """The table as the data give it."""
         bounds = self._bounds()
         table = EpisodeTable.from_rows([self._row(number, *span) for number, span in enumerate(pairwise(bounds))])
         return replace(table, total_reward=sum_rewards(self, table.start, table.length))
@@ -223,7 +223,7 @@ class PlainReader(StepReader):
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, *leaf.shape), leaf.numpy), *parts])
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Identify the state of the files without reading them."""
         return self._files.state()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tensordict memory-map directory: headerless `*.memmap` files beside a `meta.json` a folder.
+"""The tensordict memory-map directory: headerless `*.memmap` files with a `meta.json` a folder.
 
 tensordict opens such a folder unaided. This module reads and writes the layout with numpy and the standard
 library alone; `facts` in comments are about tensordict 0.14 and 0.15.
@@ -37,7 +37,7 @@ _NODE = "<class 'tensordict._td.TensorDict'>"
 class MappedLeaf:
     """A tensor file: its element type by name and its whole shape, rows first.
 
-    `nested` marks a ragged leaf, whose `shape` is that of the table of row shapes beside it.
+    `nested` marks a ragged leaf, whose `shape` is that of the table of row shapes next to it.
     """
 
     dtype: str
@@ -131,7 +131,7 @@ def parse_node(data: bytes, origin: str) -> dict[str, MappedLeaf]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchDocument:
-    """What the `meta.json` of a tensordict says of all of it."""
+    """What the `meta.json` of a tensordict states about all of it."""
 
     shape: tuple[Count, ...] | None = None
 

@@ -111,12 +111,12 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.format import recorded_fields
+    from rbtool.core.format.recording import log
 
-    fields = recorded_fields.read_fields(recording, None).fields
+    fields = log.read_fields(recording, None).fields
     with monkeypatch.context() as patch:
-        patch.setattr(recorded_fields, "_VERSION", 2)
-        (recording / FIELDS).write_bytes(recorded_fields.fields_bytes(fields))
+        patch.setattr(log, "_VERSION", 2)
+        (recording / FIELDS).write_bytes(log.fields_bytes(fields))
     with pytest.raises(FormatError, match="has version 2, this rbtool reads up to 1"):
         repair(recording)
 

@@ -32,10 +32,9 @@ from rbtool.core.format import (
     PackedSchema,
     RowCodec,
     TedReader,
-    packed_builder,
-    packed_writer,
     write_dataset,
 )
+from rbtool.core.format.packed import builder
 from rbtool.core.opening import open_steps
 from rbtool.core.ted import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
@@ -63,12 +62,12 @@ def pack(ted: Path, packed: Path, *, compressed: bool = True) -> Manifest:
 @contextlib.contextmanager
 def small_steps(buffer: int, chunk: int) -> Iterator[None]:
     """Write in so small parts that episodes, and what is compressed together, are cut anywhere."""
-    before = packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES
-    packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES = buffer, chunk
+    before = builder._BUFFER_BYTES, builder._CHUNK_BYTES
+    builder._BUFFER_BYTES, builder._CHUNK_BYTES = buffer, chunk
     try:
         yield
     finally:
-        packed_builder._BUFFER_BYTES, packed_writer._CHUNK_BYTES = before
+        builder._BUFFER_BYTES, builder._CHUNK_BYTES = before
 
 
 @settings(max_examples=25, deadline=None)

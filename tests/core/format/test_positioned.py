@@ -19,9 +19,9 @@ from rbtool.core.format import (
     digest_file,
     fs,
     leaf_path,
-    positioned,
     read_tree,
 )
+from rbtool.core.format.ted import builder as ted_builder
 from rbtool.core.ted import Field
 
 FIELDS = (
@@ -50,7 +50,7 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(
     (folder / "found").mkdir()
     bounds = [0, *sorted(cuts), ROWS]
     parts = list(itertools.pairwise(bounds))
-    with mock.patch.object(positioned, "_CHUNK", 24), PositionedTree(folder / "found", FIELDS, ROWS) as tree:
+    with mock.patch.object(ted_builder, "_CHUNK", 24), PositionedTree(folder / "found", FIELDS, ROWS) as tree:
         files = RowFiles(folder / "found", FIELDS)
         done: set[int] = set()
         for number in np.random.default_rng(seed).permutation(len(parts)).tolist():
