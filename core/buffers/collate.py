@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 
-from ..storages import CompressedListStorage, Storage
+from ..storages import CompressedListStorage, LazyStackStorage, Storage
 
 __all__ = ["default_collate", "lazy_stack_elements", "ragged_elements", "stack_elements"]
 
 
 def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
     """Say how batches are made of what `storage` gives; None where it gives batches already."""
+    if isinstance(storage, LazyStackStorage):  # stacks what it returns by itself
+        return None
     if isinstance(storage, CompressedListStorage):
         return lazy_stack_elements
     return stack_elements if storage.returns_objects else None

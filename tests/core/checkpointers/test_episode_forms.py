@@ -246,7 +246,7 @@ def test_memory_maps_are_filled_too(tmp_path: Path, form: str) -> None:
 def test_an_emptied_storage_is_saved_as_one(tmp_path: Path, form: str) -> None:
     plan = BufferPlan()
     source, target = plan.buffer()._storage, plan.buffer()._storage
-    source._empty()
+    source.empty()
     MAKERS[form]().dumps(source, tmp_path / "saved")
     MAKERS[form]().loads(target, tmp_path / "saved")
     assert len(target) == 0
