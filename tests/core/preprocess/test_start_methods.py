@@ -127,7 +127,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
     assert process.returncode == -number
 
 
-@pytest.mark.parametrize("neighbours", [frozenset(), frozenset(("forked_value",))])
+@pytest.mark.parametrize("user_modules", [frozenset(), frozenset(("forked_value",))])
 def test_forked_workers_import_the_users_modules_anew(
     walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_modules: frozenset[str]
 ) -> None:
