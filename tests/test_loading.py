@@ -51,7 +51,7 @@ def python(code: str, folder: Path) -> str:
 
 def misnamed(modules: dict[str, str]) -> dict[str, str]:
     """Return the modules that lie in the checkout and go by another name than rbtool's."""
-    aside = [source_tree.ROOT / "tests", source_tree.ROOT / "benchmarks", Path(sys.prefix)]
+    aside = [*(source_tree.ROOT / name for name in ("tests", "benchmarks", "docs")), Path(sys.prefix)]
     return {
         name: file
         for name, file in modules.items()
