@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..format import Array
-from ..storages.memory import plain_column
+from ..storages.columns import plain_column
 from ..ted import Field
 
 __all__ = ["LaneLeaf", "Order", "Run", "host_array"]

@@ -11,7 +11,7 @@ from ..encodings import FilledStorage, differing_rows, leaf_parts
 from ..errors import SchemaError
 from ..format import Array, StepReader
 from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
-from ..storages.arrays import tensor_of
+from ..storages.dataset import tensor_of
 from ..ted import Field, Key, key_name
 from .filling import fill_storage, structure_for
 from .other_rows import rows_of_storage

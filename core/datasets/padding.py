@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from ..errors import SchemaError
-from ..storages.arrays import tensordict_of
-from ..storages.memory import plain_column
+from ..storages.columns import plain_column
+from ..storages.dataset import tensordict_of
 from ..ted import Key
 
 __all__ = ["MASK", "TRAJECTORY_IDS", "padded", "trajectory_lengths"]

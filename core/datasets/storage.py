@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format import ListedFiles, PackedReader, TedReader, leaf_path, mend
 from ..storages import MappedDataset, PackedStorage, TensorStorage
-from ..storages.arrays import tensordict_of
+from ..storages.dataset import tensordict_of
 from ..storages.structure import structure_of
 from ..ted import NEXT_DONE, Field
 from .padding import padded, trajectory_lengths

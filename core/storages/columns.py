@@ -1,13 +1,14 @@
-"""Reads and writes rows of plain tensors, as fast as the machine copies them.
+"""Read and write rows of plain tensors, and find out which tensors share memory.
 
-Random rows of the CPU are gathered by numpy's `take`: of 11 leaves in 0.5 to 0.8 of the time of torch's `index_select`,
-without threads of its own, and leaving the interpreter to other threads meanwhile. Where there are more rows than the
-processor's caches hold, a compiled loop over all leaves takes over. Rows that follow one another are copied whole.
+Random rows on the CPU are gathered by numpy's `take`: with 11 leaves it needs 0.5 to 0.8 of the time of torch's
+`index_select`, starts no threads and releases the interpreter lock. Where the rows exceed the processor's caches, a
+compiled loop over all leaves takes over. Consecutive rows are copied whole.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,9 +18,66 @@ import torch
 from ..errors import SchemaError
 from ..kernels import PlainRows, fastest_rows
 from .cursors import Index, row_numbers
-from .memory import Memory, plain_column
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "Memory", "plain_column", "zeros"]
+
+
+# torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def plain_column(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a view of the same memory that torch indexes without detours: no subclass, no wide unsigned type."""
+    column = leaf.detach().as_subclass(torch.Tensor)
+    return column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column
+
+
+class Memory:
+    """The memory behind some tensors, as it lies now.
+
+    Whole allocations are compared by their addresses: two views of one count as the same memory even where they
+    do not overlap, and so do two that were wrapped separately around one buffer.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        ranges = sorted({_addresses(tensor) for tensor in tensors})
+        self._starts = [start for start, _ in ranges]
+        self._stops: list[int] = []
+        for _, stop in ranges:
+            self._stops.append(max(stop, self._stops[-1]) if self._stops else stop)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The lowest address, and the one behind the highest."""
+        return (self._starts[0], self._stops[-1]) if self._starts else (0, 0)
+
+    def may_hold(self, tensor: torch.Tensor) -> bool:
+        """Tell whether `tensor` may share an element with one of the tensors."""
+        return self.touches(*_addresses(tensor))
+
+    def touches(self, start: int, stop: int) -> bool:
+        """Tell whether addresses from `start` to before `stop` lie in the memory of one of the tensors."""
+        before = bisect_left(self._starts, stop)
+        return before > 0 and self._stops[before - 1] > start
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return `tensor` itself, or a copy where it may share memory."""
+        return plain_column(tensor).clone() if self.may_hold(tensor) else tensor
+
+
+def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
+    memory = tensor.untyped_storage()
+    start = memory.data_ptr()
+    return start, start + memory.nbytes()
+
+
+def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Make zeros; on the CPU, of memory that is only taken when it is first written."""
+    if device.type != "cpu" or not math.prod(shape):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    whole = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+    return whole.view(dtype).view(tuple(shape))
+
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KNOWN_TO_NUMPY = frozenset({

@@ -10,11 +10,11 @@ import torch
 
 from ..errors import FormatError, SchemaError, UsageError
 from .codec import CODECS, byte_count, codec_of_bytes, tensor_bytes, tensor_from_bytes, to_bytestream
+from .columns import Memory
 from .documents import parse, read_dtype, read_shape
 from .item_states import leaf_of_state, state_of_item
 from .items import Node, Path, ValueNode, take_apart
 from .list_storage import ListStorage
-from .memory import Memory
 
 __all__ = ["CompressedListStorage", "Packed"]
 

@@ -1,4 +1,9 @@
-"""Opens a dataset on disk as tensors, so that nothing done to them ever reaches the disk."""
+"""Datasets on disk as tensors: memory-mapped, or read row by row.
+
+Files that do not fit into memory are mapped with advice to the kernel: read-ahead would load pages that nobody needs
+and evict those in use, and random rows would cost one page fault after another. With MADV_RANDOM, and MADV_WILLNEED
+for the rows of each batch, the kernel reads just these, in parallel. Files that fit get no advice.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,128 @@ import contextlib
 import mmap
 import os
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..errors import CorruptDataError
-from ..format import Array, ListedFiles, TedReader, leaf_path
-from ..ted import Field
-from .advice import Pages, exceeds_memory
-from .arrays import tensor_of, tensordict_of
+from ..errors import CorruptDataError, SchemaError
+from ..format import Array, ListedFiles, StepReader, TedReader, leaf_path
+from ..ted import Field, Key
+from .base import IndexedStorage
+from .cursors import as_index, row_numbers
 
-__all__ = ["MappedDataset", "dataset_tensors"]
+__all__ = [
+    "MappedDataset",
+    "Pages",
+    "StepStorage",
+    "available_memory",
+    "dataset_tensors",
+    "exceeds_memory",
+    "tensor_of",
+    "tensordict_of",
+]
+
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def exceeds_memory(size: int) -> bool:
+    """Tell whether so many bytes of files cannot all stay in memory."""
+    available = available_memory()
+    return available is not None and size > available
+
+
+def available_memory() -> int | None:
+    """Bytes that this process can have and the page cache can use: the system's, or its control group's if fewer.
+
+    None where the system does not say.
+    """
+    found = [limit for limit in (_system(), *_groups()) if limit is not None]
+    return min(found) if found else None
+
+
+def _system() -> int | None:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _groups() -> Iterable[int]:
+    """The limits of the control groups (version 2, and 1) that this process is in."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        root = _GROUPS / "memory" if controllers else _GROUPS
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        folder = root / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):
+                yield int((place / name).read_text(encoding="ascii"))
+            if place == root:
+                break
+
+
+class Pages:
+    """A mapped file of which rows are read in no order."""
+
+    def __init__(self, pages: mmap.mmap) -> None:
+        self._pages = pages
+        self._size = len(pages)
+        advise_random(pages)
+
+    def expect(self, starts: NDArray[Any], lengths: int | NDArray[Any]) -> None:
+        """Say that `lengths` bytes from each of `starts` on are about to be read; it is only a hint."""
+        will_need = getattr(mmap, "MADV_WILLNEED", None)
+        if will_need is None or not len(starts):
+            return
+        page = mmap.PAGESIZE
+        first = np.sort(starts // page)
+        last = np.sort((starts + (lengths - 1)) // page)
+        # Rows of neighbouring pages are asked for together.
+        apart = np.flatnonzero(first[1:] > last[:-1] + 1)
+        begins = first[np.concatenate(([0], apart + 1))] * page
+        stops = np.minimum((last[np.concatenate((apart, [len(last) - 1]))] + 1) * page, self._size)
+        advise = self._pages.madvise
+        with contextlib.suppress(OSError):
+            for begin, size in zip(begins.tolist(), (stops - begins).tolist(), strict=True):
+                advise(will_need, begin, size)
+
+
+def advise_random(pages: mmap.mmap) -> None:
+    """Say that a mapped file is read in no order."""
+    advice = getattr(mmap, "MADV_RANDOM", None)
+    if advice is not None:
+        with contextlib.suppress(OSError):
+            pages.madvise(advice)
+
+
+def tensor_of(array: Array, field: Field) -> torch.Tensor:
+    """View an array as a tensor of the field's element type; bfloat16 arrives as its bits."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if field.dtype == "bfloat16" else tensor
+
+
+def tensordict_of(tensors: Mapping[Key, torch.Tensor], batch: tuple[int, ...]) -> TensorDict:
+    """Nest tensors by their keys in one tensordict of this batch size."""
+    nest: dict[str, Any] = {}
+    for (*folders, name), tensor in tensors.items():
+        inner = nest
+        for part in folders:
+            inner = inner.setdefault(part, {})
+        inner[name] = tensor
+    return TensorDict(nest, batch_size=batch)
 
 
 def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_write: bool = True) -> TensorDict:
@@ -94,3 +207,68 @@ def _read_only_tensor(array: Array, field: Field) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return tensor_of(array, field)
+
+
+class StepStorage(IndexedStorage):
+    """The rows behind a `StepReader`, as a storage that cannot be written: each `get` reads just those rows.
+
+    Neighbouring rows are read together. Writing raises SchemaError.
+    """
+
+    def __init__(self, reader: StepReader) -> None:
+        super().__init__(max(1, reader.manifest.steps))
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return self._reader.manifest.steps
+
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """List the lengths of the episodes."""
+        return self._reader.episodes.length
+
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one leaf of the rows at `index` alone; None where there is none."""
+        field = next((field for field in self._reader.fields if field.key == key), None)
+        return None if field is None else self._tensors([field], row_numbers(as_index(index, 1), len(self)))[key]
+
+    def read_at(self, index: Any) -> TensorDict:
+        """Read the rows at `index` into fresh tensors."""
+        numbers = row_numbers(as_index(index, 1), len(self))
+        return tensordict_of(self._tensors(self._reader.fields, numbers), numbers.shape)
+
+    def _tensors(self, fields: Iterable[Field], numbers: Array) -> dict[Key, torch.Tensor]:
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        tensors = {}
+        for field in fields:
+            rows = self._read(field, unique)[place.reshape(-1)]
+            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+        return tensors
+
+    def _read(self, field: Field, rows: Array) -> Array:
+        """Read sorted rows of one leaf, each run of neighbours at once."""
+        found = np.empty((len(rows), *field.shape), field.numpy)
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
+            found[run] = self._reader.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+        return found
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
+
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the digest of the contents, which lie on disk."""
+        return {"content_digest": self._reader.manifest.content_digest, "_len": len(self)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is of these very contents."""
+        if state["content_digest"] != self._reader.manifest.content_digest:
+            raise SchemaError(f"the state belongs to other data than {self._reader.path}")
+
+    def clear_rows(self) -> None:
+        """Refuse: datasets are never edited."""
+        raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")

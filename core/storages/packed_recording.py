@@ -16,9 +16,9 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ..errors import SchemaError, UsageError
 from ..format import Array, Manifest, PackedReader, PackedRecorder
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
-from .arrays import tensor_of, tensordict_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
+from .dataset import tensor_of, tensordict_of
 from .structure import structure_of
 from .write_log import Change
 

@@ -11,10 +11,10 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from ..errors import SchemaError, UsageError
 from .columns import Columns
-from .counter import Counter
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .structure import Structure, structure_of
 from .tensor_state import TensorState
+from .write_log import Counter
 
 __all__ = ["TensorStorage"]
 

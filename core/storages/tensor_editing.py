@@ -11,9 +11,8 @@ from tensordict import TensorDict, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
 from .base import IndexedStorage
-from .columns import Columns
+from .columns import Columns, zeros
 from .cursors import as_index, rows_of
-from .memory import zeros
 from .structure import Node, Path, Structure, TensorDictNode, structure_of
 
 __all__ = ["TensorEditing"]

@@ -1,16 +1,145 @@
-"""What was written to a storage, in three numbers: enough to catch up with the new rows without looking at the old."""
+"""What a storage records of its writes: counters, the write log, how often rows were overwritten."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from multiprocessing.context import assert_spawning
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.sharedctypes import RawValue
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
-from .counter import Counter
+from ..errors import SchemaError, UsageError
 
-__all__ = ["Change", "WriteLog", "Written"]
+__all__ = ["Change", "Counter", "Generations", "Reports", "WriteLog", "Written"]
+
+
+class Counter:
+    """A signed 64-bit integer, read and set as `value`.
+
+    With `shared`, or after `share_()`, it lies in memory that forked children and spawned ones (to which it was
+    passed as an argument) count with, too. It has no lock: who adds to it holds one. Plain pickles and copies keep
+    the value and are not shared; passing it through a queue raises RuntimeError, as for all shared values of
+    `multiprocessing`. A number beyond 64 bits raises OverflowError.
+
+    >>> rows = Counter(3)
+    >>> rows.value += 2
+    >>> rows.value
+    5
+    """
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, value: int = 0, *, shared: bool = False) -> None:
+        self._cell: Any = RawValue(ctypes.c_int64, 0) if shared else _Cell()
+        self.value = value
+
+    @property
+    def value(self) -> int:
+        """The number as it is now, whoever set it."""
+        return self._cell.value  # type: ignore[no-any-return]
+
+    @value.setter
+    def value(self, value: int) -> None:
+        if not -(1 << 63) <= value < 1 << 63:  # ctypes would wrap around in silence
+            raise OverflowError(f"{value} does not fit into 64 bits")
+        self._cell.value = int(value)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can count with it."""
+        return not isinstance(self._cell, _Cell)
+
+    def share_(self) -> Counter:
+        """Move the number into shared memory; return the counter itself. Do it before the other process starts."""
+        if not self.shared:
+            self._cell = RawValue(ctypes.c_int64, self.value)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Counter({self.value}{', shared=True' if self.shared else ''})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Counter, (self.value,)
+
+
+class _Cell:
+    """A number of this process alone."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+def _of_cell(cell: Any) -> Counter:
+    counter = Counter()
+    counter._cell = cell
+    return counter
+
+
+def _pass_on(counter: Counter) -> tuple[Any, ...]:
+    """What a child process gets: the same memory."""
+    assert_spawning(counter)
+    return _of_cell, (counter.share_()._cell,)
+
+
+ForkingPickler.register(Counter, _pass_on)
+
+
+_NEVER = -1
+_MOST = 1 << 40
+
+
+class Generations:
+    """One int64 a row: -1 before its first write, 0 after it, one more with each further write and each emptying.
+
+    With `shared` the numbers lie in shared memory.
+    """
+
+    def __init__(self, rows: int, *, shared: bool) -> None:
+        if rows > _MOST:
+            raise UsageError(
+                f"generations of {rows} rows were asked for, {_MOST} is the most", hint="give the storage a max_size"
+            )
+        self.rows = torch.full((rows,), _NEVER)
+        if shared:
+            self.rows.share_memory_()
+
+    def count(self, index: torch.Tensor) -> None:
+        """Count a write to each row named, as often as it is named."""
+        self.rows.index_add_(0, index, torch.ones_like(index))
+
+    def count_all(self) -> None:
+        """Count a write to each row that was ever written."""
+        self.rows += self.rows != _NEVER
+
+    def at(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of these rows; -1 for rows that there are not."""
+        there = (index >= 0) & (index < len(self.rows))
+        return self.rows[index.where(there, 0)].where(there, _NEVER)
+
+    def apart(self) -> Generations:
+        """Return a copy that no other process counts with."""
+        other = Generations(0, shared=False)
+        other.rows = self.rows.clone()
+        return other
+
+    def fitting(self, saved: torch.Tensor) -> torch.Tensor:
+        """Return saved numbers with as many rows as there are here; SchemaError if that would lose one."""
+        if saved.dtype != torch.int64 or saved.dim() != 1:
+            raise SchemaError(f"generations are {saved.dtype} {list(saved.shape)}, expected are torch.int64 [rows]")
+        if bool((saved[len(self.rows) :] != _NEVER).any()):
+            raise SchemaError(f"generations of {len(saved)} rows were saved; this storage has {len(self.rows)} rows")
+        fitted = torch.full_like(self.rows, _NEVER)
+        fitted[: len(saved)] = saved[: len(self.rows)]
+        return fitted
+
 
 _REMEMBERED = 64
 
@@ -102,3 +231,84 @@ def _goes_round(rows: torch.Tensor, capacity: int) -> bool:
     """Tell whether rows follow one another, the first one of a ring after the last."""
     numbers = rows.numpy(force=True)
     return bool(((numbers - numbers[0] - np.arange(len(numbers))) % capacity == 0).all())
+
+
+class Reports:
+    """The book-keeping of a storage, which samplers, writers and checkpointers read."""
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = None
+        """The generator of the buffer, for storages that need random numbers."""
+        self.generations: Generations | None = None
+        """How often each row was written over, where a writer counts it."""
+        self.last_cursor: Any = None
+        """The cursor of the newest write of a writer; None where it is not known."""
+        self.numbered_by: str | None = None
+        """The entry in which a writer keeps the number of every row, where one does."""
+        self.rotated: int | None = None
+        """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
+        self.log = WriteLog()
+        """Which rows were written and changed; samplers read it."""
+        self._attached: list[Any] = []
+        self._loaded_ring: tuple[bool, int | None] = (False, None)
+
+    @final
+    def mark_changed(self, change: Change | None = None) -> None:
+        """Report a change that no method of this class makes, as an edit in place of what `get` returned by reference.
+
+        Without a `change`, which names rows and entries, anything may have changed.
+        """
+        self.log.changed(change)
+
+    @final
+    def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
+        """Report that all contents were replaced. The ring goes on at `next_row`, unless a writer says otherwise."""
+        self.last_cursor = last_cursor
+        self.log.go_on_at(next_row)
+        self.log.changed()
+
+    @final
+    def notify(self, index: Any) -> None:
+        """Report to the attached buffers that the elements at `index` were written."""
+        for buffer in self._attached:
+            buffer.mark_update(index)
+
+    # Full rings ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def loading_ring(self, next_row: int | None) -> Iterator[None]:
+        """Load a ring inside, of which `next_row` is the row that is written next; None where that is not known.
+
+        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time in front
+        of free ones: a writer goes on behind them. `rotated` says afterwards by how many rows. A storage that is loaded
+        without this keeps every row where it was.
+        """
+        self.rotated, self._loaded_ring = None, (True, next_row)
+        try:
+            yield
+        finally:
+            self._loaded_ring = (False, None)
+
+    def rotation_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
+        """Return which row is to become row 0 of `rows` rows that are loaded into `room` rows; also in `rotated`.
+
+        The rows are from a storage of `capacity` rows of which `last_row` was written last, None where not known.
+        """
+        ring, next_row = self._loaded_ring
+        next_row = next_row if last_row is None else last_row + 1
+        full = next_row is not None and (next_row < rows if capacity is None else rows == capacity)
+        self.rotated = next_row % rows if next_row is not None and ring and full and 0 < rows < room else None
+        return self.rotated or 0
+
+    # Buffers ---------------------------------------------------------------------------------------
+
+    @final
+    def attach(self, buffer: Any) -> None:
+        """Have a buffer (anything with `mark_update(index)`) notified of elements that are written by index."""
+        if not any(buffer is known for known in self._attached):
+            self._attached.append(buffer)
+
+    @final
+    def detach(self, buffer: Any) -> None:
+        """Undo `attach`."""
+        self._attached = [known for known in self._attached if known is not buffer]

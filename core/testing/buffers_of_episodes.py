@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from ..buffers import ReplayBuffer
 from ..storages import LazyTensorStorage
 from ..storages.codec import tensor_bytes
-from ..storages.memory import plain_column
+from ..storages.columns import plain_column
 
 __all__ = ["BufferPlan", "bits", "buffer_plans"]
 

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..storages import Counter, Storage
-from ..storages.generations import Generations
+from ..storages.write_log import Generations
 
 __all__ = ["Counting", "counts_in", "rows_in"]
 

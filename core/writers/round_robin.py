@@ -10,7 +10,7 @@ import torch
 
 from ..errors import FormatError
 from ..storages import Storage
-from ..storages.generations import Generations
+from ..storages.write_log import Generations
 from .base import Writer
 from .batches import batch_length, capacity_rows
 from .counting import rows_in

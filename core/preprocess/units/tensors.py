@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ...format import HIDDEN, Array
-from ...storages.arrays import tensordict_of
+from ...storages.dataset import tensordict_of
 from ...ted import DTYPES, Key, key_name, numpy_dtype
 from ..block import BlockColumn
 from ..failures import ResultRefused, counted

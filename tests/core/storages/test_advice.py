@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.storages import PackedStorage, advice, packed_rows
-from rbtool.core.storages.advice import Pages, available_memory, exceeds_memory
+from rbtool.core.storages import PackedStorage, dataset, packed
+from rbtool.core.storages.dataset import Pages, available_memory, exceeds_memory
 
 
 class Heard:
@@ -38,7 +38,7 @@ def test_the_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "memory.max").write_text("4096\n")
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
-    monkeypatch.setattr(advice, "_GROUPS", tmp_path)
+    monkeypatch.setattr(dataset, "_GROUPS", tmp_path)
     monkeypatch.setattr(Path, "read_text", _with_group(Path.read_text))
     assert available_memory() == 4096
 
@@ -75,7 +75,7 @@ def test_only_what_exceeds_memory_is_told_of(tmp_path: Path, large: bool, monkey
     from rbtool.core.verbs.convert import convert
 
     made: list[object] = []
-    monkeypatch.setattr(packed_rows, "Pages", lambda pages: made.append(pages) or Pages(pages))
+    monkeypatch.setattr(packed, "Pages", lambda pages: made.append(pages) or Pages(pages))
     write_walks(tmp_path / "ted", [(5, "open")])
     convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
     monkeypatch.setattr("rbtool.core.storages.packed.exceeds_memory", lambda size: large)

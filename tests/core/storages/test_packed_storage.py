@@ -17,7 +17,7 @@ from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.format import Manifest, Origin, PackedSchema, RowCodec, TedReader, digest_file, write_dataset
 from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.storages import PackedStorage, dataset_tensors, packed_rows
+from rbtool.core.storages import PackedStorage, dataset_tensors, packed
 from rbtool.core.storages.structure import structure_of
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.storages import ROWS, StorageTests
@@ -64,7 +64,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_batches_are_those_of_ted(
     odd: Path, name: str, way: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_rows, "_LARGE", 1 if compiled else 1 << 40)
+    monkeypatch.setattr(packed, "_LARGE", 1 if compiled else 1 << 40)
     storage, rows = PackedStorage(odd / name, **WAYS[way]), dataset_tensors(odd / "ted")
     drawn = torch.from_numpy(np.random.default_rng(1).integers(-16, 16, (6, 9)))
     for index in (*drawn, drawn, torch.tensor([], dtype=torch.int64), slice(3, 14, 2), 7, -1, [15, 0], range(2, 5)):
