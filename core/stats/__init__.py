@@ -1,9 +1,7 @@
 """Statistics of the values of a dataset: counts, moments, extremes and quantiles, in one pass over its rows."""
 
-from .collect import FieldStats, collect_stats, described_fields
-from .moments import Moments, mean_of
-from .quantiles import QUANTILE_ERROR, QuantileSketch
-from .store import StatsStore
+from .collect import FieldStats, StatsStore, collect_stats, described_fields
+from .moments import QUANTILE_ERROR, Moments, QuantileSketch, mean_of
 
 __all__ = [
     "QUANTILE_ERROR",

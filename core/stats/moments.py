@@ -1,20 +1,20 @@
-"""Counts, means, deviations and extremes that can be taken part by part and merged."""
+"""Counts, means, deviations, extremes and quantiles, taken part by part and merged."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .whole_numbers import WholeSums
-
-__all__ = ["Moments", "mean_of"]
+__all__ = ["QUANTILE_ERROR", "Moments", "QuantileSketch", "mean_of"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Floats: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint64]
 
 _LEAST = -1074
 """The exponent of zero: below that of every other number."""
@@ -33,24 +33,24 @@ class Moments:
         self.nan: Counts = np.zeros(width, np.int64)
         self.infinite: Counts = np.zeros(width, np.int64)
         self._floats = _FloatSums(width)
-        self._whole = WholeSums(width)
+        self._whole = _WholeSums(width)
 
     @classmethod
     def of(cls, block: Array) -> Self:
         """Take the moments of a block of rows, `[n, width]` of any real type."""
-        found = cls(block.shape[1])
+        made = cls(block.shape[1])
         if not len(block):
-            return found
+            return made
         if block.dtype.kind != "f":
-            found._whole = WholeSums.of(block)
-            return found
+            made._whole = _WholeSums.of(block)
+            return made
         values = np.asarray(block, np.float64)
         finite = np.isfinite(values)
         if not finite.all():
-            found.nan = np.isnan(values).sum(0)
-            found.infinite = np.isinf(values).sum(0)
-        found._floats = _FloatSums.of(values, finite)
-        return found
+            made.nan = np.isnan(values).sum(0)
+            made.infinite = np.isinf(values).sum(0)
+        made._floats = _FloatSums.of(values, finite)
+        return made
 
     def merge(self, other: Moments) -> None:
         """Take in the moments of other rows."""
@@ -147,16 +147,16 @@ class _FloatSums:
 
     @classmethod
     def of(cls, values: Floats, finite: NDArray[np.bool_]) -> Self:
-        found, whole = cls(values.shape[1]), bool(finite.all())
-        found.count = finite.sum(0)
-        found.min = values.min(0) if whole else np.where(finite, values, np.inf).min(0)
-        found.max = values.max(0) if whole else np.where(finite, values, -np.inf).max(0)
-        found.exponent = _exponent(np.where(found.count > 0, np.maximum(np.abs(found.min), np.abs(found.max)), 0.0))
-        scaled = np.ldexp(values if whole else np.where(finite, values, 0.0), -found.exponent)
-        found.mean = scaled.sum(0) / np.maximum(found.count, 1)
-        apart = scaled - found.mean
-        found.squares = np.square(apart if whole else np.where(finite, apart, 0.0)).sum(0)
-        return found
+        made, whole = cls(values.shape[1]), bool(finite.all())
+        made.count = finite.sum(0)
+        made.min = values.min(0) if whole else np.where(finite, values, np.inf).min(0)
+        made.max = values.max(0) if whole else np.where(finite, values, -np.inf).max(0)
+        made.exponent = _exponent(np.where(made.count > 0, np.maximum(np.abs(made.min), np.abs(made.max)), 0.0))
+        scaled = np.ldexp(values if whole else np.where(finite, values, 0.0), -made.exponent)
+        made.mean = scaled.sum(0) / np.maximum(made.count, 1)
+        apart = scaled - made.mean
+        made.squares = np.square(apart if whole else np.where(finite, apart, 0.0)).sum(0)
+        return made
 
     @classmethod
     def known(cls, count: int, mean: Floats, std: Floats, low: list[int], high: list[int]) -> Self:
@@ -191,3 +191,158 @@ class _FloatSums:
 def _exponent(size: Floats) -> NDArray[np.int32]:
     """The power of two just above each number."""
     return np.where(size > 0, np.frexp(size)[1], _LEAST).astype(np.int32)
+
+
+_LIMB = 22
+"""Bits of the parts that numbers are cut into: the products of two parts can be added up in uint64 `_ROWS` times."""
+
+_ROWS = 1 << (63 - 2 * _LIMB)
+
+
+class _WholeSums:
+    """Count, sum, sum of squares, minimum and maximum of each of `width` dimensions, as Python integers."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.min: list[int] = []
+        self.max: list[int] = []
+        self._sums = [0] * width
+        self._squares = [0] * width
+
+    @classmethod
+    def of(cls, block: Array) -> Self:
+        """Take the sums of a block of rows, `[n, width]` of integers or truth values, with one row at least."""
+        rows = block.view(np.uint8) if block.dtype.kind == "b" else block
+        made = cls(rows.shape[1])
+        made.count = len(rows)
+        low, high = rows.min(0), rows.max(0)
+        made.min, made.max = low.tolist(), high.tolist()
+        spread = max((b - a for a, b in zip(made.min, made.max, strict=True)), default=0)
+        lowest = _words(low)
+        for start in range(0, len(rows), _ROWS):
+            # the distance from the least number fits into uint64 whatever the type, and wraps to what it is
+            made._add(_words(rows[start : start + _ROWS]) - lowest, max(1, math.ceil(spread.bit_length() / _LIMB)))
+        for place, least in enumerate(made.min):
+            apart = made._sums[place]
+            made._sums[place] = made.count * least + apart
+            made._squares[place] += made.count * least**2 + 2 * least * apart
+        return made
+
+    def _add(self, distance: Words, limbs: int) -> None:
+        mask = np.uint64((1 << _LIMB) - 1)
+        parts = [distance] if limbs == 1 else [(distance >> np.uint64(_LIMB * k)) & mask for k in range(limbs)]
+        for i, one in enumerate(parts):
+            self._sums = _plus(self._sums, one.sum(0), _LIMB * i)
+            for j in range(i, limbs):
+                products = np.einsum("nw,nw->w", one, parts[j])
+                self._squares = _plus(self._squares, products, _LIMB * (i + j) + (j > i))
+
+    def merge(self, other: _WholeSums) -> None:
+        """Take in the sums of other rows."""
+        if not other.count:
+            return
+        if self.count:
+            self.min = [min(pair) for pair in zip(self.min, other.min, strict=True)]
+            self.max = [max(pair) for pair in zip(self.max, other.max, strict=True)]
+        else:
+            self.min, self.max = list(other.min), list(other.max)
+        self.count += other.count
+        self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
+        self._squares = [a + b for a, b in zip(self._squares, other._squares, strict=True)]
+
+    @property
+    def mean(self) -> Floats:
+        """The mean of each dimension, rounded once."""
+        return np.array([total / self.count for total in self._sums])
+
+    @property
+    def std(self) -> Floats:
+        """The deviation of each dimension, divided by the count."""
+        pairs = zip(self._sums, self._squares, strict=True)
+        return np.array([math.sqrt(self.count * squares - total**2) / self.count for total, squares in pairs])
+
+
+def _words(rows: Array) -> Words:
+    """The numbers as uint64; negative ones wrap."""
+    return rows.astype(np.uint64 if rows.dtype.kind == "u" else np.int64).view(np.uint64)
+
+
+def _plus(numbers: list[int], added: Words, shift: int) -> list[int]:
+    return [number + (more << shift) for number, more in zip(numbers, added.tolist(), strict=True)]
+
+
+_KEPT_BITS = 8
+"""Bits of the fraction of a float64 that select the bucket."""
+
+_SHIFT = np.uint64(52 - _KEPT_BITS)
+_SIGN = np.uint64(1 << 63)
+
+QUANTILE_ERROR = 2.0 ** -(_KEPT_BITS + 1)
+"""A quantile is off by no more than this part of its value: 0.2 %."""
+
+
+class QuantileSketch:
+    """Counts values in buckets that grow with them, so that each quantile is known up to a part of its value.
+
+    A bucket holds the numbers whose sign, exponent and first bits of the fraction agree: the idea of DDSketch (Masson,
+    Rim and Lee, 2019), on the buckets that floating point numbers come in anyhow. Ranks are exact, so the sketch is the
+    same whatever the order of the values and the number of parts, which sketches that draw lots cannot promise.
+    Memory grows with the number of buckets hit, some thousand a dimension, and not with the values.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._buckets: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64) for _ in range(width)]
+        self._counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(width)]
+
+    def update(self, block: Array) -> None:
+        """Count a block of rows, `[n, width]` of any real type; what is not finite is left out."""
+        values = np.ascontiguousarray(block.T, np.float64)
+        buckets = _bucket_of(values)
+        finite = np.isfinite(values)
+        whole = bool(finite.all())
+        for dimension in range(self._width):
+            row = buckets[dimension] if whole else buckets[dimension][finite[dimension]]
+            self._add(dimension, *np.unique(row, return_counts=True))
+
+    def merge(self, other: QuantileSketch) -> None:
+        """Add the counts of another sketch."""
+        for dimension in range(self._width):
+            self._add(dimension, other._buckets[dimension], other._counts[dimension])
+
+    def _add(self, dimension: int, buckets: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
+        known, place = np.unique(np.concatenate([self._buckets[dimension], buckets]), return_inverse=True)
+        totals = np.bincount(place, np.concatenate([self._counts[dimension], counts]), len(known))
+        self._buckets[dimension], self._counts[dimension] = known, totals.astype(np.int64)
+
+    def quantiles(self, fractions: Sequence[float], low: Array, high: Array) -> NDArray[np.float64]:
+        """Return, for each dimension, the values below which these fractions of all lie; `[len(fractions), width]`.
+
+        `low` and `high` are the exact extremes, `[width]`: the quantiles 0 and 1, beyond which none is placed. NaN
+        without values.
+        """
+        found = np.full((len(fractions), self._width), np.nan)
+        for dimension, (buckets, counts) in enumerate(zip(self._buckets, self._counts, strict=True)):
+            if not len(buckets):
+                continue
+            reached = np.cumsum(counts)
+            ranks = np.asarray(fractions) * (reached[-1] - 1)
+            place = np.searchsorted(reached, ranks, side="right")
+            inner = np.clip(_middle_of(buckets[place]), low[dimension], high[dimension])
+            last = ranks >= reached[-1] - 1
+            found[:, dimension] = np.where(ranks <= 0, low[dimension], np.where(last, high[dimension], inner))
+        return found
+
+
+def _bucket_of(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Number the buckets so that greater values lie in greater ones: the bits, with negative numbers turned round."""
+    bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    return ordered >> _SHIFT
+
+
+def _middle_of(buckets: NDArray[np.uint64]) -> NDArray[np.float64]:
+    ordered = buckets << _SHIFT
+    edges = (ordered, ordered | ((np.uint64(1) << _SHIFT) - np.uint64(1)))
+    low, high = (np.where(bits & _SIGN, bits & ~_SIGN, ~bits).view(np.float64) for bits in edges)
+    return np.where(low == 0.0, 0.0, low + (high - low) / 2)

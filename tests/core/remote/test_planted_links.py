@@ -12,7 +12,7 @@ from static_server import StaticServer
 from rbtool import UsageError
 from rbtool.core.format import RemoteDataset, RemoteFile, Staging, fs
 from rbtool.core.remote import CatalogueFile, HttpTransport, KnownNames, Originals, Resolution, fetch_files
-from rbtool.core.stats.store import StatsStore
+from rbtool.core.stats import StatsStore
 from rbtool.core.testing.walks import write_walks
 
 DATA = b"rows" * 1000
