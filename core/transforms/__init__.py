@@ -1,17 +1,12 @@
 """What happens to a batch on its way out of a buffer, and to data on its way in."""
 
 from .base import CallableTransform, Compose, InvertTransform, Transform, as_transform
-from .densify_reward import DensifyReward
-from .images import Resize, ToTensorImage
 from .keyed import KeyedTransform
-from .multi_step import MultiStep
-from .multi_step_transform import MultiStepTransform
-from .next_state import NextStateReconstructor
-from .normalize import Normalize
-from .returns import ReturnToGo
+from .multi_step import MultiStep, MultiStepTransform
+from .returns import DensifyReward, ReturnToGo
 from .selection import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
-from .text import DecodeText
-from .windows import FrameStack, RandomCropTensorDict
+from .values import DecodeText, Normalize, Resize, ToTensorImage
+from .windows import FrameStack, NextStateReconstructor, RandomCropTensorDict
 
 __all__ = [
     "CallableTransform",

@@ -19,8 +19,10 @@ __all__ = [
     "Path",
     "as_key",
     "as_keys",
+    "in_double",
     "in_next",
     "require_count",
+    "require_discount",
     "require_tensordict",
     "under_next",
 ]
@@ -49,7 +51,7 @@ def as_keys(keys: Any) -> list[Path]:
 
 
 def in_next(key: Path) -> Path | None:
-    """Name what an entry is called after the step; None for what lies after the step already."""
+    """Name what an entry is called after the step; None for an entry that is under `next` already."""
     return None if key[0] == NEXT else (NEXT, *key)
 
 
@@ -63,6 +65,21 @@ def require_count(name: str, value: Any, of: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}, a number of {of} from 1 is expected")
     return value
+
+
+def in_double(value: torch.Tensor) -> torch.Tensor:
+    """Return values in float64, or complex128, in which sums and scales are computed; float32 on devices without."""
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    if value.device.type == "mps":
+        wide = torch.complex64 if value.is_complex() else torch.float32
+    return value.to(wide)
+
+
+def require_discount(gamma: Any) -> float:
+    """Return a discount; UsageError (a ValueError) unless it is in (0, 1]."""
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
+        raise UsageError(f"the discount is {gamma!r}, a number above 0 and up to 1 is expected")
+    return float(gamma)
 
 
 def require_tensordict(data: Any, transform: Transform) -> TensorDictBase:

@@ -1,20 +1,32 @@
-"""Returns over several steps: every step gets the rewards of the next few, and what was observed after them."""
+"""N-step transitions: of a batch of steps, or on the way into a buffer, over the borders between two `extend`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError
 from ..ted import DEFAULT_DONE_KEYS
-from ..trajectories import NestedKey, is_cut_behind, key_path, leaves, require_steps, step_ends, step_mask
+from ..trajectories import (
+    NestedKey,
+    is_cut_behind,
+    key_path,
+    leaves,
+    require_steps,
+    step_ends,
+    step_mask,
+    trajectory_ids,
+)  # fmt: skip
+from .base import Transform
+from .keyed import in_double, require_discount
 from .returns import discounted, per_step_like
 
-__all__ = ["MultiStep", "Windows", "multi_step", "require_discount"]
+__all__ = ["MultiStep", "MultiStepTransform"]
 
 WINDOW = "multi_step"
 """Where the flags of the steps at which windows end are kept."""
@@ -31,15 +43,15 @@ class Windows(NamedTuple):
 class MultiStep(nn.Module):
     """Makes n-step transitions of a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
 
-    The window of a step has m = min(`n_steps`, steps to the end of its trajectory or of the batch) steps. What lies
-    under `next` becomes what was after the last of them; each reward under `next` becomes the sum of gamma^i times
-    the rewards of the window, and stays as it was at `original_<name>` beside it. New are, with one value a step,
+    The window of a step has m = min(`n_steps`, steps to the end of its trajectory or of the batch) steps. Entries
+    under `next` become those after the last of them; each reward under `next` becomes the sum of gamma^i times the
+    rewards of the window, in float64 and rounded once, and is kept unchanged as `original_<name>` next to it. New are, with one value a step,
     `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1; False where
     `("collector", "mask")` is).
 
-    The flags under `next` stay those of the step itself, for they say where trajectories lie in a buffer. Those of
+    The flags under `next` stay those of the step itself: they mark where trajectories end in a buffer. Those of
     the last step of the window are at `("multi_step", "done")`, "terminated" and "truncated"; `("multi_step", "cut")`
-    says that a window is short because the batch, not the trajectory, ends there. So a target is
+    marks windows that are short because the batch, not the trajectory, ends there. So a target is
     `reward + gamma * ~terminated * value(next)` with the entries `gamma` and `("multi_step", "terminated")`: right
     for windows that were cut as well, only over fewer steps. `MultiStepTransform` cuts none between batches.
 
@@ -103,7 +115,7 @@ def multi_step(
             out.set((WINDOW, key[-1]), _ahead(flag, windows.last, td.ndim - 1))
     out.set((WINDOW, "cut"), windows.cut)
     out.set("steps_to_next_obs", windows.steps)
-    out.set("gamma", torch.tensor(gamma, device=windows.steps.device) ** windows.steps)
+    out.set("gamma", (gamma ** in_double(windows.steps)).to(torch.get_default_dtype()))
     nonterminal = windows.steps > 1
     out.set("nonterminal", nonterminal if valid is None else nonterminal & valid)
     return out
@@ -122,7 +134,8 @@ def find_windows(follows: torch.Tensor, ended: torch.Tensor, n_steps: int) -> Wi
 
 def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> torch.Tensor:
     """Return the sum of gamma^i r[t + i] over the window of each step t."""
-    values = reward if reward.is_floating_point() or reward.is_complex() else reward.to(torch.get_default_dtype())
+    dtype = reward.dtype if reward.is_floating_point() or reward.is_complex() else torch.get_default_dtype()
+    values = in_double(reward)
     total, longest = values.clone(), int(windows.steps.max()) if windows.steps.numel() else 1
     for ahead in range(1, longest):
         inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
@@ -130,7 +143,7 @@ def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> t
         # A product with zero would let NaN and infinities of other trajectories in.
         part = total.narrow(dim, 0, values.shape[dim] - ahead)
         part.copy_(torch.where(inside, part + discounted(later, gamma**ahead), part))
-    return total
+    return total.to(dtype)
 
 
 def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
@@ -150,8 +163,198 @@ def require_steps_ahead(n_steps: Any) -> int:
     return n_steps
 
 
-def require_discount(gamma: Any) -> float:
-    """Return a discount; UsageError (a ValueError) unless it lies in (0, 1]."""
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
-        raise UsageError(f"the discount is {gamma!r}, a number above 0 and up to 1 is expected")
-    return float(gamma)
+_NOT_CONTINUED = (
+    "an observation is not the one announced under next by the step before it, so n-step windows end there, as between "
+    "two sources: pass check_continuity=False if the steps are of one source, ids or lanes if they are of several"
+)
+
+
+class _Held(NamedTuple):
+    """Steps that wait for what comes after them, `[..., n]`, and which of them the one behind does not follow."""
+
+    steps: TensorDictBase
+    apart: torch.Tensor
+
+
+class MultiStepTransform(Transform):
+    """Makes n-step transitions of the steps that are written to a buffer, `[T]` or `[..., T]` with time last.
+
+    The entries are those of `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last
+    `n_steps` steps of all that came in are held back, for their windows may reach into what comes next: an `extend`
+    writes as many steps as are held and given, less `n_steps`, and nothing as long as there are no more. `flush()`
+    of the buffer writes the rest at the end, with windows that end there. What is held back is part of the buffer's
+    state and of its checkpoints; `empty()` forgets it. Priorities that steps come with are given to the steps that
+    are written, when they are. `rb[i] = …` replaces what is stored, n-step transitions, and has no part in windows.
+
+    A window ends where a flag does, and never reaches into another trajectory: where ids are there
+    (`("collector", "traj_ids")`, "traj_ids" or "episode"), none goes past a change of id; where there are none, none
+    goes from one batch into the next unless the first observations of the next are, bit by bit, those under `next` of
+    the last. So steps of several sources that come in turns do not mix. A window that the comparison cuts is a
+    UserWarning, and `("multi_step", "cut")` marks it. Steps of one source whose observations differ a little, which are
+    rounded or normalized again, need `check_continuity=False`, which leaves the comparison out; several sources need
+    ids, or a lane each (`[lanes, T]`). Steps that bear `steps_to_next_obs` are n-step transitions already and pass as
+    they are.
+
+    UsageError (a ValueError) for `n_steps` below 1 or gamma outside (0, 1]. SchemaError (a RuntimeError) for another
+    number of lanes or other entries than those held back, and for processes that share the buffer. Names and the
+    number of steps written are those of TorchRL's transform.
+    """
+
+    counts_writes = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Sequence[NestedKey] = ("reward",),
+        done_key: NestedKey = "done",
+        done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
+        mask_key: NestedKey = "mask",
+        check_continuity: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_steps = n_steps
+        self.gamma = require_discount(gamma)
+        self.reward_keys = [key_path(key) for key in reward_keys]
+        self.done_key = done_key
+        self.done_keys = tuple(done_keys)
+        self.mask_key = mask_key
+        self.check_continuity = check_continuity
+        self._held: _Held | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """The longest window; UsageError (a ValueError) for anything but a whole number from 1."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, n_steps: int) -> None:
+        self._n_steps = require_steps_ahead(n_steps)
+
+    @property
+    def held(self) -> int:
+        """How many steps of every lane are held back."""
+        return 0 if self._held is None else int(self._held.steps.shape[-1])
+
+    def inv(self, data: Any) -> TensorDictBase | None:
+        """Return the n-step transitions that are complete now, or None if there are none."""
+        require_steps(data)
+        if data.get("steps_to_next_obs", None) is not None:
+            finished: TensorDictBase = data
+            return finished
+        every = self._behind_held(data)
+        count = every.steps.shape[-1] - self.n_steps
+        if count <= 0:
+            self._held = _copied(every, 0)
+            return None
+        made = self._made(every)[..., :count]
+        self._held = _copied(every, count)
+        return made
+
+    def flush(self) -> TensorDictBase | None:
+        """Return the n-step transitions of what is held back, whose windows end here, and hold nothing any more."""
+        if self._held is None:
+            return None
+        made = self._made(self._held)
+        self._held = None
+        return made
+
+    def held_back(self) -> Any:
+        """Return what is held back, for `hold_back`."""
+        return self._held
+
+    def hold_back(self, held: Any) -> None:
+        """Hold what `held_back` returned, or nothing; what was held now is dropped."""
+        self._held = held
+
+    def _made(self, every: _Held) -> TensorDictBase:
+        return multi_step(
+            every.steps, self.n_steps, self.gamma, self.reward_keys, done_key=self.done_key, done_keys=self.done_keys,
+            mask_key=self.mask_key, apart=every.apart,
+        )  # fmt: skip
+
+    def _behind_held(self, data: TensorDictBase) -> _Held:
+        ended = step_ends(data, self.done_key, self.done_keys)  # what cannot be used is refused before it is held
+        apart = torch.zeros_like(ended)
+        held = self._held
+        if held is None:
+            return _Held(data, apart)
+        if held.steps.shape[:-1] != data.shape[:-1]:
+            found, expected = list(data.shape[:-1]), list(held.steps.shape[:-1])
+            raise SchemaError(
+                f"steps have the lanes {found}, those held back have {expected}", hint="flush() the buffer in between"
+            )
+        known, given = {key for key, _ in leaves(held.steps)}, {key for key, _ in leaves(data)}
+        if known != given:
+            odd = ", ".join(sorted(".".join(key) for key in known ^ given))
+            raise SchemaError(f"steps and those held back do not both have {odd}", hint="flush() the buffer in between")
+        before = held.apart.clone()
+        if data.shape[-1] and before.shape[-1]:
+            last, first = held.steps[..., -1], data[..., 0]
+            goes_on = ~step_ends(held.steps[..., -1:], self.done_key, self.done_keys)[..., 0]
+            before[..., -1] |= goes_on & self._is_elsewhere(last, first)
+            if self.n_steps > 1 and bool(before[..., -1].any()):
+                warnings.warn(_NOT_CONTINUED, stacklevel=2)
+        try:
+            steps: Any = torch.cat((held.steps, data), -1)
+        except (KeyError, RuntimeError) as error:
+            raise SchemaError(f"steps are not like those held back: {error}") from error
+        return _Held(steps, torch.cat((before, apart), -1))
+
+    def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
+        """Return for every lane whether its first new step does not continue the last held one."""
+        other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
+        if not self.check_continuity or trajectory_ids(last) is not None:
+            return other  # ids hold trajectories apart, also inside of batches
+        skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
+        skip.add(key_path(self.done_key))
+        for key, announced in leaves(last.get("next")):
+            found = first.get(key, None)
+            if key in skip or not isinstance(found, torch.Tensor) or found.shape != announced.shape:
+                continue
+            differ = (found != announced) & ~((found != found) & (announced != announced))  # NaN
+            other |= differ.reshape(*last.batch_size, -1).any(-1)
+        return other
+
+    # State -----------------------------------------------------------------------------------------
+
+    def share_memory_(self) -> Transform:
+        """Refuse: steps held back in one process are not seen by others."""
+        raise SchemaError(
+            "MultiStepTransform holds steps back, which other processes that write do not see",
+            hint="make n-step transitions before the data reach the shared buffer, with MultiStep",
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what is held back, as tensors, numbers and words."""
+        if self._held is None:
+            return {"held": None}
+        held = [
+            [list(key), value if isinstance(value, torch.Tensor) else value.tolist()]
+            for key, value in leaves(self._held.steps)
+        ]
+        return {"held": held, "batch_size": list(self._held.steps.batch_size), "apart": self._held.apart}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_extra_state` returned; no entry, nothing held back."""
+        held = state.get("held")
+        if held is None:
+            self._held = None
+            return
+        steps = TensorDict({}, batch_size=state["batch_size"])
+        for key, value in held:
+            steps.set(tuple(key), value.clone() if isinstance(value, torch.Tensor) else NonTensorStack.from_list(value))
+        self._held = _Held(steps, state["apart"].clone())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # a state of TorchRL's: it keeps nothing
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        return f"n_steps={self.n_steps}, gamma={self.gamma}, held={self.held}"
+
+
+def _copied(every: _Held, first: int) -> _Held:
+    """Copy all from step `first` on: the caller may change what it gave."""
+    return _Held(every.steps[..., first:].clone(), every.apart[..., first:].clone())

@@ -1,17 +1,18 @@
-"""The rewards that are still to come."""
+"""The rewards that are still to come: returns to go as a new entry, or in place of rewards."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import torch
+from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..trajectories import is_cut_behind, step_mask
+from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, step_mask
 from .base import Transform
-from .keyed import NEXT, as_key, require_tensordict
+from .keyed import NEXT, as_key, in_double, require_discount, require_tensordict
 
-__all__ = ["ReturnToGo", "discounted", "discounted_to_go", "per_step_like"]
+__all__ = ["DensifyReward", "ReturnToGo", "discounted", "per_step_like"]
 
 _ORIGINAL = "original_"
 _TINY = torch.finfo(torch.float32).tiny
@@ -20,7 +21,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class ReturnToGo(Transform):
     """Adds to every step the sum of the rewards from it on to the end of its trajectory, discounted by `gamma`.
 
-    Time is the last dimension of the batch. What lies behind the batch is not known: a return goes to the end of the
+    Time is the last dimension of the batch. Later rewards are not known: a return reaches to the end of the
     slice where a trajectory was cut. So put it in front of a buffer of whole trajectories (`split_trajs=True`), or,
     with `append_transform(..., invert=True)`, on the way in, where whole episodes are written. Trajectories end where
     one of `done_keys` is set and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
@@ -28,7 +29,8 @@ class ReturnToGo(Transform):
     `("collector", "mask")` or "mask". A reward of one trajectory never reaches another, NaN and infinity included.
     Of n-step transitions (`steps_to_next_obs`) the rewards of single steps count, which they keep as `original_reward`.
 
-    `out_key` gets the shape and type of the reward. MissingKeyError (a KeyError) for a reward that is not there,
+    Sums are computed in float64 and rounded once, as by `rbtool preprocess --return-to-go`. `out_key` gets the shape
+    and type of the reward. MissingKeyError (a KeyError) for a reward that is not there,
     SchemaError (a RuntimeError) for one that is not a float, for sums over n steps without the rewards of single steps
     and for a `mask_key` without one value a step, UsageError (a ValueError) for a `gamma` outside of [0, 1].
     """
@@ -95,9 +97,10 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
     """Sum rewards from each step on to the end of its trajectory, discounted, along dimension `time`.
 
     `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it. The sums
-    over 1, 2, 4, … steps ahead are put together, in log2(T) rounds.
+    over 1, 2, 4, … steps ahead are put together, in log2(T) rounds, of floats in float64.
     """
-    total, ahead = reward.movedim(time, -1).clone(), 1
+    wide = in_double(reward) if reward.is_floating_point() or reward.is_complex() else reward
+    total, ahead = wide.movedim(time, -1).clone(), 1
     runs_on = ~ends.expand(reward.shape).movedim(time, -1) if gamma else torch.zeros_like(total, dtype=torch.bool)
     steps = total.shape[-1]
     while ahead < steps and bool(runs_on[..., : steps - ahead].any()):
@@ -108,7 +111,7 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
         reached = runs_on[..., :rest] & runs_on[..., ahead:]
         runs_on = torch.cat((reached, torch.zeros_like(runs_on[..., rest:])), -1)
         ahead *= 2
-    return total.movedim(-1, time).contiguous()
+    return total.movedim(-1, time).to(reward.dtype).contiguous()
 
 
 def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
@@ -121,3 +124,87 @@ def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
 def per_step_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Append dimensions of one, so that one value a step goes with any shape a step."""
     return value.reshape(*value.shape, *(1,) * (other.ndim - value.ndim))
+
+
+class DensifyReward(Transform):
+    """Gives every step the discounted sum of the rewards from there to the end of its trajectory, on the way out.
+
+    Reward and done flag lie under `next` and have one shape. Time is the dimension `time_dim` of them, counted from
+    the end: 2 (or -2) is the one before the trailing singleton, 3 (or -3) the one before that. A trajectory ends
+    where the done flag is set, or its sibling "terminated" or "truncated", and at the end of the batch, as later
+    rewards are unknown; where time is the last dimension of the batch, it also ends where the next step has another
+    id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Steps that `("collector", "mask")` or "mask" does not
+    mark as real count nothing. The result takes the reward's place, or goes to `("next", reward_key_out)`; whole
+    numbers and flags become floats if they are discounted. The data given are left as they are.
+
+    MissingKeyError (a KeyError) where reward or flag is not there; SchemaError (a RuntimeError) if their shapes
+    differ or have no such dimension; UsageError (a ValueError) for a discount outside (0, 1] and for `time_dim` 0.
+    The name is TorchRL's.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_key: NestedKey = "reward",
+        done_key: NestedKey = "done",
+        reward_key_out: NestedKey | None = None,
+        time_dim: int = 2,
+        discount: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.reward_key = ("next", *key_path(reward_key))
+        self.done_key = ("next", *key_path(done_key))
+        self.reward_key_out = self.reward_key if reward_key_out is None else ("next", *key_path(reward_key_out))
+        self.time_dim = _from_the_end(time_dim)
+        self.discount = require_discount(discount)
+
+    def forward(self, data: Any) -> TensorDictBase:
+        """Return the batch with dense rewards."""
+        require_steps(data)
+        reward, done = _entry(data, self.reward_key), _entry(data, self.done_key)
+        if reward.shape != done.shape:
+            raise SchemaError(
+                f"the reward is {list(reward.shape)} and the done flag {list(done.shape)}, one shape is expected"
+            )
+        if reward.ndim < -self.time_dim:
+            raise SchemaError(f"the reward is {list(reward.shape)} and has no dimension {self.time_dim} for time")
+        if not (reward.is_floating_point() or reward.is_complex()) and (
+            self.discount != 1 or reward.dtype == torch.bool
+        ):
+            reward = reward.to(torch.get_default_dtype())
+        ends = _siblings(data, self.done_key, done)
+        mask = step_mask(data)
+        if data.ndim == reward.ndim + self.time_dim + 1:  # the batch has the dimension of time, as its last
+            ends = ends | per_step_like(is_cut_behind(data, mask), reward)
+        if mask is not None:
+            reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
+        out: TensorDictBase = data.copy()
+        out.set("next", out.get("next").copy())
+        out.set(self.reward_key_out, discounted_to_go(reward, ends, self.discount, reward.ndim + self.time_dim))
+        return out
+
+    def extra_repr(self) -> str:
+        return f"discount={self.discount}, time_dim={self.time_dim}"
+
+
+def _from_the_end(dim: Any) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, int) or not dim:
+        raise UsageError(f"time_dim is {dim!r}, a dimension counted from the end is expected: 2 or -2")
+    return -abs(dim)
+
+
+def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tensor) -> torch.Tensor:
+    """Return where the done flag is set, or one of its sibling end flags of the same shape."""
+    ends = done.bool()
+    for name in ("terminated", "truncated"):
+        flag = data.get((*done_key[:-1], name), None)
+        if flag is not None and flag.shape == ends.shape:
+            ends = ends | flag.bool()
+    return ends
+
+
+def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
+    value = data.get(key, None)
+    if value is None:
+        raise MissingKeyError(f"no {'.'.join(key)} in the batch; reward and done flag are expected under next")
+    return torch.as_tensor(value)

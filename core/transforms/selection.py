@@ -17,9 +17,9 @@ _DONES: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
 
 class SelectTransform(Transform):
-    """Keeps the named entries, at the root and under `next`, and lets go of all others; absent ones are passed over.
+    """Keeps the named entries, at the root and under `next`, and removes all others; absent ones are ignored.
 
-    Rewards and end flags are kept as well, unless `keep_rewards` and `keep_dones` say otherwise. TorchRL's transform
+    Rewards and end flags are kept as well, unless `keep_rewards` or `keep_dones` is False. TorchRL's transform
     of this name drops everything under `next` that is not listed; here what is kept of the root is kept of `next`.
 
     >>> from tensordict import TensorDict
@@ -44,9 +44,9 @@ class SelectTransform(Transform):
 
 
 class ExcludeTransform(Transform):
-    """Lets go of the named entries, at the root and under `next`; with `inverse` on the way in rather than out.
+    """Removes the named entries, at the root and under `next`; with `inverse` on the way in rather than out.
 
-    An entry named with `next` in front is let go of there alone. Absent ones are passed over.
+    An entry named with `next` in front is removed there alone. Absent ones are ignored.
     """
 
     def __init__(self, *keys: Key, inverse: bool = False) -> None:
@@ -127,7 +127,7 @@ class CatTensors(Transform):
     """Joins entries into one along `dim`, at the root and, where `next` holds all of them, under `next`.
 
     What `next` holds is left to another transform of the class in the same `Compose` that names one of the parts there.
-    They are joined in the order of their names, or with `sort=False` in the order given. `del_keys` lets go of the
+    They are joined in the order of their names, or with `sort=False` in the order given. `del_keys` removes the
     parts. `unsqueeze_if_oor` gives parts without a dimension `dim` one. MissingKeyError (a KeyError) names the part
     that is not there; parts that do not fit together are a SchemaError (a RuntimeError).
 
