@@ -45,9 +45,9 @@ class MultiStep(nn.Module):
 
     The window of a step has m = min(`n_steps`, steps to the end of its trajectory or of the batch) steps. Entries
     under `next` become those after the last of them; each reward under `next` becomes the sum of gamma^i times the
-    rewards of the window, in float64 and rounded once, and is kept unchanged as `original_<name>` next to it. New are, with one value a step,
-    `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1; False where
-    `("collector", "mask")` is).
+    rewards of the window, in float64 and rounded once, and is kept unchanged as `original_<name>` next to it. New are,
+    with one value a step, `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1; False
+    where `("collector", "mask")` is).
 
     The flags under `next` stay those of the step itself: they mark where trajectories end in a buffer. Those of
     the last step of the window are at `("multi_step", "done")`, "terminated" and "truncated"; `("multi_step", "cut")`
