@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from .core.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
+    from .converters.minari.replay import MinariExperienceReplay
     from .core import (
         DEFAULT_DONE_KEYS,
         BaseDatasetExperienceReplay,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
         LinearScheduler,
         ListStorage,
         ListStorageCheckpointer,
-        MinariExperienceReplay,
         MultiCategorical,
         MultiStep,
         MultiStepTransform,
@@ -150,7 +150,7 @@ _CLASSES = (
     "DecodeText", "DensifyReward", "ExcludeTransform", "Flat2TED", "FlatStorageCheckpointer", "FrameStack",
     "H5Combine", "H5Split", "H5StorageCheckpointer", "ImmutableDatasetWriter", "LambdaScheduler", "LazyMemmapStorage",
     "LazyStackStorage", "LazyTensorStorage", "LinearScheduler", "ListStorage", "ListStorageCheckpointer",
-    "MinariExperienceReplay", "MultiCategorical", "MultiStep", "MultiStepTransform", "Nested2TED",
+    "MultiCategorical", "MultiStep", "MultiStepTransform", "Nested2TED",
     "NestedStorageCheckpointer", "NextStateReconstructor", "NonTensor", "Normalize", "PackedRecording",
     "PackedStorage", "PackedStorageCheckpointer", "ParameterScheduler", "PrioritizedReplayBuffer",
     "PrioritizedSampler", "PrioritizedSliceSampler", "RandomCropTensorDict", "RandomSampler", "RenameTransform",
@@ -165,6 +165,7 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_ERRORS, "core.errors"),
     **{verb: f"core.verbs.{verb}" for verb in _VERBS},
     **dict.fromkeys(_CLASSES, "core"),
+    "MinariExperienceReplay": "converters.minari.replay",
 }
 _RENAMED = {
     "list": ("core.verbs.listing", "list_datasets"),

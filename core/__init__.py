@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TED2Nested,
         TensorStorageCheckpointer,
     )
-    from .datasets import BaseDatasetExperienceReplay, MinariExperienceReplay, load_dataset
+    from .datasets import BaseDatasetExperienceReplay, load_dataset
     from .samplers import (
         PrioritizedSampler,
         PrioritizedSliceSampler,
@@ -129,11 +129,7 @@ _HOMES = {
         "TED2Nested",
         "TensorStorageCheckpointer",
     ),
-    "datasets": (
-        "BaseDatasetExperienceReplay",
-        "MinariExperienceReplay",
-        "load_dataset",
-    ),
+    "datasets": ("BaseDatasetExperienceReplay", "load_dataset"),
     "samplers": (
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
@@ -230,7 +226,6 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "ListStorageCheckpointer",
-    "MinariExperienceReplay",
     "MultiCategorical",
     "MultiStep",
     "MultiStepTransform",

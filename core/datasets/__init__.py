@@ -1,18 +1,16 @@
 """Buffers on datasets: what a training script opens."""
 
-from .base import BaseDatasetExperienceReplay
 from .buffer import DatasetReplayBuffer
-from .checkpointer import DatasetStorageCheckpointer
+from .experience_replay import BaseDatasetExperienceReplay, SourceExperienceReplay
 from .load import load_dataset
-from .minari import MinariExperienceReplay
-from .storage import DatasetStorage, Mode
+from .storage import DatasetStorage, DatasetStorageCheckpointer, Mode
 
 __all__ = [
     "BaseDatasetExperienceReplay",
     "DatasetReplayBuffer",
     "DatasetStorage",
     "DatasetStorageCheckpointer",
-    "MinariExperienceReplay",
     "Mode",
+    "SourceExperienceReplay",
     "load_dataset",
 ]

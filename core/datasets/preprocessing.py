@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..checkpointers import FlatStorageCheckpointer
 from ..errors import SchemaError, UsageError
 from ..format import Staging, fs
 from ..preprocess import Unit
 from ..preprocess.workers.pool import START_METHODS
-from ..progress import Silent
+from ..progress import Silent, clean
 from ..storages import PackedStorage, Storage, TensorStorage
 from ..verbs.preprocess import preprocess
-from .progress_bar import ProgressBar
 from .storage import DatasetStorage
 
-__all__ = ["MapArguments", "preprocess_storage"]
+__all__ = ["MapArguments", "ProgressBar", "preprocess_storage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,3 +129,35 @@ def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
             yield staging.path / "rows"
     else:
         raise SchemaError(f"the buffer holds a {type(storage).__name__}, a TensorStorage is expected")
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    monitor_interval = 0  # it would start a thread, and then this process could not be forked in safety
+
+
+class ProgressBar:
+    """A `Progress` that draws a tqdm bar on stderr."""
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Begin a stage."""
+        self.done()
+        self._bar = _Bar(desc=clean(label), total=total, unit=f" {unit}", unit_scale=False)
+
+    def advance(self, amount: int) -> None:
+        """Report so many more units done."""
+        if self._bar is not None:
+            self._bar.update(amount)
+
+    def done(self, remark: str = "") -> None:
+        """End the stage, with the bar left where it is."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(clean(remark))
+            self._bar.close()
+            self._bar = None
+
+    def note(self, text: str) -> None:
+        """Write a message on a line of its own."""
+        _Bar.write(clean(text), file=sys.stderr)

@@ -4,22 +4,81 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import ListedFiles, PackedReader, TedReader, leaf_path, mend
-from ..storages import MappedDataset, PackedStorage, TensorStorage
+from ..checkpointers import PackedNote, TensorStorageCheckpointer, open_folder, require_equal_rows, writer_of
+from ..encodings import dataset_digests
+from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..format import ListedFiles, Manifest, PackedReader, TedReader, leaf_path, mend
+from ..storages import MappedDataset, PackedStorage, Storage, TensorStorage, register_checkpointer
+from ..storages.columns import plain_column
 from ..storages.dataset import tensordict_of
 from ..storages.structure import structure_of
-from ..ted import NEXT_DONE, Field
-from .padding import padded, trajectory_lengths
+from ..ted import NEXT_DONE, Field, Key
 
-__all__ = ["DatasetStorage", "Mode"]
+__all__ = [
+    "MASK",
+    "TRAJECTORY_IDS",
+    "DatasetStorage",
+    "DatasetStorageCheckpointer",
+    "Mode",
+    "padded",
+    "trajectory_lengths",
+]
+
+Array = np.ndarray[Any, Any]
+
+MASK: Key = ("mask",)
+TRAJECTORY_IDS: Key = ("traj_ids",)
+
+
+def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
+    """Count the steps of each trajectory, in storage order: int64 `[trajectories]`.
+
+    One ends where its episode does, regardless of the flags, and wherever `done` (bool `[steps]`) is set.
+    """
+    ends = done.astype(bool, copy=True)
+    ends[np.cumsum(episode_lengths[episode_lengths > 0]) - 1] = True
+    return np.diff(np.flatnonzero(ends) + 1, prepend=0)
+
+
+def padded(rows: TensorDict, lengths: Array) -> TensorDict:
+    """Give every trajectory a row of its own: `[steps]` becomes `[trajectories, longest]`, zero where one is over.
+
+    `lengths` are those of trajectories that lie one after the other and are all there is. `"mask"` (bool) is set
+    where a step is, `"traj_ids"` (int64) is the number of the trajectory. The time this takes grows with the number of
+    steps; the result is in memory, and pages that hold nothing but padding take none. Names and form are those of
+    TorchRL's `split_trajectories`. SchemaError (a RuntimeError) if the data has entries of these names.
+    """
+    mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
+    places = mask.flatten().nonzero().squeeze(1)
+    tensors: dict[Key, torch.Tensor] = {}
+    for name in rows.keys(include_nested=True, leaves_only=True):
+        key = _unravelled(name)
+        if key in (MASK, TRAJECTORY_IDS):
+            raise SchemaError(f"the dataset has an entry {key[0]!r} of its own, which the padded form needs")
+        tensors[key] = _spread(cast("torch.Tensor", rows.get(key)), places, mask.shape)
+    tensors[MASK] = mask
+    tensors[TRAJECTORY_IDS] = torch.arange(len(lengths)).unsqueeze(1) * mask
+    return tensordict_of(tensors, tuple(mask.shape))
+
+
+def _unravelled(name: Any) -> Key:
+    """Write a key of a tensordict as a tuple."""
+    return (name,) if isinstance(name, str) else tuple(name)
+
+
+def _spread(leaf: torch.Tensor, places: torch.Tensor, lead: torch.Size) -> torch.Tensor:
+    """Put the rows of a leaf at these places of `lead`, and zeros elsewhere."""
+    target = torch.zeros((lead.numel(), *leaf.shape[1:]), dtype=leaf.dtype)
+    plain_column(target).index_copy_(0, places, plain_column(leaf))
+    return target.reshape(*lead, *leaf.shape[1:])
+
 
 Mode: TypeAlias = Literal["c", "r+"]
 """How a dataset is opened: `c`, copy-on-write, keeps edits in this process; `r+` writes them to the disk."""
@@ -177,3 +236,52 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
     whole = torch.from_file(str(files.place(name)), shared=True, size=size, dtype=torch.uint8)
     return whole.view(dtype).view(shape)
+
+
+class DatasetStorageCheckpointer(TensorStorageCheckpointer):
+    """Saves the rows of a `DatasetStorage`, which may have been edited, as a `TensorStorageCheckpointer` does.
+
+    It also loads the checkpoint of a `PackedStorage`, which notes a dataset, where that has the same steps: then the
+    storage has the rows of its dataset again, as they are on the disk. SchemaError where it has others, or where
+    there is no indication whether it has.
+    """
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Put the rows of the checkpoint in the folder `path` into the storage; nothing changes if that fails."""
+        folder = Path(path)
+        if not isinstance(storage, DatasetStorage) or writer_of(folder) != "PackedStorageCheckpointer":
+            super().loads(storage, folder)
+            return
+        if self._load_hooks:
+            raise UsageError(f"{folder} holds no row that hooks could change", hint="leave them out")
+        if storage.split_trajs:
+            raise SchemaError(f"{folder} is of single steps, the rows of this storage are whole trajectories")
+        _require_same_steps(storage, PackedNote.load(open_folder(folder, "PackedStorageCheckpointer")), folder)
+        storage.read_again()
+
+
+def _require_same_steps(storage: DatasetStorage, note: PackedNote, folder: Path) -> None:
+    """Raise SchemaError unless the dataset of a storage has the steps of the one that was noted."""
+    with TedReader(storage.path) as reader:
+        if storage.mode == "r+":  # the files may have been edited since the manifest was written
+            reader.verify_files()
+        if note.digests & (dataset_digests(reader.manifest) | {reader.manifest.content_digest}):
+            return
+        other = f"{folder} is of other data, which was at {note.path}, than {storage.path}"
+        try:
+            noted = Manifest.load(note.path)
+            if noted.content_digest != note.content_digest:
+                raise SchemaError(f"{other}; {note.path} was replaced since")
+            with PackedReader(note.path) as packed:
+                if noted.steps != reader.manifest.steps:
+                    raise SchemaError(other)
+                require_equal_rows(
+                    reader, list(packed.fields), lambda field, *part: packed.read(field.key, *part), note.path
+                )
+        except SchemaError:
+            raise
+        except (RbtoolError, OSError) as error:
+            raise SchemaError(f"{other}; {note.path} cannot be compared ({error})") from error
+
+
+register_checkpointer(DatasetStorage, DatasetStorageCheckpointer)

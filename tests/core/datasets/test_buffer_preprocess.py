@@ -13,8 +13,9 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
+from rbtool import MinariExperienceReplay
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.datasets import BaseDatasetExperienceReplay, DatasetReplayBuffer, MinariExperienceReplay, load_dataset
+from rbtool.core.datasets import BaseDatasetExperienceReplay, DatasetReplayBuffer, load_dataset
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
 from rbtool.core.format import Manifest
 from rbtool.core.storages import LazyMemmapStorage, ListStorage, TensorStorage

@@ -38,7 +38,7 @@ def machine(hub: Hub, tmp_path: Path) -> Machine:
 
 def run(machine: Machine, python: Interpreter, script: str) -> str:
     """Run Python on that machine, where a warning is an error unless the script says otherwise; return what it says."""
-    begin = "import warnings\nfrom rbtool.core.datasets import MinariExperienceReplay, load_dataset\n"
+    begin = "import warnings\nfrom rbtool import MinariExperienceReplay, load_dataset\n"
     ran = python.run(begin + script, cwd=machine.folder, environment=machine.variables)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.datasets import BaseDatasetExperienceReplay, MinariExperienceReplay, load_dataset
+from rbtool import MinariExperienceReplay
+from rbtool.core.datasets import BaseDatasetExperienceReplay, load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.format import MANIFEST, Manifest, TedReader
 from rbtool.core.remote import KnownNames

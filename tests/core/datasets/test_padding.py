@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.datasets.padding import padded, trajectory_lengths
+from rbtool.core.datasets.storage import padded, trajectory_lengths
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=8)
 

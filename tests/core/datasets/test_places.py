@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rbtool.core.datasets.places import SourceFolder
+from rbtool.core.datasets.experience_replay import SourceFolder
 from rbtool.core.errors import UsageError
 from rbtool.core.format import Manifest, has_manifest
 from rbtool.core.testing.walks import write_walks

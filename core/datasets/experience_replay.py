@@ -1,0 +1,290 @@
+"""Buffers on published datasets: where their files are, how they are fetched, and their metadata."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
+from ..format import (
+    ENV_METADATA,
+    Staging,
+    decode,
+    find_dataset,
+    fs,
+    has_manifest,
+    mend,
+    parse_json,
+    remove_dataset,
+    safe_id,
+    storage_root,
+)
+from ..opening import open_steps
+from ..remote import KnownNames, told_instead
+from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
+from ..verbs.download import DownloadResult, download
+from ..verbs.listing import list_remote
+from .buffer import DatasetReplayBuffer
+from .storage import DatasetStorage
+
+__all__ = ["BaseDatasetExperienceReplay", "SourceExperienceReplay", "SourceFolder", "environment_metadata"]
+
+
+_STORE = ".rbtool-store"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFolder:
+    """The folder with the datasets of `source`: the dataset `<id>` is at `<folder>/<id>`."""
+
+    source: str
+    folder: Path
+
+    @classmethod
+    def below(cls, source: str, root: str | os.PathLike[str] | None) -> SourceFolder:
+        """Take the folder `root`; None is the source's own below the storage root."""
+        return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source)
+
+    @property
+    def _store(self) -> Path:
+        """The storage root to download into: there, datasets of the source go to `<store>/<source>/<id>`.
+
+        A folder that bears the source's name is that very place, unless it is a link, which a store has none of. For
+        any other the store is a hidden one inside it, on the same file system, and what was downloaded is moved out
+        of it. UsageError if that one is a link: what it leads to would be written to, and removed.
+        """
+        if self.folder.name == self.source and not self.folder.is_symlink():
+            return self.folder.parent
+        fs.refuse_links(self.folder, self.folder / _STORE)
+        return self.folder / _STORE
+
+    def find(self, asked: str) -> Path | None:
+        """Return where the dataset is, by its id or by words that were found to mean it; None if it is not there."""
+        known = KnownNames(self._store, self.source).get(asked)
+        for dataset_id in (safe_id(asked), known.id if known is not None else None):
+            if dataset_id is not None:
+                mend(self.folder / dataset_id)
+                if has_manifest(self.folder / dataset_id):
+                    return self.folder / dataset_id
+        return None
+
+    def fetch(self, asked: str, *, force: bool = False) -> Path:
+        """Download the dataset and return where it is; report it if another name was taken for what was asked.
+
+        `force` replaces what is there. Raises what `download` does.
+        """
+        result = download(self.source, asked, root=self._store, force=force)
+        if result.resolved == "words":
+            warnings.warn(told_instead(asked, result.id), stacklevel=5)  # the caller of the constructor
+        return self._placed(result, replace=force)
+
+    def rebuild(self, asked: str) -> Path:
+        """Make the dataset again from the source's own local cache, unless it is what that holds already."""
+        there = self._store / self.source / safe_id(asked)
+        try:
+            result = download(self.source, asked, local=True, root=self._store)
+        except UsageError:
+            if not has_manifest(there):
+                raise
+            result = download(self.source, asked, local=True, root=self._store, force=True)
+        return self._placed(result, replace=True)
+
+    def _placed(self, result: DownloadResult, *, replace: bool) -> Path:
+        """Move what was downloaded to its place, where it is not there yet."""
+        place = self.folder / result.id
+        if result.path == place:
+            return place
+        try:
+            with (
+                Staging(place, replace=replace, below=self.folder) as staging,
+                fs.folder_below(self._store, result.path.parent) as within,
+                fs.folder_below(self.folder, staging.path) as into,
+            ):
+                fs.rename(result.path, staging.path / "dataset", within=within, into=into)
+                staging.publish("dataset")
+        except (FileNotFoundError, UsageError):
+            if replace or not has_manifest(place):
+                raise
+            if has_manifest(result.path):  # another process was quicker
+                remove_dataset(result.path, below=self._store)
+        return place
+
+
+class BaseDatasetExperienceReplay(DatasetReplayBuffer, ABC):
+    """A buffer on a dataset that has an id and a place of its own below a root.
+
+    Takes the arguments of `TensorDictReplayBuffer`; the writer refuses to add anything unless another one is given.
+    The name is TorchRL's.
+    """
+
+    _root: Path
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the datasets of this kind."""
+        return self._root
+
+    @root.setter
+    def root(self, root: str | os.PathLike[str]) -> None:
+        self._root = fs.expanded(root).absolute()
+
+    @property
+    @abstractmethod
+    def data_path(self) -> Path:
+        """The folder of the dataset, or of that form of it which is in use."""
+
+    @property
+    @abstractmethod
+    def data_path_root(self) -> Path:
+        """The folder of the dataset with all its forms."""
+
+    @abstractmethod
+    def _is_downloaded(self) -> bool:
+        """Return whether the dataset is there, whole."""
+
+    def delete(self) -> None:
+        """Remove the dataset from the disk, for good; a process that has it open can continue to read.
+
+        DatasetNotFoundError (a FileNotFoundError) if it is not there; UsageError (a ValueError), with nothing removed,
+        if somebody keeps files of their own in it, or another process is just replacing it.
+        """
+        mend(self.data_path)
+        if not has_manifest(self.data_path):
+            raise DatasetNotFoundError(f"there is no dataset at {self.data_path} to remove")
+        remove_dataset(self.data_path)
+
+
+class _AvailableDatasets:
+    """An attribute of the class that requests the ids from the remote when it is read, and not before."""
+
+    def __get__(self, instance: object, owner: type[SourceExperienceReplay]) -> list[str]:
+        listed = list_remote(owner.source)
+        for problem in listed.problems:
+            warnings.warn(f"passed over: {problem}", stacklevel=2)
+        return [entry.name.removeprefix(f"{owner.source}:") for entry in listed.datasets]
+
+
+class SourceExperienceReplay(BaseDatasetExperienceReplay):
+    """A dataset of one source as a buffer of TED steps; one that is not stored yet is downloaded first.
+
+    A subclass sets `source`, and `local_option`, which names the argument that it passes on as `local`. Arguments
+    that are not named here are those of `DatasetReplayBuffer`.
+    """
+
+    source: ClassVar[str]
+    """Name of the source, as for `rbtool.download`."""
+    local_option: ClassVar[str] = ""
+    """Sentence on how to take a dataset from the source's own cache, for the hint of an error."""
+
+    available_datasets = _AvailableDatasets()
+    """Ids of all datasets that can be downloaded. The remote is asked once a day."""
+
+    def __init__(
+        self,
+        dataset_id: str,
+        *,
+        root: str | os.PathLike[str] | None,
+        download: bool | str,
+        split_trajs: bool,
+        local: bool,
+        **arguments: Any,
+    ) -> None:
+        if not isinstance(download, bool) and download != "force":
+            raise UsageError(f"download is {download!r}, True, False or 'force' is expected")
+        place = SourceFolder.below(self.source, root)
+        self.dataset_id = dataset_id
+        self.root = place.folder
+        self.download = download
+        self.split_trajs = split_trajs
+        self._folder = place.rebuild(dataset_id) if local else self._provided(place)
+        try:
+            storage = DatasetStorage(self._folder, split_trajs=split_trajs)
+        except CorruptDataError as error:
+            raise CorruptDataError(error.message, hint='download="force" replaces it with a sound one') from error
+        super().__init__(storage=storage, **arguments)
+
+    def _provided(self, place: SourceFolder) -> Path:
+        """Return the folder of the dataset, which is fetched first if need be."""
+        found = None if self.download == "force" else place.find(self.dataset_id)
+        if found is not None:
+            return find_dataset(found, place.folder.parent)  # which counts as a use of it
+        if not self.download:
+            raise DatasetNotFoundError(
+                f"{self.dataset_id} is not in {place.folder}, and download=False was given",
+                hint=", ".join(filter(None, ("download=True fetches it", self.local_option))),
+            )
+        return place.fetch(self.dataset_id, force=self.download == "force")
+
+    @property
+    def data_path(self) -> Path:
+        """The folder of the dataset."""
+        return self._folder
+
+    @property
+    def data_path_root(self) -> Path:
+        """The folder of the dataset: padded trajectories are made in memory, so there is one form."""
+        return self._folder
+
+    def _is_downloaded(self) -> bool:
+        return has_manifest(self._folder)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """What the source states about the dataset; `observation_space` and `action_space` are specs.
+
+        See `environment_metadata`.
+        """
+        return environment_metadata(self._folder)
+
+
+_SOURCE_DOCUMENT = "metadata.json"
+
+
+def environment_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of the dataset at `path`.
+
+    `observation_space` and `action_space` are specs, None where the source does not state them, and Unbounded where no
+    bound is finite; `total_steps` and
+    `total_episodes` count what is stored. The rest is what the source wrote, in the words of `env_metadata.json` as
+    TorchRL has it (`env_spec` is a dictionary there), or where there is none, of the source itself. FormatError for
+    spaces that have no spec.
+    """
+    with open_steps(path) as reader:
+        manifest, documents = reader.manifest, reader.documents()
+    document = _read(documents)
+    document.setdefault("dataset_id", manifest.request.id)
+    spaces: dict[str, TensorSpec | None] = {
+        f"{name}_space": _without_infinite_bounds(spec_from_space(manifest.spaces[name]))
+        if manifest.spaces.get(name)
+        else None
+        for name in ("observation", "action")
+    }
+    return {**document, "total_episodes": manifest.episodes, "total_steps": manifest.steps, **spaces}
+
+
+def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Read the document that states most."""
+    if ENV_METADATA in documents:
+        return decode(dict[str, Any], parse_json(documents[ENV_METADATA], ENV_METADATA), ENV_METADATA)
+    text = documents.get(_SOURCE_DOCUMENT, b"{}")
+    document = decode(dict[str, Any], parse_json(text, _SOURCE_DOCUMENT), _SOURCE_DOCUMENT)
+    if isinstance(document.get("env_spec"), str):
+        document["env_spec"] = parse_json(document["env_spec"], f"env_spec in {_SOURCE_DOCUMENT}")
+    return document
+
+
+def _without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
+    """Make an Unbounded of what has no finite bound, in a nest too."""
+    if isinstance(spec, Composite):
+        for name, child in list(spec.items()):
+            if child is not None:
+                spec.set(name, _without_infinite_bounds(child))
+    elif isinstance(spec, BoundedContinuous) and bool((spec.space.low.isneginf() & spec.space.high.isposinf()).all()):
+        return Unbounded(spec.shape, spec.device, spec.dtype)
+    return spec
