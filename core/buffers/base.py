@@ -1,15 +1,30 @@
-"""The buffer that everything else here is for."""
+"""The buffer."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch.utils.data import IterableDataset
 
-from .persistence import Persistent
+# Checkpointers are found by the class of the storage, once this package is imported.
+from .. import checkpointers as _checkpointers  # noqa: F401
+from ..errors import RbtoolError, SchemaError
+from ..writers import Writer
+from .checkpoint import BufferFolder, write_buffer
+from .prefetch import Draw
+from .pytrees import checked_batch_size
+from .writing import Writing
 
 __all__ = ["ReplayBuffer"]
 
 
-class ReplayBuffer(Persistent):
+class ReplayBuffer(Writing):
     """Keeps elements in a storage, writes them where a writer says, and gives batches of those a sampler chooses.
 
     Arguments, all by name:
@@ -50,5 +65,213 @@ class ReplayBuffer(Persistent):
     (torch.Size([4]), 10)
     """
 
+    # State ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts; tensors by reference."""
+        with self._guard.hold(), self._sampling:
+            generator, prefetcher = self._rng, self._prefetcher
+            queue = () if prefetcher is None else tuple(_as_dict(draw) for draw in prefetcher)
+            return {
+                "_storage": self._storage.state_dict(),
+                "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(),
+                "_transforms": self._transform.state_dict(),
+                "_batch_size": self._batch_size,
+                "_consume_after_n_samples": None,
+                "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
+                "_prefetch_state": {"version": 1, "capacity": self._capacity_ahead(), "queue": queue},
+            }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict`, here or in TorchRL, returned.
+
+        SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of a
+        storage that has no room for it, of another number of batches made ahead.
+        """
+        missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
+        if missing:
+            raise SchemaError(f"the state of a buffer is expected, {', '.join(sorted(missing))} is not in it")
+        batch_size = checked_batch_size(state_dict.get("_batch_size", self._batch_size))
+        try:
+            self._take_over(state_dict, batch_size)
+        except RbtoolError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"the state is not that of a {type(self).__name__}: {error!r}") from error
+
+    def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self._capacity_ahead(), "queue": ()}
+        if ahead["capacity"] != self._capacity_ahead():
+            raise SchemaError(
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self._capacity_ahead()}"
+            )
+        with self._all_or_nothing():
+            self._transform.load_state_dict(dict(state_dict["_transforms"]))
+            self._writer.load_state_dict(state_dict["_writer"])
+            self._sampler.load_state_dict(state_dict["_sampler"])
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(*state_dict["_rng"])
+            self._batch_size = batch_size
+            with self._ring_arrives(self._writer):
+                self._storage.load_state_dict(state_dict["_storage"])
+            self._writer.sync_cursor()
+            self._restore_ahead(self._turned_draws([_as_draw(item) for item in ahead["queue"]]))
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint to the folder `path`, in TorchRL's layout; an older checkpoint there is replaced at once.
+
+        UsageError (a ValueError) for a folder that holds anything else, or where the storage itself lives.
+        """
+        with self._guard.hold(), self._sampling:
+            draws = [] if self._prefetcher is None else list(self._prefetcher)
+            write_buffer(self, Path(path), draws, self._capacity_ahead())
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over the checkpoint in the folder `path`, ours or TorchRL's, of any capacity that this buffer holds.
+
+        DatasetNotFoundError (a FileNotFoundError) where there is none, FormatError for a folder that is none or is
+        damaged, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed.
+        """
+        with BufferFolder(Path(path)) as folder:
+            draws, capacity = folder.drawn_ahead()
+            if draws and capacity != self._capacity_ahead():
+                raise SchemaError(
+                    f"{folder.path} has {capacity} batches made ahead, this buffer makes {self._capacity_ahead()}"
+                )
+            with self._all_or_nothing():
+                self._load_parts(folder)
+                self._restore_ahead(self._turned_draws(draws))
+
+    dump = save = dumps
+    load = loads
+
+    def _load_parts(self, folder: BufferFolder) -> None:
+        transforms, generator = folder.transforms(), folder.generator()
+        if transforms is not None:
+            self._transform.load_state_dict(transforms)
+        if folder.has_writer:
+            self._writer.loads(folder.path / "writer")
+        saved_sampler = (folder.path / "sampler").is_dir()
+        if saved_sampler:
+            self._sampler.loads(folder.path / "sampler")
+        else:
+            self._sampler.empty()
+        if generator is not None:
+            self._restore_rng(*generator)
+        self._batch_size = folder.batch_size
+        with self._ring_arrives(self._writer if folder.has_writer else None):
+            if folder.has_rows:
+                self._storage.loads(folder.path / "storage")
+            else:
+                self._storage.empty()
+        if not folder.has_writer:
+            self._writer.resume_after()
+        self._writer.sync_cursor()
+        if not saved_sampler:
+            self._introduce()
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have what is saved of the storage pass through `hook(data, path=…)`; hooks are not saved themselves."""
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have what is loaded into the storage pass through `hook(data, out=…)`; hooks are not saved themselves."""
+        self._storage.register_load_hook(hook)
+
+    # A full ring in a larger storage ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _ring_arrives(self, writer: Writer | None) -> Iterator[None]:
+        """Load the storage inside; `writer` has loaded its state, if there was any.
+
+        A full ring that came into a larger storage was turned, so that its rows lie in the order of time in front of
+        the free ones: the other parts follow.
+        """
+        storage = self._storage
+        if not self._rings():
+            yield
+            return
+        with storage.loading_ring(None if writer is None else writer.cursor):
+            yield
+        if (row := storage.rotated) is None:
+            return
+        self._writer.rotate(row)
+        if row:
+            self._sampler.on_rotate(row, storage)
+            self._label_anew()
+
+    def _rings(self) -> bool:
+        """Whether rows lie round a ring."""
+        return self._writer.keeps_order and self._writer.writes
+
+    def _label_anew(self) -> None:
+        """Give rows that were turned the labels of their new places."""
+
+    def _turned_draws(self, draws: list[Draw]) -> list[Draw]:
+        row, storage = self._storage.rotated, self._storage
+        if not row or not self._rings():
+            return draws
+        rows = storage.shape[0]
+        for draw in draws:
+            first, *others = draw.index if isinstance(draw.index, tuple) else (draw.index,)
+            first = (first - row) % rows
+            draw.index = (first, *others) if isinstance(draw.index, tuple) else first
+            draw.info["index"] = draw.index
+        return draws
+
+    # Details ---------------------------------------------------------------------------------------
+
+    def _capacity_ahead(self) -> int:
+        return 0 if self._prefetcher is None else self._prefetcher.capacity
+
+    def _restore_rng(self, state: torch.Tensor, device: str) -> None:
+        generator = self._rng
+        if generator is None or generator.device.type != torch.device(device).type:
+            generator = torch.Generator(device)
+        try:
+            generator.set_state(state.to("cpu", torch.uint8).contiguous())
+        except RuntimeError as error:
+            raise SchemaError(f"the state of the generator does not fit one on {device}: {error}") from error
+        self._unseeded = False
+        self._draw_from(generator)
+
+    def _restore_ahead(self, draws: list[Draw]) -> None:
+        self._ended = False
+        if self._prefetcher is not None:
+            self._prefetcher.restore(draws)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Load inside; on failure restore everything but the storage, which restores itself."""
+        with self._guard, self._sampling:
+            self._settle()  # a saved stream continues unchanged, in any process
+            rng, batch_size = self._rng, self._batch_size
+            rng_state = None if rng is None else rng.get_state()
+            kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]
+            try:
+                yield
+            except BaseException:
+                for part, state in kept:
+                    part.load_state_dict(state)
+                if rng is not None and rng_state is not None:
+                    rng.set_state(rng_state)
+                self._batch_size = batch_size
+                self._draw_from(rng)
+                raise
+
 
 IterableDataset.register(ReplayBuffer)  # else a DataLoader asks for single rows, and passes over the sampler
+
+
+def _as_dict(draw: Draw) -> dict[str, Any]:
+    return {"index": draw.index, "info": draw.info, "last": draw.last}
+
+
+def _as_draw(item: Any) -> Draw:
+    """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
+    if isinstance(item, Mapping):
+        return Draw(item["index"], dict(item["info"]), bool(item["last"]))
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
+        return Draw(item[1]["index"], dict(item[1]))
+    raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")

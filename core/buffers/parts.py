@@ -14,10 +14,9 @@ from ..samplers import RandomSampler, Sampler
 from ..storages import ListStorage, Storage
 from ..transforms import Compose, as_transform
 from ..writers import RoundRobinWriter, Writer
-from .collate import default_collate
-from .layout import checked_batch_size, without_arrays
 from .locks import Guard, SharedGuard, reset_after_fork
 from .prefetch import Prefetcher
+from .pytrees import checked_batch_size, default_collate, without_arrays
 from .sharing import Sharing
 
 __all__ = ["BufferParts", "UnsupportedError", "WrongKindError"]

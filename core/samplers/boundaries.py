@@ -1,16 +1,186 @@
-"""Where trajectories begin and end, as a function of one signal."""
+"""Boundaries of trajectories: the sources that they are read from."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..errors import SchemaError
+from ..errors import MissingKeyError, SchemaError, UsageError
+from ..storages import Storage, TensorStorage
 from ..storages.cursors import last_row
-from .slices import ConflictingArgumentsError
 
-__all__ = ["find_start_stop_traj"]
+__all__ = [
+    "ConflictingArgumentsError",
+    "Ends",
+    "EpisodeSignal",
+    "FlagSignal",
+    "IdSignal",
+    "Key",
+    "Signal",
+    "StaticSignal",
+    "changes_of",
+    "find_start_stop_traj",
+    "has_entry",
+    "stored_entry",
+]
+
+Key: TypeAlias = tuple[str, ...]
+Ends: TypeAlias = NDArray[np.bool_]
+
+
+class ConflictingArgumentsError(UsageError, TypeError):
+    """Of some arguments exactly one has to be given."""
+
+
+class Signal(ABC):
+    """Tells of rows whether they end a trajectory. Equal signals tell the same."""
+
+    keys: tuple[Key, ...] = ()
+    """The entries that it reads."""
+
+    looks_ahead = False
+    """Whether it takes the following row to tell whether a row is the last of its trajectory."""
+
+    @abstractmethod
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        """Tell of rows, named in the order of time, whether they end a trajectory; `[rows, lanes]`.
+
+        Where it `looks_ahead`, the last of the rows is not known to be an end. SchemaError (a RuntimeError) for a
+        signal of another shape than the storage's, MissingKeyError (a KeyError) for one that is not there.
+        """
+
+
+@dataclass(frozen=True)
+class FlagSignal(Signal):
+    """A row is an end where any of several flags is set, each with any number of further dimensions."""
+
+    keys: tuple[Key, ...]
+
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        found: Ends | None = None
+        for key in self.keys:
+            flags = _by_lane(storage, key, rows)
+            if flags is None:
+                continue
+            part: Ends = np.any(flags.astype(bool, copy=False), axis=2)
+            found = part if found is None else np.logical_or(found, part)
+        if found is None:
+            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: the ends of trajectories are unknown")
+        return found
+
+
+@dataclass(frozen=True)
+class IdSignal(Signal):
+    """A row is an end where the id of the following one differs."""
+
+    key: Key
+    looks_ahead = True
+
+    @property
+    def keys(self) -> tuple[Key, ...]:  # type: ignore[override]
+        """The entry that it reads."""
+        return (self.key,)
+
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        found = _by_lane(storage, self.key, rows)
+        if found is None:
+            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: trajectories cannot be separated")
+        if found.shape[2] != 1:
+            raise SchemaError(
+                f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, one id for each of "
+                f"{list(storage.shape)} elements is expected"
+            )
+        return changes_of(found)
+
+
+@dataclass(frozen=True, eq=False)
+class StaticSignal(Signal):
+    """Ends that were given for the elements of a full storage, and stay what they are; of the storage's `shape`.
+
+    `name` is what they were given as: `ends`, or the ids of `trajectories`.
+    """
+
+    given: Ends
+    name: str = "ends"
+
+    @classmethod
+    def of_ids(cls, ids: np.ndarray[Any, Any]) -> StaticSignal:
+        """Take a row for an end where the id of the following one, after the last that of the first, differs."""
+        return cls(ids != np.roll(ids, -1, axis=0), "trajectories")
+
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        given, expected = self.given.shape, tuple(storage.shape)
+        if given != expected:
+            raise SchemaError(
+                f"the {self.name} that were given are {list(given)}, the storage holds {list(expected)} elements",
+                hint="give them for all elements, or name the entry that holds them: end_key or traj_key",
+            )
+        return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))
+
+
+def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
+    """Tell of ids `[rows, lanes, further]` after which ones another follows; of the last it is not known: False."""
+    found = np.zeros(ids.shape[:2], bool)
+    np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
+    return found
+
+
+@dataclass(frozen=True)
+class EpisodeSignal(Signal):
+    """The episodes that a dataset lists, whatever its rows say."""
+
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        lengths = storage.episode_lengths()
+        if lengths is None or int(lengths.sum()) > storage.shape[0]:
+            raise SchemaError("the storage lists no episodes, or others than it holds")
+        found = np.zeros((storage.shape[0], 1), bool)
+        found[np.cumsum(lengths[lengths > 0]) - 1] = True
+        return found[rows]
+
+
+def has_entry(storage: Storage, key: Key) -> bool:
+    """Tell whether there is such an entry; of a storage that keeps its elements apart, in the first one."""
+    if isinstance(storage, TensorStorage):
+        return stored_entry(storage, key) is not None
+    return storage.entry(key, slice(0, 1)) is not None
+
+
+def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
+    """Return the tensor behind an entry, of all rows that there is room for; None if there is none."""
+    if not storage.initialized:
+        return None
+    paths: Sequence[Key] = [tuple(map(str, path)) for path in storage.structure.paths()]
+    return storage.columns.leaves[paths.index(key)] if key in paths else None
+
+
+def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
+    """Read rows of an entry as `[rows, lanes, further]`; None where there is none."""
+    chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+    if isinstance(storage, TensorStorage):
+        leaf = stored_entry(storage, key)
+        found = None if leaf is None else leaf[: storage.rows][chosen]
+    else:
+        found = storage.entry(key, chosen)
+    if found is None:
+        return None
+    lead = tuple(storage.shape)[1:]
+    count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
+    if tuple(found.shape[: 1 + len(lead)]) != (count, *lead):
+        raise SchemaError(
+            f"{_listed((key,))} is {list(found.shape)} of {count:,} rows, a signal of the storage's {storage.ndim} "
+            f"dimensions {list(storage.shape)} is expected"
+        )
+    return found.reshape(count, int(np.prod(lead, dtype=np.int64)), -1).numpy(force=True)
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    return " or ".join(repr(".".join(key)) for key in keys)
 
 
 def find_start_stop_traj(

@@ -1,19 +1,30 @@
-"""Priorities of elements, and the weights that they are drawn with."""
+"""Priorities of elements, the weights that they are drawn with, and the folder that both are saved to."""
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
+from ..format import fs, load_json
 from ..kernels.trees import PriorityTree, priority_tree
-from .priority_folder import NEVER_WRITTEN, SCHEMA_VERSION
 
-__all__ = ["Priorities", "at_least_zero"]
+__all__ = [
+    "NEVER_WRITTEN",
+    "SCHEMA_VERSION",
+    "Priorities",
+    "at_least_zero",
+    "plain_priorities",
+    "read_priorities",
+    "write_priorities",
+]
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
 _INITIAL = 1.0  # the priority of elements before any was given, which counts as given
@@ -23,10 +34,9 @@ _ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in
 class Priorities:
     """The weights `(priority + eps) ** alpha` of up to `capacity` elements in a tree, and what new elements get.
 
-    The elements 0 to `known - 1` have a weight, those beyond weight 0: whoever names an element says that all before
-    it are there, too, and those that were given no priority yet get the default one. With `within_buffer` that is
-    the largest among the elements, else the largest that was ever given; elements begin with 1, which counts as
-    given. What is refused changes nothing.
+    The elements 0 to `known - 1` have a weight, all others weight 0. An update of element n makes all elements before
+    n known, with the default priority: with `within_buffer` the largest of the known elements, else the largest that
+    was ever given, and 1 before any was. What is refused changes nothing.
     """
 
     def __init__(
@@ -78,7 +88,7 @@ class Priorities:
         self.tree = self.tree.grown(capacity)
 
     def move(self, device: torch.device) -> None:
-        """Go on there with the same weights."""
+        """Move the weights to another device."""
         previous = self.tree
         self.tree = self._make_tree(previous.capacity, previous.dtype, device)
         self.tree.load(previous.weights())
@@ -87,11 +97,11 @@ class Priorities:
     # Priorities that are given ------------------------------------------------------------------------
 
     def update(self, numbers: torch.Tensor, priorities: torch.Tensor, *, only_known: bool = False) -> None:
-        """Give the elements `numbers`, int64 `[n]`, priorities, `[n]` or `[1]`; of several for one the last counts.
+        """Set the priorities, `[n]` or `[1]`, of the elements `numbers`, int64 `[n]`; the last one of each counts.
 
-        Negative numbers are passed over. UsageError (a ValueError) for priorities that are negative or not finite,
-        IndexError for elements beyond the capacity, and with `only_known` for those that are not known to be there,
-        SchemaError (a RuntimeError) for another number of priorities.
+        Skips negative numbers. UsageError (a ValueError) for priorities that are negative or not finite, IndexError
+        for elements beyond the capacity, and with `only_known` for unknown ones, SchemaError (a RuntimeError) for
+        another number of priorities.
         """
         values = priorities.to(self.tree.device, self.tree.dtype)
         if len(values) not in (1, len(numbers)):
@@ -136,9 +146,9 @@ class Priorities:
             )
 
     def change_alpha(self, value: float) -> None:
-        """Transform the weights to another alpha; from 0 that cannot be, which is warned of."""
+        """Transform the weights to another alpha; warns where it was 0, from which priorities cannot be restored."""
         alpha = at_least_zero("alpha", value)
-        self._check_weight(self.default, alpha)  # that of new elements, be it given to none that is there
+        self._check_weight(self.default, alpha)  # new elements get it, even if none has it now
         if self.alpha and alpha != self.alpha:
             weights = self.tree.weights()
             weights[: self.known] = weights[: self.known].pow(alpha / self.alpha)
@@ -156,7 +166,7 @@ class Priorities:
 
     @property
     def default(self) -> float:
-        """Priority of new elements: the largest that was ever given, and at least 1; or the largest that is there."""
+        """Priority of new elements: the largest that was ever given, and at least 1, or the largest in the buffer."""
         if not (self.within_buffer and self.alpha):
             return max(_INITIAL, self._largest or 0.0)
         heaviest = self.tree.maximum
@@ -164,7 +174,7 @@ class Priorities:
             return _INITIAL
         if self._heaviest != heaviest:
             self._heaviest = heaviest
-            if self._largest is None or not self._is_weight_of(self._largest, heaviest):  # whose it was is gone
+            if self._largest is None or not self._is_weight_of(self._largest, heaviest):  # its element was overwritten
                 initial = self._is_weight_of(_INITIAL, heaviest)
                 left = max(heaviest ** (1 / self.alpha) - self.eps, 0.0)
                 self._largest, self._largest_number = _INITIAL if initial else left, -1
@@ -186,10 +196,7 @@ class Priorities:
         return priorities.to(self.tree.dtype).add(self._offset).pow_(self.alpha)
 
     def renew(self, numbers: torch.Tensor) -> None:
-        """Give elements the default priority, as if they were new; negative numbers are passed over.
-
-        SchemaError (a RuntimeError) for an element beyond the capacity.
-        """
+        """Give elements the default priority; skips negative numbers. SchemaError for elements beyond the capacity."""
         if not len(numbers):
             return
         low, high = _bounds(numbers)
@@ -208,7 +215,7 @@ class Priorities:
             self.known = high + 1
 
     def renew_run(self, start: int, stop: int) -> None:
-        """Give the elements from `start` up to but not including `stop` the default priority, at the least cost."""
+        """Give the elements `start` to `stop - 1` the default priority, without an index tensor."""
         if stop <= start:
             return
         self._check_written(stop - 1)
@@ -219,7 +226,7 @@ class Priorities:
         self.known = max(self.known, stop)
 
     def meet(self, count: int) -> None:
-        """Take note that the elements are 0 to `count - 1`."""
+        """Set the known elements to 0 to `count - 1`."""
         if count >= self.known:
             self.renew_run(self.known, count)
         else:
@@ -227,7 +234,7 @@ class Priorities:
             self.known = count
 
     def turn(self, number: int, count: int) -> None:
-        """Follow the first `count` elements, of which `number` became element 0, those before it coming last."""
+        """Rotate the weights of the first `count` elements, so that element `number` becomes element 0."""
         weights = self.tree.weights()
         weights[:count] = weights[:count].roll(-number)
         self.tree.load(weights)
@@ -244,11 +251,7 @@ class Priorities:
     # State --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return alpha and eps, the largest priority and whose it is, and the leaves, as TorchRL calls them.
-
-        `_sum_tree` and `_min_tree` are float64 `[capacity]`, with 0 and float32's largest number for elements that
-        were never written. `_max_priority` is float64 `[2]`, a priority and an element, -1 where none was given.
-        """
+        """Return the state under TorchRL's names; `PrioritizedSampler.save_state` documents the entries."""
         weights = self.tree.weights().to("cpu", torch.float64)
         lows = weights.clone()
         lows[self.known :] = NEVER_WRITTEN
@@ -266,10 +269,7 @@ class Priorities:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, any_capacity: bool = False) -> None:
-        """Take over a state, with `any_capacity` one of another capacity, too, for which this one grows.
-
-        SchemaError (a RuntimeError) for one that cannot be taken over.
-        """
+        """Load a state; with `any_capacity`, grow to its capacity. SchemaError (a RuntimeError) for an invalid one."""
         missing = [name for name in _STATE if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of priorities")
@@ -302,7 +302,6 @@ class Priorities:
 
 
 def _checked_leaves(state: Mapping[str, Any], capacity: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the leaves of a state, `[capacity]`; None stands for any."""
     sums, lows = state["_sum_tree"], state["_min_tree"]
     for name, leaves in (("_sum_tree", sums), ("_min_tree", lows)):
         if not isinstance(leaves, torch.Tensor):
@@ -322,7 +321,7 @@ def _checked_largest(state: Mapping[str, Any], capacity: int) -> tuple[float, in
 
 
 def at_least_zero(name: str, value: float) -> float:
-    """Return a number that was given; UsageError (a ValueError) for what is no finite number of at least 0."""
+    """Return a value as a float; UsageError (a ValueError) unless it is a finite number of at least 0."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -335,3 +334,85 @@ def at_least_zero(name: str, value: float) -> float:
 def _bounds(numbers: torch.Tensor) -> tuple[int, int]:
     low, high = numbers.aminmax()
     return int(low), int(high)
+
+
+SCHEMA_VERSION = 1
+"""Version of a state; in older states without one, `_max_priority` may hold a weight instead."""
+
+NEVER_WRITTEN = torch.finfo(torch.float32).max
+"""Leaf of the min tree for an element that was never written; that of the sum tree is 0."""
+
+_METADATA = "sampler_metadata.json"
+_FILES = {"_sum_tree": "sumtree.memmap", "_min_tree": "mintree.memmap"}
+_NUMBERS = ("_alpha", "_beta", "_eps", "_max_capacity")
+
+
+def write_priorities(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a state into a folder: the leaves, then the JSON file; each file is replaced atomically."""
+    fs.make_folder(folder)
+    for name, file in _FILES.items():
+        fs.replace_file(folder / file, state[name].numpy().tobytes())
+    metadata: dict[str, Any] = {name: float(state[name]) for name in ("_alpha", "_beta", "_eps")}
+    metadata["_max_priority"] = [float(number) for number in state["_max_priority"]]
+    metadata["_max_capacity"] = float(state["_max_capacity"])
+    metadata["_schema_version"] = int(state["_schema_version"])
+    fs.replace_file(folder / _METADATA, json.dumps(metadata).encode())
+
+
+def read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
+    """Read a state that `write_priorities`, or TorchRL, wrote, of `capacity` elements, or of any number for None.
+
+    DatasetNotFoundError for a folder without a state, SchemaError (a RuntimeError) for another capacity, FormatError
+    for invalid JSON, CorruptDataError for invalid numbers and for a file that is missing or has another size.
+    """
+    if not (folder / _METADATA).is_file():
+        raise DatasetNotFoundError(f"{folder} holds no priorities: it has no {_METADATA}")
+    metadata = load_json(folder / _METADATA)
+    try:
+        state: dict[str, Any] = {name: float(metadata[name]) for name in _NUMBERS}
+        state["_max_priority"] = _largest(metadata["_max_priority"])
+        if "_schema_version" in metadata:
+            state["_schema_version"] = int(metadata["_schema_version"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptDataError(f"{folder / _METADATA} cannot be read: {error!r}") from error
+    if capacity is None:
+        capacity = int(state["_max_capacity"]) if 1 <= state["_max_capacity"] < math.inf else 0
+        if capacity != state["_max_capacity"]:
+            raise CorruptDataError(f"{folder / _METADATA} cannot be read: _max_capacity is {state['_max_capacity']:g}")
+    if state["_max_capacity"] != capacity:
+        raise SchemaError(
+            f"{folder} holds {state['_max_capacity']:g} priorities, the sampler's max_capacity is {capacity}"
+        )
+    return state | {name: _leaves(folder / file, capacity) for name, file in _FILES.items()}
+
+
+def plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors in place of the compiled trees that a sampler of TorchRL has in its state."""
+    found = dict(state)
+    try:
+        for name in _FILES:
+            tree = found.get(name)
+            if tree is not None and not isinstance(tree, torch.Tensor) and callable(getattr(tree, "query", None)):
+                found[name] = torch.as_tensor(tree[torch.arange(len(tree))], dtype=torch.float64)
+        if "_max_priority" in found and not isinstance(found["_max_priority"], torch.Tensor):
+            found["_max_priority"] = _largest(found["_max_priority"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"the priorities in the state cannot be read: {error!r}") from error
+    return found
+
+
+def _largest(given: Any) -> torch.Tensor:
+    """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
+    value, number = (None, None) if given is None else given
+    return torch.tensor(
+        [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
+        dtype=torch.float64,
+    )
+
+
+def _leaves(path: Path, capacity: int) -> torch.Tensor:
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing")
+    if path.stat().st_size != 8 * capacity:
+        raise CorruptDataError(f"{path} has {path.stat().st_size} bytes, expected {8 * capacity}")
+    return torch.from_numpy(np.fromfile(path, np.float64))

@@ -15,9 +15,8 @@ from ..errors import SchemaError, UsageError
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages import Storage
 from .base import Index, Sampler
-from .numbering import element_numbers, marked_numbers, priority_values
-from .priorities import Priorities, at_least_zero
-from .priority_folder import plain_priorities, read_priorities, write_priorities
+from .indexing import element_numbers, marked_numbers, priority_values
+from .priorities import Priorities, at_least_zero, plain_priorities, read_priorities, write_priorities
 
 __all__ = ["PrioritizedSampler", "UnknownOptionError", "checked_device"]
 

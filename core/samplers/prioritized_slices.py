@@ -1,4 +1,4 @@
-"""Slices that begin where priorities are high."""
+"""Slices that are drawn by the priority of their first step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,146 @@ import torch
 from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
+from ..kernels.trees import PriorityTree, priority_tree
 from ..storages import Storage
 from .base import Index
 from .prioritized import PrioritizedSampler
-from .slice_starts import StartRule
 from .slices import Anchor, SliceSampler
-from .start_tree import StartTree
 from .trajectories import TrajectoryTable
 
-__all__ = ["PrioritizedSliceSampler"]
+__all__ = ["PrioritizedSliceSampler", "StartRule", "StartTree"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRule:
+    """What decides whether a slice may begin at a step; the arguments are those of `SliceSampler`.
+
+    A trajectory that is shorter than a slice is taken as a slice of its own length, or with `strict_length` not at
+    all. Slices may hang over its end by `overhang` steps. Of what is legal then, the anchor leaves the first or last.
+    """
+
+    slice_len: int
+    strict_length: bool
+    overhang: int
+    anchor: str
+
+    @property
+    def looks_ahead_only(self) -> bool:
+        """Whether all that counts is how many steps the trajectory still has, and not how many it had before."""
+        return self.strict_length and not self.overhang and self.anchor == "any"
+
+    def legal(self, length: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell whether a slice may begin at these places of trajectories of these lengths."""
+        taken = np.minimum(length, self.slice_len)
+        last = length - taken + np.minimum(self.overhang, taken - 1)
+        legal: NDArray[np.bool_]
+        if self.anchor == "any":
+            legal = place <= last
+        else:
+            legal = place == (0 if self.anchor == "start" else last)
+        if self.strict_length:
+            legal &= length >= self.slice_len
+        return legal
+
+    def legal_rows(self, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
+        """Tell it of all steps from `first` up to but not including `stop`, numbered in time: `[steps, lanes]`.
+
+        `rows` of the storage are written. What it costs depends on how many steps these are, and not on how long their
+        trajectories are.
+        """
+        # Of a trajectory that begins before this, all there is to know is that these steps are far from its begin.
+        begin = max(table.oldest, first - self.slice_len)
+        steps = np.arange(begin, stop)[:, None]
+        shape = len(steps), table.lanes
+        reach = table.reach(np.repeat(steps, table.lanes), np.tile(np.arange(table.lanes), len(steps)))
+        ends = steps + reach.reshape(shape)
+        written = steps % table.capacity < rows
+        ends = np.where(written, ends, -1)
+        begins = np.full(shape, begin)
+        begins[1:] = np.where(ends[1:] != ends[:-1], steps[1:], begin)
+        begins = np.maximum.accumulate(begins)
+        legal: NDArray[np.bool_] = (self.legal(ends - begins, steps - begins) & written)[first - begin :]
+        return legal
+
+
+class StartTree(PriorityTree):
+    """Two trees that change together: `whole` has the weights of all elements, `starts` those of legal starts alone.
+
+    Weights, minimum and maximum are those of all elements, as if there were no second tree. What is drawn, and the
+    total, are of legal starts. Which ones are legal is told with `allow`; at first none is. Both are on the CPU.
+    """
+
+    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        super().__init__(capacity, dtype, torch.device("cpu"))
+        self.whole = priority_tree(capacity, dtype)
+        self.starts = priority_tree(capacity, dtype)
+        self._legal = torch.zeros(self.capacity, dtype=torch.bool)
+        self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
+
+    def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
+        """Say of the leaves `index`, int64 `[n]`, whether a slice may begin there, bool `[n]`; none is named twice."""
+        self._legal[index] = legal
+        self.starts.set(index, self.whole.get(index).where(legal, 0))
+
+    def allow_only(self, legal: torch.Tensor) -> None:
+        """Say of all leaves, bool `[capacity]`, whether a slice may begin there."""
+        self._legal.copy_(legal)
+        self.starts.load(self.whole.weights().where(self._legal, 0))
+
+    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
+        self.whole.set(index, weights)
+        legal = self._flags[index.numpy(force=True)]
+        values = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else weights
+        self.starts.set(index, torch.from_numpy(np.where(legal, values, 0.0)))
+
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        self.whole.fill(start, stop, weight)
+        if stop - start == 1:
+            self.starts.fill(start, stop, weight if self._legal[start] else 0.0)
+        else:
+            self.starts.set(self._legal[start:stop].nonzero()[:, 0] + start, weight)
+
+    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.starts.draw(fractions)
+
+    def get(self, index: torch.Tensor) -> torch.Tensor:
+        return self.whole.get(index)
+
+    def weights(self) -> torch.Tensor:
+        return self.whole.weights()
+
+    def load(self, weights: torch.Tensor) -> None:
+        self.whole.load(weights)
+        kept = self._legal[: len(weights)]
+        self.starts.load(weights.cpu().where(kept, 0))
+
+    def grown(self, capacity: int) -> StartTree:
+        larger = StartTree(capacity, self.dtype, self.device)
+        more = torch.zeros(larger.capacity - len(self._legal), dtype=torch.bool)
+        larger.allow_only(torch.cat([self._legal, more]))
+        larger.load(self.weights())
+        return larger
+
+    @property
+    def any_legal(self) -> bool:
+        """Whether a slice may begin anywhere, be its weight 0; looks at all leaves."""
+        return bool(self._legal.any())
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights of legal starts."""
+        return self.starts.total
+
+    @property
+    def minimum(self) -> float:
+        """The smallest weight above 0 of any element."""
+        return self.whole.minimum
+
+    @property
+    def maximum(self) -> float:
+        """The largest weight of any element."""
+        return self.whole.maximum
+
 
 Numbers: TypeAlias = NDArray[np.int64]
 

@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
+from .boundaries import (
+    ConflictingArgumentsError,
+    EpisodeSignal,
+    FlagSignal,
+    IdSignal,
+    Key,
+    Signal,
+    StaticSignal,
+    has_entry,
+)
 from .lane_runs import Window
-from .signals import EpisodeSignal, FlagSignal, IdSignal, Key, Signal, StaticSignal, has_entry
-from .slice_marks import SliceEnds, SliceMarks
+from .slice_info import SliceEnds, SliceMarks
 from .trajectories import TrajectoryTable, trajectory_table
 
-__all__ = ["Anchor", "ConflictingArgumentsError", "SliceSampler", "Weight", "scaled"]
+__all__ = ["Anchor", "SliceSampler", "Weight", "scaled"]
 
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
@@ -28,10 +37,6 @@ Weight: TypeAlias = Literal["episode", "step"]
 _LOG = logging.getLogger("rbtool")
 _DONE: Key = ("next", "done")
 _IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
-
-
-class ConflictingArgumentsError(UsageError, TypeError):
-    """Of some arguments exactly one has to be given."""
 
 
 class SliceSampler(Sampler):

@@ -14,10 +14,10 @@ from tensordict.utils import NestedKey
 from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from .base import Index
-from .epochs import EpochSampler, Numbers
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
 from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
+from .uniform import EpochSampler, Numbers
 
 __all__ = ["SliceSamplerWithoutReplacement"]
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ..errors import SchemaError
 from ..storages import Storage
 from ..storages.write_log import Change, Written
+from .boundaries import Ends, Signal
 from .lane_runs import LaneRuns, Window
-from .signals import Ends, Signal
 
 __all__ = ["TrajectoryTable", "trajectory_table"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..storages.write_log import Written
-from .epochs import Numbers, inserted_at_random, permutation
 from .trajectories import TrajectoryTable
+from .uniform import Numbers, inserted_at_random, permutation
 
 __all__ = ["Runs", "SavedEpoch", "TrajectoryEpoch"]
 

@@ -20,7 +20,7 @@ import torch
 
 from ..buffers import ReplayBuffer
 from ..errors import SchemaError, UsageError
-from ..samplers.signals import StaticSignal
+from ..samplers.boundaries import StaticSignal
 from ..samplers.trajectories import trajectory_table
 from ..storages import LazyTensorStorage, TensorStorage
 from ..writers import RoundRobinWriter, Writer

@@ -1,11 +1,9 @@
 """Where new rows go."""
 
-from .base import Writer
+from .base import ImmutableDatasetWriter, Writer
 from .batches import EmptyBatchError, NotABatchError
-from .immutable import ImmutableDatasetWriter
 from .max_value import TensorDictMaxValueWriter
-from .round_robin import RoundRobinWriter
-from .tensordict_round_robin import TensorDictRoundRobinWriter
+from .round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 __all__ = [
     "EmptyBatchError",

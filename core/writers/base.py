@@ -1,4 +1,4 @@
-"""The contract of a writer: where new rows go."""
+"""The contract of writers: where new rows go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from ..contract import delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError
 from ..storages import Storage
 from .batches import as_batch, batch_length, capacity_rows, chosen_rows
-from .counting import Counting, counts_in, rows_in
-from .folder import read_state, write_state
+from .state import Counting, counts_in, read_state, rows_in, write_state
 
-__all__ = ["Writer"]
+__all__ = ["ImmutableDatasetWriter", "Writer"]
 
 _FINAL = {
     "empty": "reset()",
@@ -375,3 +374,25 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
         return index
 
     return write
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses every write, and emptying: SchemaError (a RuntimeError), with nothing changed. It has no state.
+
+    Buffers on datasets have it.
+
+    >>> ImmutableDatasetWriter().add(0)
+    Traceback (most recent call last):
+    ...
+    rbtool.core.errors.SchemaError: This dataset doesn't allow writing.
+    hint: copy the rows into a buffer of your own
+    """
+
+    writes: ClassVar[bool] = False
+
+    def place(self, data: Any, count: int, capacity: int) -> NoReturn:
+        """Never called: nothing can be written."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

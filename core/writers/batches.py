@@ -1,7 +1,7 @@
-"""What counts as a batch, and how many elements it has.
+"""Batches: how many elements they have, which of them are chosen, and the row numbers stored with them.
 
-A tensor, a tensordict and a tensorclass are batches along dimension 0; a list is a sequence of elements, one by one,
-and so is an array, a range or a set; a tuple and a dict are nests whose leaves share dimension 0.
+A tensor, a tensordict and a tensorclass are batches along dimension 0; a list is a sequence of elements, and so is an
+array, a range or a set; a tuple and a dict are nests whose leaves share dimension 0.
 """
 
 from __future__ import annotations
@@ -11,11 +11,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError
+from ..storages import Storage
 
-__all__ = ["EmptyBatchError", "NotABatchError", "as_batch", "batch_length", "capacity_rows", "chosen_rows"]
+__all__ = [
+    "INDEX",
+    "EmptyBatchError",
+    "Labels",
+    "NotABatchError",
+    "as_batch",
+    "batch_length",
+    "capacity_rows",
+    "chosen_rows",
+]
 
 
 class EmptyBatchError(SchemaError, IndexError):
@@ -111,3 +121,44 @@ def chosen_rows(data: Any, rows: torch.Tensor) -> Any:
     if isinstance(data, tuple):
         return tuple(chosen_rows(child, rows) for child in data)
     return [data[row] for row in rows.tolist()]
+
+
+INDEX = "index"
+
+
+class Labels:
+    """Labels what goes into one storage, unless its rows have no place for labels.
+
+    A storage has none if it was filled without: by another writer, from a checkpoint, or by whoever made its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._kept: bool | None = None
+
+    def put(self, data: TensorDictBase, rows: int | range | torch.Tensor, storage: Storage) -> TensorDictBase:
+        """Return `data` with `"index"`, int64 of its batch size; it shares its other entries with the caller's."""
+        if self._kept is None:
+            self._kept = _has_place(storage)
+        if self._kept is False:
+            return data
+        numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.as_tensor(rows)
+        storage.numbered_by = INDEX
+        labelled = data.copy()
+        if isinstance(labelled, LazyStackedTensorDict) and labelled.stack_dim == 0 and numbers.dim():
+            for row, element in zip(numbers, labelled.tensordicts, strict=True):  # whose shapes may differ
+                element.set(INDEX, row.expand(element.batch_size))
+            return labelled
+        numbers = numbers.reshape(-1, *[1] * (data.ndim - 1)) if data.ndim and numbers.dim() else numbers
+        return labelled.set(INDEX, numbers.expand(data.batch_size))
+
+
+def _has_place(storage: Storage) -> bool | None:
+    """Look whether the rows of a storage have an `"index"`; None while there is nothing to look at."""
+    try:
+        rows = storage.get(slice(0, 0))
+    except (RuntimeError, IndexError):  # nothing was ever written
+        return None
+    if not is_tensor_collection(rows):  # a list, whose rows need not be alike
+        return True
+    names = set(rows.keys())
+    return INDEX in names if names else None

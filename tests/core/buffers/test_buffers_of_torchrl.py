@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection
 
 from rbtool.core import buffers, checkpointers, samplers, storages, writers
 from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.buffers.layout import map_tensors
+from rbtool.core.buffers.pytrees import map_tensors
 from rbtool.core.samplers import prioritized, prioritized_slices, slices, slices_without_replacement
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"

@@ -7,7 +7,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from rbtool.core.buffers import default_collate
-from rbtool.core.buffers.collate import lazy_stack_elements, stack_elements
+from rbtool.core.buffers.pytrees import lazy_stack_elements, stack_elements
 from rbtool.core.storages import (
     CompressedListStorage,
     LazyMemmapStorage,

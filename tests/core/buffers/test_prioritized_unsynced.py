@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
-from rbtool.core.buffers.unsynced import WorkerSampler
+from rbtool.core.buffers.prioritized import WorkerSampler
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers import RandomSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
@@ -98,7 +98,7 @@ def test_a_spawned_child_writes_and_does_not_sample() -> None:
 def test_what_is_passed_to_a_spawned_child(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = made().sampler
     with monkeypatch.context() as patch:
-        patch.setattr("rbtool.core.buffers.unsynced.get_spawning_popen", lambda: object())
+        patch.setattr("rbtool.core.buffers.prioritized.get_spawning_popen", lambda: object())
         other = pickle.loads(pickle.dumps(sampler))
     assert isinstance(other, WorkerSampler)
     with pytest.raises(RuntimeError, match="with the process that made it"):

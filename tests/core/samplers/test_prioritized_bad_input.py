@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers.numbering import NoNumbersError
+from rbtool.core.samplers.indexing import NoNumbersError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages import TensorStorage
 

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format import TedReader
+from rbtool.core.samplers.boundaries import EpisodeSignal, FlagSignal, IdSignal, Signal
 from rbtool.core.samplers.lane_runs import Window
-from rbtool.core.samplers.signals import EpisodeSignal, FlagSignal, IdSignal, Signal
 from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table
 from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, StepStorage
 from rbtool.core.testing.walks import write_walks

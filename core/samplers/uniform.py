@@ -1,20 +1,58 @@
-"""Sampling in epochs: every element once before any comes again."""
+"""Uniform sampling, with replacement and in epochs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
 from ..storages import Storage
-from .base import Index
-from .epochs import EpochSampler, Numbers, inserted_at_random, permutation
+from .base import Index, Sampler
 
-__all__ = ["SamplerWithoutReplacement"]
+__all__ = ["EpochSampler", "Numbers", "RandomSampler", "SamplerWithoutReplacement", "inserted_at_random", "permutation"]
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
+
+
+class EpochSampler(Sampler):
+    """A sampler whose state is what is left of an epoch, as TorchRL's samplers of this kind save it."""
+
+    has_epochs: ClassVar[bool] = True
+    replacement: ClassVar[bool] = False
+
+    def require_state(self, state: Mapping[str, Any]) -> None:
+        """Raise SchemaError for a state that lacks what all samplers of this kind save."""
+        missing = [name for name in _NEEDED if name not in state]
+        if missing:
+            raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+
+
+def permutation(length: int, generator: torch.Generator | None) -> Numbers:
+    """Return the numbers below `length` in a random order."""
+    device = generator.device if generator is not None else None
+    return torch.randperm(length, generator=generator, device=device).numpy(force=True)
+
+
+def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator | None) -> Numbers:
+    """Put numbers among others that are in a random order, so that all orders are equally likely.
+
+    Each takes one swap: a step of the shuffle by Durstenfeld, run inside out.
+    """
+    order = np.concatenate([left, late])
+    device = generator.device if generator is not None else None
+    chances = torch.rand(len(late), generator=generator, device=device, dtype=torch.float64).tolist()
+    for place, chance in enumerate(chances, start=len(left)):
+        other = int(chance * (place + 1))
+        order[place], order[other] = order[other], order[place]
+    return order
+
 
 _FEW = 1000
 
@@ -160,6 +198,35 @@ class SamplerWithoutReplacement(EpochSampler):
             f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle}, "
             f"left={'all' if left is None else len(left)})"
         )
+
+
+class RandomSampler(Sampler):
+    """Draws every valid element with the same probability, with replacement.
+
+    Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension, each
+    coordinate uniform over `storage.shape`. Draws come from the generator a buffer set, else from torch's own.
+    An empty storage raises SchemaError (a RuntimeError), a batch of less than one element UsageError (a ValueError).
+    `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement`, with its arguments.
+
+    >>> import torch
+    >>> from rbtool.core.storages import TensorStorage
+    >>> index, info = RandomSampler().sample(TensorStorage(torch.arange(10)), 4)
+    >>> index.shape, info
+    (torch.Size([4]), {})
+    """
+
+    reads_rows: ClassVar[bool] = False
+    without_replacement: ClassVar[type[Sampler]] = SamplerWithoutReplacement
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw `batch_size` elements."""
+        generator, count = self.generator, (batch_size,)
+        if generator is None and storage.ndim == 1:
+            return torch.randint(len(storage), count), {}  # keyword arguments cost a tenth of the time
+        device = None if generator is None else generator.device
+        if storage.ndim == 1:
+            return torch.randint(len(storage), count, generator=generator, device=device), {}
+        return tuple(torch.randint(size, count, generator=generator, device=device) for size in storage.shape), {}
 
 
 def _checked(left: Any, length: int) -> torch.Tensor:

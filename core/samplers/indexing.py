@@ -1,4 +1,4 @@
-"""From the ways to name elements to their numbers, which count through all dimensions, the last one fastest."""
+"""From the indices of elements to their numbers, which count through all dimensions, the last one fastest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ..storages import Storage
 from ..storages.cursors import as_index
 
 __all__ = ["NoNumbersError", "element_numbers", "marked_numbers", "priority_values"]
-
 
 _WHOLE = "elements are named by whole numbers"
 

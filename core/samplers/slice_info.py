@@ -1,4 +1,4 @@
-"""What is said of the steps of slices: where they begin, and that they were cut off at their ends."""
+"""The info of slices: first and last steps, and the flags of TED."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..storages import Storage, TensorStorage
-from .signals import Key, stored_entry
+from .boundaries import Key, stored_entry
 
 __all__ = ["SliceEnds", "SliceMarks"]
 
