@@ -32,33 +32,32 @@ _FINAL = {
 class Writer(Counting, ABC):
     """Puts new elements into a storage and counts them.
 
-    A writer implements `place(data, count, capacity)`, which names the rows that a batch goes to. One that keeps a
-    state of its own also implements `save_state`, `load_state` and `reset`. All other methods have a default:
+    A writer implements `place(data, count, capacity)`, which returns the rows of a batch. One with a state of its own
+    also implements `save_state`, `load_state` and `reset`. All other methods have a default:
 
     - `place_one(data, capacity)`: the row of a single element, where that is faster than a batch of one;
     - `prepare(data, rows)`: what is stored of the data;
-    - `on_written(rows, capacity)`, `on_refused()`: the storage has taken the data, or has not;
+    - `on_written(rows, capacity)`, `on_refused()`: called when the storage has taken or refused the data;
     - `check_storage(storage)`, `on_register(storage)`: a storage that is refused, or written to from now on;
-    - `on_rotate(row)`: `row` became row 0, and the rows before it come last;
+    - `on_rotate(row)`: the rows were rotated, so that `row` is row 0;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
-    `keeps_order = False` says that rows do not follow one another round a ring: samplers of slices refuse such a
-    writer. `generator` is what random numbers come from; None stands for torch's own. `storage`, `cursor` and
-    `write_count` can be read anywhere; `on_written` and `reset` may set the counters.
+    `keeps_order = False` declares that rows are not written round a ring: slice samplers refuse such a writer.
+    `generator` is the source of random numbers, None for torch's own. `storage`, `cursor` and `write_count` can be
+    read anywhere; `on_written` and `reset` may set the counters.
 
     The methods that buffers call (`add`, `extend`, `register_storage`, `state_dict`, `load_state_dict`, `dumps`,
-    `loads`, `empty`) do the book-keeping. A write goes through four steps: everything is checked; the storage takes the
-    data, whole or not at all; the cursor and the count of written elements move on; the buffers attached to the storage
-    are informed which elements are new. So a write that fails changes nothing. The caller's data is never changed, not
-    even by the writers that store an `"index"` beside it. Writers hold no locks: buffers do.
+    `loads`, `empty`) do the book-keeping. A write has four steps: everything is checked; the storage takes the data,
+    whole or not at all; cursor and count are updated; the buffers attached to the storage are notified of the new
+    elements. So a write that fails changes nothing. The caller's data is never changed. Writers hold no locks: buffers
+    do.
 
-    Writers that were written for TorchRL override those methods themselves, and keep working: buffers call the
-    override; `add` and `extend` check the storage and the batch before it, and inform attached buffers after it unless
-    it has done so. Methods that TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names what
-    to implement.
+    Writers for TorchRL override those methods, which is supported: buffers call the override; `add` and `extend` check
+    the storage and the batch before it, and notify attached buffers after it unless it has done so. Methods that
+    TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names the method to implement.
 
-    Cursor and count have 64 bits and lie in shared memory, so that forked and spawned children go on in the same
-    ring; with `compilable` they are numbers of this process. Ideas and names are those of TorchRL's writers.
+    Cursor and count are 64-bit numbers in shared memory, so that forked and spawned children continue the same ring;
+    with `compilable` they are local to the process. Ideas and names are those of TorchRL's writers.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -77,10 +76,10 @@ class Writer(Counting, ABC):
     """
 
     keeps_order: ClassVar[bool] = True
-    """Whether rows lie in the order in which they came, round a ring, and `cursor` is the row that comes next."""
+    """Whether rows are in the order of time, round a ring, and `cursor` is the next row."""
 
     writes: ClassVar[bool] = True
-    """Whether anything can be written; otherwise there is no state."""
+    """Whether anything can be written; if not, there is no state."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -96,62 +95,59 @@ class Writer(Counting, ABC):
 
     @abstractmethod
     def place(self, data: Any, count: int, capacity: int) -> torch.Tensor | range:
-        """Name the rows that a batch of `count` elements goes to; what this changes, `on_refused` undoes.
+        """Return the rows of a batch of `count` elements; `on_refused` undoes the changes that this makes.
 
-        Returns int64 `[count]`, rows below `capacity`, and -1 for each element that is not kept; of a row that is named
-        twice the last element stays. A `range` stands for rows that follow one another, with row 0 behind the last.
-        Rows that are new are the next ones behind those that the storage has.
+        Rows are int64 `[count]`, below `capacity`, and -1 for each element that is not kept; of a row that is given
+        twice the last element stays. A `range` means consecutive rows, modulo the capacity. New rows are the next ones
+        behind those of the storage.
         """
 
     def place_one(self, data: Any, capacity: int) -> int | None:
-        """Name the row that an element goes to; None for one that is not kept."""
+        """Return the row of an element; None for one that is not kept."""
         rows = self.place(as_batch(data), 1, capacity)
         row = rows.start % capacity if isinstance(rows, range) else int(rows[0])
         return None if row < 0 else row
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
-        """Return what is stored of data that goes to these rows; the caller's own containers stay as they are."""
+        """Return the data to store at these rows, without changing the caller's containers."""
         return data
 
     def on_written(self, rows: int | range | torch.Tensor, capacity: int) -> None:
-        """Follow a write to these rows; the default moves the cursor behind the last of them."""
+        """Called after a write to these rows; the default moves the cursor behind the last of them."""
         last = rows if isinstance(rows, int) else int(rows[-1])
         self.cursor = (last + 1) % capacity
 
     def on_refused(self) -> None:
-        """Undo what `place` changed: the storage has not taken the data."""
+        """Undo the changes of `place`: the storage has refused the data."""
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise UsageError for a storage that this cannot write to; nothing has changed then."""
+        """Raise UsageError, with nothing changed, for a storage that this cannot write to."""
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
         """Prepare to write to a storage, after another one or as the first."""
 
     def on_rotate(self, row: int) -> None:
-        """Follow a full ring that was loaded into a larger storage, where `row` became row 0."""
+        """Called after a full ring was loaded into a larger storage, where `row` became row 0."""
 
     def reset(self) -> None:
-        """Forget what is known of the elements: the storage is empty, or holds others."""
+        """Forget all elements: the storage is empty, or holds others."""
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state beside cursor and count: tensors, numbers, bools and None by name."""
+        """Return the state except cursor and count: tensors, numbers, bools and None by name."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save_state` returned; SchemaError, with nothing changed, for another writer's state.
+        """Load what `save_state` returned; SchemaError, with nothing changed, for another writer's state.
 
-        `state` also holds `_cursor` and `_write_count`, which are set already, and are set back on failure.
+        `state` also holds `_cursor` and `_write_count`, which are already set, and are restored on failure.
         """
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write a state into a folder, which is made where it is missing."""
+        """Write a state into a folder, which is made if it is missing."""
         write_state(folder, state)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state` wrote.
-
-        DatasetNotFoundError where there is none, FormatError and CorruptDataError for one that cannot be read.
-        """
+        """Read what `write_state` wrote; DatasetNotFoundError if there is none, FormatError for an invalid one."""
         return read_state(folder)
 
     # Writing ----------------------------------------------------------------------------------------
@@ -160,7 +156,7 @@ class Writer(Counting, ABC):
     def add(self, data: Any) -> Any:
         """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
 
-        None for one that is not kept. SchemaError (a RuntimeError), with nothing changed, for what cannot be stored.
+        None for one that is not kept. SchemaError (a RuntimeError), with nothing changed, for data that does not fit.
         """
         storage = self._writable()
         capacity = capacity_rows(storage.max_size, storage.ndim, data)
@@ -179,7 +175,7 @@ class Writer(Counting, ABC):
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch; return the indices of its elements, int64 `[n]`, or `[n * k, ndim]` of several dimensions.
 
-        -1 for one that is not kept. SchemaError as for `add`, and for what is no batch.
+        -1 for an element that is not kept. SchemaError as for `add`, and for data that is no batch.
         """
         storage = self._writable()
         count = batch_length(data)
@@ -190,9 +186,9 @@ class Writer(Counting, ABC):
         if not isinstance(rows, range):
             return self._extend_at(rows, data, count, capacity)
         index = torch.from_numpy(np.arange(rows.start, rows.stop))  # half of the time of torch.arange
-        where: Any = rows  # storages copy a range at once, where they would scatter row numbers
+        where: Any = rows  # storages copy a range at once, and scatter row numbers
         if rows.stop > capacity:
-            where = index.remainder_(capacity).clone()  # the storage keeps it; of rows named twice the last data stay
+            where = index.remainder_(capacity).clone()  # the storage keeps it; of rows given twice the last data stay
         if len(rows) != count:
             _refuse_rows(self, index, count)
         try:
@@ -204,7 +200,7 @@ class Writer(Counting, ABC):
         return self._written(index, count)  # type: ignore[no-any-return]
 
     def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
-        """Write a batch at the rows that `place` named; without an order, those that are kept in ascending order."""
+        """Write a batch at the rows that `place` returned; without `keeps_order`, in ascending order."""
         if index.dtype != torch.int64 or index.shape != (count,):
             _refuse_rows(self, index, count)
         numbers = index.numpy(force=True)  # of few rows, numpy chooses and sorts in a third of the time
@@ -213,13 +209,12 @@ class Writer(Counting, ABC):
             _refuse_rows(self, index, count)
         if highest < 0:
             return self._replicate_index(index)
-        rows, stored = index.clone(), data
-        if not self.keeps_order or lowest < 0:
-            order = np.flatnonzero(numbers >= 0)
-            order = order if self.keeps_order else order[np.argsort(numbers[order], kind="stable")]
-            rows = torch.from_numpy(numbers[order])
-            if len(order) < count or (order[1:] < order[:-1]).any():  # otherwise there is nothing to gather
-                stored = chosen_rows(data, torch.from_numpy(order))
+        kept, order = (numbers.copy(), None) if lowest >= 0 else (numbers[chosen := numbers >= 0], chosen.nonzero()[0])
+        if not self.keeps_order and (kept[1:] < kept[:-1]).any():
+            ascending = kept.argsort(kind="stable")
+            kept, order = kept[ascending], ascending if order is None else order[ascending]
+        rows = torch.from_numpy(kept)
+        stored = data if order is None else chosen_rows(data, torch.from_numpy(order))
         try:
             self.storage.set(rows, self.prepare(stored, rows))
         except BaseException:
@@ -230,7 +225,7 @@ class Writer(Counting, ABC):
         return self._replicate_index(index)
 
     def _written(self, rows: Any, count: int) -> Any:
-        """Count what was written and inform attached buffers; return the index of the elements."""
+        """Count a write and notify attached buffers; return the index of the elements."""
         self.write_count += count
         storage = self.storage
         self._count_generations(rows)
@@ -249,10 +244,7 @@ class Writer(Counting, ABC):
 
     @final
     def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on, in a ring behind the rows that it holds.
-
-        A writer that has loaded a state before its first storage goes on from there.
-        """
+        """Write into this storage from now on: behind its rows, or at the cursor of a state that was loaded before."""
         if storage is self._storage:
             return
         self.check_storage(storage)
@@ -266,16 +258,13 @@ class Writer(Counting, ABC):
 
     @final
     def sync_cursor(self) -> None:
-        """Set the row at which the storage expects the next write of a ring."""
+        """Set the next row of the ring in the log of the storage."""
         if self.keeps_order and self.writes and self._storage is not None and (rows := rows_in(self._storage)):
             self._storage.log.go_on_at(self.cursor % rows)
 
     @final
     def resume_after(self) -> None:
-        """Write next behind the rows of the storage, or at the first one if it is full; count from there.
-
-        For a load that brought rows and no state of a writer.
-        """
+        """Set cursor and count by the rows of the storage, after a load without the state of a writer."""
         if not self.writes:
             return
         storage = self.storage
@@ -286,7 +275,7 @@ class Writer(Counting, ABC):
 
     @final
     def rotate(self, row: int) -> None:
-        """Follow a full ring that was loaded into a larger storage, where `row` became row 0: go on behind it."""
+        """Write next behind a full ring that was loaded into a larger storage, where `row` became row 0."""
         self.cursor = self.storage.shape[0]
         self.on_rotate(row)
 
@@ -299,14 +288,14 @@ class Writer(Counting, ABC):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return `_cursor`, `_write_count`, and what `save_state` adds; nothing where nothing can be written."""
+        """Return `_cursor`, `_write_count` and the entries of `save_state`; empty if nothing can be written."""
         if not self.writes:
             return {}
         return {"_cursor": self.cursor, "_write_count": self.write_count} | self.save_state()
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; SchemaError for one that is not this writer's, with nothing changed."""
+        """Load a state; SchemaError, with nothing changed, for that of another kind of writer."""
         if not self.writes:
             if state_dict:
                 raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state_dict))}")
@@ -322,15 +311,15 @@ class Writer(Counting, ABC):
 
     @final
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`, which is made where it is missing."""
+        """Write the state into the folder `path`, which is made if it is missing."""
         if state := self.state_dict():
             self.write_state(Path(path), state)
 
     @final
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state in the folder `path`, with nothing changed where that cannot be.
+        """Load the state in the folder `path`, or change nothing.
 
-        DatasetNotFoundError where there is none, FormatError and CorruptDataError for one that cannot be read.
+        DatasetNotFoundError if there is none, FormatError and CorruptDataError for an invalid one.
         """
         if self.writes:
             self.load_state_dict(self.read_state(Path(path)))
@@ -359,7 +348,7 @@ def _refuse_rows(writer: Writer, index: torch.Tensor, count: int) -> None:
 
 
 def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[..., Any]:
-    """Put checks before an override of `Writer.add` or `Writer.extend`, and the word to attached buffers behind it."""
+    """Add to an override of `Writer.add` or `Writer.extend` the checks before it, and the notification after it."""
 
     @functools.wraps(method)
     def write(self: Writer, data: Any, *more: Any, **options: Any) -> Any:
@@ -378,8 +367,6 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
 
 class ImmutableDatasetWriter(Writer):
     """Refuses every write, and emptying: SchemaError (a RuntimeError), with nothing changed. It has no state.
-
-    Buffers on datasets have it.
 
     >>> ImmutableDatasetWriter().add(0)
     Traceback (most recent call last):

@@ -33,14 +33,14 @@ class EmptyBatchError(SchemaError, IndexError):
 
 
 class NotABatchError(SchemaError, TypeError):
-    """Something was to be written as a batch that has no elements to count."""
+    """Data without a dimension of elements was to be written as a batch."""
 
 
 def batch_length(data: Any) -> int:
     """Count the elements of a batch.
 
-    NotABatchError (a TypeError) for what has none to count, EmptyBatchError (an IndexError) for none at all, and
-    SchemaError, of which both are kinds, for leaves that disagree: it names them.
+    NotABatchError (a TypeError) for data without a dimension of elements, EmptyBatchError (an IndexError) for 0
+    elements, and SchemaError, their base, for leaves of different lengths.
     """
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
         count = _leading(data, "the data")
@@ -81,7 +81,7 @@ def _length_of_leaf(leaf: Any, path: tuple[str, ...]) -> int:
 
 
 def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a nest with their paths; below the root, a list is a node as a tuple is."""
+    """Yield the leaves of a nest with their paths; below the root a list is a node, like a tuple."""
     if is_tensor_collection(data) or not isinstance(data, tuple | list | Mapping):
         yield path, data
         return
@@ -90,9 +90,9 @@ def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -> int:
-    """Count the rows of a storage of `max_size` elements in which each row is like the one that `data` is, rounding up.
+    """Return how many rows of the shape of `data` a storage of `max_size` elements has, rounded up.
 
-    With `batch`, `data` is a batch of such rows. SchemaError where it has fewer than `ndim` dimensions for elements.
+    With `batch`, `data` is a batch of such rows. SchemaError if it has fewer than `ndim` dimensions of elements.
     """
     if ndim == 1:
         return max_size
@@ -127,16 +127,13 @@ INDEX = "index"
 
 
 class Labels:
-    """Labels what goes into one storage, unless its rows have no place for labels.
-
-    A storage has none if it was filled without: by another writer, from a checkpoint, or by whoever made its tensors.
-    """
+    """Adds row numbers to the data of one storage, unless its rows were made without them."""
 
     def __init__(self) -> None:
         self._kept: bool | None = None
 
     def put(self, data: TensorDictBase, rows: int | range | torch.Tensor, storage: Storage) -> TensorDictBase:
-        """Return `data` with `"index"`, int64 of its batch size; it shares its other entries with the caller's."""
+        """Return a shallow copy of `data` with `"index"`, int64 of its batch size."""
         if self._kept is None:
             self._kept = _has_place(storage)
         if self._kept is False:
@@ -153,7 +150,7 @@ class Labels:
 
 
 def _has_place(storage: Storage) -> bool | None:
-    """Look whether the rows of a storage have an `"index"`; None while there is nothing to look at."""
+    """Whether the rows of a storage have an `"index"`; None before the first write."""
     try:
         rows = storage.get(slice(0, 0))
     except (RuntimeError, IndexError):  # nothing was ever written

@@ -24,13 +24,12 @@ _GENERATIONS = "generation.memmap"
 class RoundRobinWriter(Writer):
     """Writes one row after the other, and from the first again when the last is written.
 
-    Rows run along dimension 0 of the storage. Of a batch with more rows than there are, the last ones are kept, in
-    the places where they would have come to lie; the index names the place of every row of the batch. Registered to
-    a storage that holds rows already, a fresh writer goes on behind them.
+    Rows run along dimension 0 of the storage. Of a batch with more rows than the storage, the last ones are kept, at
+    the rows that they would have reached one by one; the index holds a row for each element of the batch. A new
+    writer of a storage that holds rows starts behind them.
 
-    With `track_generations` each row has a number that tells whether it was written over since: -1 before its first
-    write, 0 after it, one more with every further write and with every emptying of the buffer. The numbers belong to
-    the storage: other writers of it count on in them.
+    With `track_generations` each row has a generation: -1 before its first write, 0 after it, one more with every
+    further write and with every `empty`. Generations belong to the storage: all writers of it continue them.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -47,10 +46,10 @@ class RoundRobinWriter(Writer):
         super().__init__(compilable)
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
-        self._prepared: Generations | None = None  # to be the storage's with the write that `place` was asked for
+        self._prepared: Generations | None = None  # installed when the storage has taken the data
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Give the storage generations, where they are tracked; those of a state that was loaded before it."""
+        """Give the storage generations if they are tracked: new ones, or those of a state that was loaded before."""
         saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
         if rows and self.tracks_generations and (storage.generations is None or saved is not None):
             storage.generations, self._saved_generations = self._made_generations(rows, saved), None
@@ -58,14 +57,14 @@ class RoundRobinWriter(Writer):
     # Writing ---------------------------------------------------------------------------------------
 
     def place(self, data: Any, count: int, capacity: int) -> range:
-        """Name the rows from the cursor on."""
+        """Return the rows from the cursor on."""
         start = self.cursor % capacity
         if self.tracks_generations:
             self._prepared = self._generations_for(capacity)
         return range(start, start + count)
 
     def place_one(self, data: Any, capacity: int) -> int:
-        """Name the row at the cursor."""
+        """Return the row at the cursor."""
         if self.tracks_generations:
             self._prepared = self._generations_for(capacity)
         return self.cursor % capacity
@@ -77,9 +76,9 @@ class RoundRobinWriter(Writer):
             self._install(self._prepared)
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> Any:
-        """Write rows of your own choice, one for an int and a batch for int64 `[n]`; the cursor stays where it is.
+        """Write one row for an int, or a batch for int64 `[n]`, at the given rows; the cursor does not move.
 
-        Returns the index as `add` and `extend` do. A row that is named twice keeps the later data. SchemaError for
+        Returns the index as `add` and `extend` do. A row that is given twice keeps the later data. SchemaError for
         rows beyond the capacity, and for ones that would leave a gap behind the valid rows.
         """
         storage, single = self.storage, isinstance(index, int)
@@ -102,7 +101,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def _generations(self) -> Generations | None:
-        """The generations of the storage's rows; those that were loaded before its rows arrive with these."""
+        """The generations of the storage's rows; loaded ones are installed as soon as the storage has rows."""
         storage, saved = self._storage, self._saved_generations
         if storage is None:
             return None
@@ -111,7 +110,7 @@ class RoundRobinWriter(Writer):
         return storage.generations
 
     def _generations_for(self, rows: int) -> Generations | None:
-        """Return the generations, made now for this many rows if it could not be done before; None if not kept."""
+        """Return the generations, made for this many rows if there are none yet; None if they are not tracked."""
         if self._generations is not None or not self.tracks_generations:
             return self._generations
         return self._made_generations(rows, self._saved_generations)
@@ -129,12 +128,12 @@ class RoundRobinWriter(Writer):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_generation`, int64 `[rows]`, where generations are kept."""
+        """Return `_generation`, int64 `[rows]`, if generations are tracked."""
         generations = self._generations if self.tracks_generations else None
         return {} if generations is None else {"_generation": generations.rows.clone()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over generations; a writer that keeps none leaves them aside. SchemaError where they do not fit."""
+        """Load generations, if they are tracked; SchemaError for those of another number of rows."""
         saved = state.get("_generation")
         if not self.tracks_generations or saved is None:
             return
@@ -144,7 +143,7 @@ class RoundRobinWriter(Writer):
             self._generations.rows.copy_(self._generations.fitting(saved))
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write `metadata.json` and, where generations are kept, `generation.memmap`."""
+        """Write `metadata.json` and, if generations are tracked, `generation.memmap`."""
         metadata: dict[str, Any] = {"cursor": state["_cursor"], "write_count": state["_write_count"]}
         rows = state.get("_generation")
         if rows is not None:
@@ -152,12 +151,11 @@ class RoundRobinWriter(Writer):
         write_folder(folder, metadata, _GENERATIONS, rows)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state`, or TorchRL, wrote; of any capacity."""
+        """Read a state of any capacity that `write_state`, or TorchRL, wrote."""
         metadata = read_metadata(folder)
         if "rank_key" in metadata:
             raise FormatError(f"{folder} holds the state of a TensorDictMaxValueWriter, not of a round robin")
-        cursor, write_count = counts_of(metadata, folder)
-        state: dict[str, Any] = {"_cursor": cursor, "_write_count": write_count}
+        state = counts_of(metadata, folder)
         if "generation_shape" in metadata:
             dtype, shape = metadata.get("generation_dtype"), metadata["generation_shape"]
             state["_generation"] = read_array(folder / _GENERATIONS, dtype, shape)
@@ -167,9 +165,8 @@ class RoundRobinWriter(Writer):
 class TensorDictRoundRobinWriter(RoundRobinWriter):
     """Writes like `RoundRobinWriter`, and stores with every tensordict the number of its row as `"index"`.
 
-    `"index"` is int64 of the data's batch size. It goes into what is stored, never into the caller's tensordict.
-    Tensorclasses are stored as they are, and so is what goes into a storage whose rows have no `"index"` already.
-    SchemaError (a RuntimeError) for what is neither.
+    `"index"` is int64 of the data's batch size, and is never added to the caller's tensordict. Tensorclasses, and the
+    data of storages whose rows have no `"index"`, are stored without it. SchemaError (a RuntimeError) for other data.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -188,12 +185,12 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         self._labels = Labels()
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Look anew whether the rows have a place for their numbers."""
+        """Check again, at the first write, whether the rows have an `"index"`."""
         super().on_register(storage, previous)
         self._labels = Labels()
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
-        """Add the numbers of the rows."""
+        """Add the row numbers as `"index"`."""
         if is_tensorclass(data):
             return data
         if not is_tensor_collection(data):

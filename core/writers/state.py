@@ -31,10 +31,10 @@ __all__ = [
 
 
 class Counting:
-    """The storage of a writer, its cursor and its counts; with the names that TorchRL's writers have for them."""
+    """The storage of a writer, its cursor and its counts, also under the names of TorchRL's writers."""
 
     tracks_generations = False
-    """Whether this writer counts how often each row was written over."""
+    """Whether this writer counts how often each row is overwritten."""
 
     generator: torch.Generator | None = None
     """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
@@ -65,7 +65,7 @@ class Counting:
 
     @property
     def write_count(self) -> int:
-        """How many elements were ever written, along dimension 0."""
+        """How many elements were written in all, along dimension 0."""
         return self._write_counter.value
 
     @write_count.setter
@@ -75,9 +75,9 @@ class Counting:
     def generations_of(self, index: Any) -> torch.Tensor:
         """Return the generation of the row of each element at `index`, int64 of as many elements.
 
-        `index` is an int, row numbers of any shape, and where the storage has several dimensions the coordinates
-        `[..., ndim]` or a tuple of a tensor a dimension. -1 for rows that were never written or are not there, and for
-        all rows of a writer that does not track generations.
+        `index` is an int, row numbers of any shape, or for a storage of several dimensions coordinates `[..., ndim]`
+        or a tuple of one tensor a dimension. -1 for rows that were never written or do not exist, and for all rows if
+        generations are not tracked.
         """
         rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
         if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
@@ -87,11 +87,11 @@ class Counting:
 
     @property
     def _generations(self) -> Generations | None:
-        """The generations of the storage's rows, which belong to the storage and to all that write to it."""
+        """The generations of the storage's rows, which all writers of the storage share."""
         return None if self._storage is None else self._storage.generations
 
     def _count_generations(self, index: Any) -> None:
-        """Count a write to each row of an index, where anybody tracks generations; negative numbers stand for none."""
+        """Count a write to each row of an index, if the storage has generations; skips negative numbers."""
         if (generations := self._generations) is not None:
             rows = torch.as_tensor(index)
             if rows.dim() > 1:  # coordinates of all elements of the rows
@@ -100,18 +100,18 @@ class Counting:
 
     @final
     def unshare(self) -> None:
-        """Count for this process alone from now on: its rows are a copy."""
+        """Stop sharing cursor and counts with other processes: the rows of this process are a copy."""
         self._cursor_counter, self._write_counter = Counter(self.cursor), Counter(self.write_count)
 
     # Names of TorchRL's writers ---------------------------------------------------------------------
 
     def _mark_update(self, index: Any) -> None:
-        """Inform the buffers attached to the storage which elements are new."""
+        """Notify the buffers attached to the storage of new elements."""
         self._informed = True
         self.storage.notify(index)
 
     def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
-        """Name the elements of whole rows: `[n]` becomes `[n * k, ndim]` where the storage has several dimensions."""
+        """Return the elements of rows `[n]`: the rows, or `[n * k, ndim]` for a storage of several dimensions."""
         storage = self.storage
         if storage.ndim == 1:
             return index
@@ -143,31 +143,32 @@ class Counting:
         self.generator = generator
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator behind: torch cannot pickle it."""
+        """Leave out the generator, which torch cannot pickle."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
 
 def rows_in(storage: Storage) -> int:
-    """Count the rows a storage has room for; 0 where that is only known when its first row has come."""
+    """Return how many rows a storage has room for; 0 while its dimensions are unknown, before the first write."""
     if storage.ndim == 1:
         return storage.max_size
     return storage.max_size // max(1, storage.shape[1:].numel()) if len(storage) else 0
 
 
 def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Read `_cursor` and `_write_count`, which is 0 where an older TorchRL wrote none, out of a state.
-
-    SchemaError for one that is missing, not a whole number, or negative.
-    """
+    """Return `_cursor` and `_write_count`, by default 0, of a state; SchemaError unless both are counts."""
     counts = []
     for name, absent in (("_cursor", None), ("_write_count", 0)):
         value = state.get(name, absent)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        if not _is_count(value):
             raise SchemaError(f"{name} is {value!r} in the state, expected is a count")
         counts.append(value)
     return counts[0], counts[1]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 METADATA = "metadata.json"
@@ -175,7 +176,10 @@ _STATE = "state"
 
 
 def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
-    """Write the metadata and the array called `array_name`; where it is None, remove the one of an older state."""
+    """Write an array, if it is not empty, and the metadata that describes it; else remove the array of an older state.
+
+    Each file is replaced atomically; a buffer that saves itself replaces the folder as a whole.
+    """
     fs.make_folder(folder)
     if array is not None and array.numel():
         fs.replace_file(folder / array_name, array.contiguous().numpy().tobytes())
@@ -185,7 +189,7 @@ def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array:
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a state: the counts as metadata, and what else there is into the folder `state` as a tensordict."""
+    """Write the counts as metadata, and all other values as a tensordict into the folder `state`."""
     values = {name: value for name, value in state.items() if name not in ("_cursor", "_write_count")}
     if values:
         write_values(folder / _STATE, values)
@@ -196,13 +200,12 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Read what `write_state` wrote."""
-    cursor, write_count = counts_of(read_metadata(folder), folder)
     values = read_values(folder / _STATE) if (folder / _STATE).is_dir() else {}
-    return {"_cursor": cursor, "_write_count": write_count} | values
+    return counts_of(read_metadata(folder), folder) | values
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Read the metadata; DatasetNotFoundError where there is none, FormatError where it is not what it should be."""
+    """Read the metadata; DatasetNotFoundError if there is none, FormatError if it is no object."""
     path = folder / METADATA
     if not path.is_file():
         raise DatasetNotFoundError(f"{folder} holds no writer's state: it has no {METADATA}")
@@ -212,24 +215,21 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def counts_of(metadata: dict[str, Any], folder: Path) -> tuple[int, int]:
-    """Read the cursor and the write count, which is 0 where an older TorchRL wrote none, out of the metadata.
-
-    FormatError for one that is missing, not a whole number, or negative.
-    """
-    counts = []
+def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return `_cursor` and `_write_count`, by default 0, of the metadata in `folder`; FormatError for no counts."""
+    counts = {}
     for name, absent in (("cursor", None), ("write_count", 0)):
         value = metadata.get(name, absent)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        if not _is_count(value):
             raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected is a count")
-        counts.append(value)
-    return counts[0], counts[1]
+        counts[f"_{name}"] = value
+    return counts
 
 
 def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
-    """Read an array whose element type and shape the metadata gives.
+    """Read an array of this element type and shape.
 
-    FormatError for a type or a shape that cannot be, CorruptDataError for a file that is missing or has another size.
+    FormatError for an invalid type or shape, CorruptDataError for a file that is missing or has another size.
     """
     kind = getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(kind, torch.dtype) or not isinstance(shape, list):
