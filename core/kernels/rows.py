@@ -7,21 +7,38 @@ both take the same time; writing them in one call instead of one a column saves 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .importing import collector_paused
-from .recycling import ArrayPool
+__all__ = ["ArrayPool", "CompiledRows", "Memory", "PlainRows", "collector_paused", "fastest_rows", "memory_of"]
 
-__all__ = ["CompiledRows", "Memory", "PlainRows", "fastest_rows", "memory_of"]
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector, which takes half of the time of the first use of numba.
+
+    It finds nothing there: numba makes many long-lived objects, and each collection visits them and those of torch.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
 
 Array = NDArray[Any]
 Memory = Callable[[], Array]
@@ -111,3 +128,47 @@ def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
     """Return a function that makes uninitialised arrays of one shape and type, reusing the memory of large ones."""
     size = math.prod(shape) * dtype.itemsize
     return ArrayPool(shape, dtype) if _LARGE <= size <= _TOO_LARGE else functools.partial(np.empty, shape, dtype)
+
+
+_KEPT = 2
+
+Thing = TypeVar("Thing")
+
+
+class ArrayPool:
+    """Makes uninitialised arrays of one shape and type; keeps up to two for reuse.
+
+    Tensors and arrays that are views of an array keep a reference to it: it is reused once the last of them is freed.
+    Thread-safe: an array taken off the list belongs to one thread.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        self._kept: list[NDArray[Any]] = []
+
+    def __call__(self) -> NDArray[Any]:
+        kept = self._kept
+        for _ in range(len(kept)):
+            try:
+                array, references = _first_of(kept)
+            except IndexError:  # another thread took it
+                break
+            if references == _UNUSED:
+                kept.insert(0, array)  # first in line, as it is still in the CPU's caches
+                return array
+            kept.append(array)
+        array = np.empty(self._shape, self._dtype)
+        kept.append(array)
+        del kept[:-_KEPT]
+        return array
+
+
+def _first_of(kept: list[Thing]) -> tuple[Thing, int]:
+    """Take the first item off the list; return it and its reference count as seen here."""
+    first = kept.pop(0)
+    return first, sys.getrefcount(first)
+
+
+# The reference count of an otherwise unreferenced object depends on the version of Python.
+_UNUSED = _first_of([object()])[1]

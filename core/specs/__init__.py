@@ -1,16 +1,23 @@
 """Specs: which shape, element type and values something may have."""
 
 from .base import TensorSpec
-from .binary import Binary
-from .bounded import Bounded, BoundedContinuous, BoundedDiscrete
-from .boxes import BinaryBox, Box, BoxList, CategoricalBox, ContinuousBox
-from .categorical import Categorical
+from .bounded import Bounded, BoundedContinuous, BoundedDiscrete, Unbounded, UnboundedContinuous, UnboundedDiscrete
+from .categorical import Binary, Categorical
 from .composite import Composite
-from .failures import LockedSpecError, NotInSpecError, SpecTypeError, UndefinedForSpecError
 from .multi_categorical import MultiCategorical
 from .non_tensor import NonTensor
 from .spaces import spec_from_space
-from .unbounded import Unbounded, UnboundedContinuous, UnboundedDiscrete
+from .values import (
+    BinaryBox,
+    Box,
+    BoxList,
+    CategoricalBox,
+    ContinuousBox,
+    LockedSpecError,
+    NotInSpecError,
+    SpecTypeError,
+    UndefinedForSpecError,
+)
 
 __all__ = [
     "Binary",

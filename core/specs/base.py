@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
-from .boxes import Box
-from .failures import NotInSpecError, SpecTypeError, UndefinedForSpecError
-from .functions import FUNCTIONS
+from ..errors import SchemaError
 from .shaping import (
-    Change,
+    ShapeChange,
     expansion,
     flattening,
     indexing,
@@ -23,9 +21,60 @@ from .shaping import (
     unflattening,
     unsqueezing,
 )
-from .values import DeviceLike, ShapeLike, as_shape
+from .values import Box, DeviceLike, NotInSpecError, ShapeLike, SpecTypeError, UndefinedForSpecError, as_shape
 
-__all__ = ["CHECK_SPEC_ENCODE", "TensorSpec", "batch_of", "concrete", "sizes_of"]
+if TYPE_CHECKING:
+    from .base import TensorSpec
+
+__all__ = ["CHECK_SPEC_ENCODE", "FUNCTIONS", "TensorSpec", "batch_of", "concrete", "sizes_of"]
+
+
+def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
+    """Stack specs that differ in bounds, masks or categories at most into one with a dimension more."""
+    _expect_no_out(out)
+    first = specs[0]
+    for spec in specs:
+        if type(spec) is not type(first):
+            kinds = ", ".join(sorted({type(spec).__name__ for spec in specs}))
+            error = SchemaError if all(hasattr(spec, "is_in") for spec in specs) else SpecTypeError
+            raise error(f"specs of one class can be stacked, found {kinds}")
+        for what in ("dtype", "device", "shape"):
+            found, expected = getattr(spec, what), getattr(first, what)
+            if found != expected:
+                raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
+    return first._stack(specs, normal_dim(dim, first.ndim + 1))
+
+
+def _squeeze(spec: TensorSpec, dim: int | None = None, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    return spec.squeeze(dim)
+
+
+def _unsqueeze(spec: TensorSpec, dim: int, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    return spec.unsqueeze(dim)
+
+
+def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    place = normal_dim(dim, spec.ndim)
+    picked: TensorSpec = spec[(*[slice(None)] * place, index)]
+    return picked
+
+
+def _expect_no_out(out: Any) -> None:
+    if out is not None:
+        raise UndefinedForSpecError("out= was given, but a spec is not written into another")
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.stack: _stack,
+    torch.squeeze: _squeeze,
+    torch.unsqueeze: _unsqueeze,
+    torch.index_select: _index_select,
+}
+"""Maps torch functions to their implementation for specs."""
+
 
 CHECK_SPEC_ENCODE = "CHECK_SPEC_ENCODE"
 """Environment variable: 1 makes `encode` and `to_numpy` check every value against the spec."""
@@ -183,7 +232,7 @@ class TensorSpec(ABC):
     # Shape -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _changed(self: _Spec, change: Change) -> _Spec:
+    def _changed(self: _Spec, change: ShapeChange) -> _Spec:
         """Return this spec with another shape."""
 
     @abstractmethod

@@ -8,13 +8,12 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from .base import concrete
-from .box_spec import type_limits
-from .boxes import Box, CategoricalBox
-from .categories import are_categories, draw_categories, nearest_categories
+from .bounded import type_limits
+from .integers import are_categories, combinations, draw_categories, nearest_categories
 from .leaf import LeafSpec
-from .values import DeviceLike, ShapeLike
+from .values import BinaryBox, Box, CategoricalBox, DeviceLike, ShapeLike, SpecTypeError, as_shape
 
-__all__ = ["Categorical", "one_hot"]
+__all__ = ["Binary", "Categorical", "expect_countable", "one_hot"]
 
 
 class Categorical(LeafSpec):
@@ -46,16 +45,8 @@ class Categorical(LeafSpec):
         self._mask: torch.Tensor | None = None
         self._n = int(n)
         if self._n != -1:
-            self._n = self._possible(self._n, self._dtype)
+            self._n = expect_countable(self._n, self._dtype)
         self.update_mask(mask)
-
-    @staticmethod
-    def _possible(n: int, dtype: torch.dtype) -> int:
-        if n < 1:
-            raise UsageError(f"{n} categories were asked for; expected is 1 or more, or -1 to leave it open")
-        if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
-            raise UsageError(f"{n} categories were asked for, more than {dtype} can number")
-        return n
 
     @property
     def n(self) -> int:
@@ -68,7 +59,7 @@ class Categorical(LeafSpec):
         """Set the number of categories, in place."""
         if self._mask is not None and self._mask.shape[-1] != n:
             raise UsageError(f"{n} categories do not go with a mask of {self._mask.shape[-1]}")
-        self._n = self._possible(int(n), self._dtype)
+        self._n = expect_countable(int(n), self._dtype)
 
     @property
     def mask(self) -> torch.Tensor | None:
@@ -162,13 +153,76 @@ class Categorical(LeafSpec):
 
     def _to_dtype(self, dtype: torch.dtype) -> Any:
         if self._n != -1:
-            self._possible(self._n, dtype)
+            expect_countable(self._n, dtype)
         return self._twin(_dtype=dtype)
 
     def _family(self) -> type[LeafSpec]:
         return Categorical
 
 
+def expect_countable(n: int, dtype: torch.dtype) -> int:
+    """Return a number of categories, or raise UsageError if an element type cannot number them."""
+    if n < 1:
+        raise UsageError(f"{n} categories were asked for; expected is 1 or more, or -1 to leave it open")
+    if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
+        raise UsageError(f"{n} categories were asked for, more than {dtype} can number")
+    return n
+
+
 def one_hot(value: torch.Tensor, count: int) -> torch.Tensor:
     """Return truth values of which in each row the one numbered by `value` is True."""
     return value.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=value.device)
+
+
+class Binary(Categorical):
+    """Tensors of zeros and ones, int8 by default: a Categorical of two for each bit.
+
+    `n` bits in a row, or a `shape` whose last size is `n`; UsageError if it is another, SpecTypeError (a TypeError) if
+    neither is given. One event is the last dimension: `cardinality` and `enumerate` count and list its `2**n` rows.
+
+    >>> from rbtool.core.specs import Binary
+    >>> Binary(2).enumerate()
+    tensor([[0, 0],
+            [0, 1],
+            [1, 0],
+            [1, 1]], dtype=torch.int8)
+    """
+
+    def __init__(
+        self,
+        n: int | None = None,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = torch.int8,
+    ) -> None:
+        if shape is None:
+            if n is None:
+                raise SpecTypeError("Binary() was called without n and without shape; one of them is needed")
+            shape = (n,)
+        sizes = as_shape(shape)
+        if n is not None and (not sizes or sizes[-1] != n):
+            raise UsageError(f"Binary of {n} bits was asked for in the shape {list(sizes)}, whose last size is another")
+        super().__init__(2, sizes, device, torch.int8 if dtype is None else dtype)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one event: the last size, 1 for a single bit."""
+        sizes = concrete(self._shape)
+        return sizes[-1] if sizes else 1
+
+    @property
+    def space(self) -> Box:
+        return BinaryBox(self.bits)
+
+    def cardinality(self) -> float:
+        """Count the rows of bits."""
+        return int(2**self.bits)
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """List the rows of bits along dimension 0; `use_mask` leaves out those with a bit that is not legal."""
+        sizes = concrete(self._shape)
+        rows = combinations([2] * self.bits, self._device).to(self._dtype)
+        listed = rows.reshape(-1, *[1] * (len(sizes) - 1), *sizes[-1:]).expand(-1, *sizes)
+        if use_mask and self._mask is not None:
+            listed = listed[self._members(listed).flatten(1).all(1)]
+        return listed.clone()

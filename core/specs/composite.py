@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError
+from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import TensorSpec, batch_of, checks_encoding, concrete
-from .composite_entries import SpecEntries
-from .composite_views import Entry, as_path
-from .enumeration import combinations
-from .failures import SpecTypeError
-from .shaping import Change, changed_shape, normal_dim
-from .values import DeviceLike, as_device, to_array
+from .composite_entries import Entry, SpecEntries, as_path
+from .integers import combinations
+from .shaping import ShapeChange, changed_shape, normal_dim
+from .values import DeviceLike, SpecTypeError, as_device, to_array
 
 __all__ = ["Composite"]
 
@@ -47,7 +45,7 @@ class Composite(SpecEntries):
         return self._made(shape, lambda entry: entry._draw(shape, generator))
 
     def _fill(self, shape: torch.Size, value: int) -> Any:
-        return self._made(shape, lambda entry: entry._fill(shape, value))
+        return self._made(shape, lambda entry: entry.one(shape) if value else entry.zero(shape))
 
     def _made(self, shape: torch.Size, make: Callable[[TensorSpec], Any]) -> Any:
         """Make a value of the shape `[*shape, *spec.shape]`; entries that are None are left out."""
@@ -84,25 +82,12 @@ class Composite(SpecEntries):
         """
         if not _is_nest(value):
             raise SpecTypeError(f"a {type(value).__name__} was to be projected, a tensordict is expected")
-        for projected, parent, name in self._projections(value):
+        for projected, parent, name in _projections(self, value):
             if is_tensor_collection(parent):
                 parent.set(name, projected)
             else:
                 parent[name] = projected
         return value
-
-    def _projections(self, value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[Any, Any, str]]:
-        """Find what has to be put where, and change nothing."""
-        found, changes = _entries_of(value), []
-        for name, entry in self._specs.items():
-            if entry is None:
-                continue
-            inner = _expected(found, name, prefix)
-            if isinstance(entry, Composite) and _is_nest(inner):
-                changes += entry._projections(inner, (*prefix, name))
-            elif (projected := entry.project(inner)) is not inner:
-                changes.append((projected, value, name))
-        return changes
 
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
         """Make a tensordict of a dict of numbers, lists and arrays; entries may be missing.
@@ -182,9 +167,28 @@ class Composite(SpecEntries):
         entries = {name: values[rows[:, column]] for column, (name, values) in enumerate(listed.items())}
         return self._wrapped(entries, torch.Size([len(rows), *concrete(self._shape)]), self._device)
 
+    def refine_names(self: _Spec, *names: Any) -> _Spec:
+        """Name dimensions that have no name, in place; Ellipsis leaves the others as they are.
+
+        UsageError if a dimension would get another name than it has.
+        """
+        given = list(names)
+        fits = len(given) - 1 <= self.ndim if given.count(...) == 1 else len(given) == self.ndim
+        if not fits:
+            raise UsageError(f"the names {names} do not fit {self.ndim} dimensions")
+        if ... in given:
+            place = given.index(...)
+            rest = self.ndim - len(given) + 1
+            given[place : place + 1] = self.names[place : place + rest]
+        for old, new in zip(self.names, given, strict=True):
+            if old is not None and old != new:
+                raise UsageError(f"the dimension {old!r} was to be renamed {new!r}; refine_names only names new ones")
+        self.names = given
+        return self
+
     # Shape -----------------------------------------------------------------------------------------
 
-    def _changed(self: _Spec, change: Change) -> _Spec:
+    def _changed(self: _Spec, change: ShapeChange) -> _Spec:
         shape = changed_shape(self._shape, change)
         entries = {name: None if entry is None else entry._changed(change) for name, entry in self._specs.items()}
         names = change.names(self.names) if self._names else None
@@ -192,12 +196,12 @@ class Composite(SpecEntries):
 
     def _stack(self, specs: Sequence[Any], dim: int) -> Composite:
         for spec in specs:
-            if spec._specs.keys() != self._specs.keys() or spec.data_cls is not self.data_cls:
-                found, expected = (", ".join(one._specs) or "none" for one in (spec, self))
+            if spec.keys() != self.keys() or spec.data_cls is not self.data_cls:
+                found, expected = (", ".join(one.keys()) or "none" for one in (spec, self))
                 raise SchemaError(f"specs with the entries {expected} and {found} cannot be stacked")
         entries: dict[str, Entry] = {}
         for name in self._specs:
-            parts = [spec._specs[name] for spec in specs]
+            parts = [spec[name] for spec in specs]
             if None in parts and any(part is not None for part in parts):
                 raise SchemaError(f"the entry {name!r} is None in some of the specs only")
             entries[name] = None if parts[0] is None else torch.stack(parts, dim)  # type: ignore[assignment]
@@ -268,6 +272,20 @@ def _entries_of(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     return {name: value.get(name) for name in list(value.keys())}
+
+
+def _projections(spec: Composite, value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[Any, Any, str]]:
+    """Return each projected entry with the nest it belongs to and its name; nothing changes."""
+    found, changes = _entries_of(value), []
+    for name, entry in spec.items():
+        if entry is None:
+            continue
+        inner = _expected(found, name, prefix)
+        if isinstance(entry, Composite) and _is_nest(inner):
+            changes += _projections(entry, inner, (*prefix, name))
+        elif (projected := entry.project(inner)) is not inner:
+            changes.append((projected, value, name))
+    return changes
 
 
 def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ()) -> Any:

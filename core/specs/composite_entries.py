@@ -2,22 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import TensorSpec
-from .composite_views import Entry, Key, Selection, View, as_path
-from .failures import LockedSpecError, SpecTypeError
 from .non_tensor import NonTensor
-from .values import DeviceLike, ShapeLike, as_device, as_shape
+from .values import DeviceLike, LockedSpecError, ShapeLike, SpecTypeError, as_device, as_shape
 
-__all__ = ["SpecEntries"]
+__all__ = ["Entry", "Key", "Selection", "SpecEntries", "View", "as_path"]
+
+
+Key: TypeAlias = str | tuple[str, ...]
+Entry: TypeAlias = TensorSpec | None
+
+_Item = TypeVar("_Item", covariant=True)
+
+
+def as_path(key: Any) -> tuple[str, ...] | None:
+    """Return the names a key goes through, or None for what is no key; tuples may be nested."""
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, tuple) or not key:
+        return None
+    parts = [as_path(part) for part in key]
+    return None if None in parts else tuple(name for part in parts if part for name in part)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which entries of a Composite are looked at."""
+
+    include_nested: bool = False
+    leaves_only: bool = False
+    is_leaf: Callable[[type], bool] | None = None
+    step_mdp_static_only: bool = False
+
+
+class View(Generic[_Item]):
+    """A live look at the keys, the specs or both of a Composite, as a dict gives."""
+
+    def __init__(self, entries: Callable[[], Iterator[tuple[Key, Entry]]], pick: Callable[[Key, Entry], _Item]) -> None:
+        self._entries = entries
+        self._pick = pick
+
+    def __iter__(self) -> Iterator[_Item]:
+        return (self._pick(key, entry) for key, entry in self._entries())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, item: object) -> bool:
+        path = as_path(item)
+        if path is not None:
+            item = path if len(path) > 1 else path[0]
+        return any(item is found or item == found for found in self)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as sets of keys are compared."""
+        if not hasattr(other, "__iter__") or not hasattr(other, "__len__"):
+            return NotImplemented
+        found = list(self)
+        return len(found) == len(other) and all(item in found for item in other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
 
 _Spec = TypeVar("_Spec", bound="SpecEntries")
 _NO_DEFAULT: Any = object()
+_MISSING: Any = object()
 _RESERVED = frozenset({"batch_size", "device", "dtype", "shape", "space"})
 
 
@@ -94,7 +153,7 @@ class SpecEntries(TensorSpec):
             return
         self._expect_unlocked()
         moved = self.to(device)
-        self._device, self._specs = moved._device, moved._specs
+        self._device, self._specs = moved.device, dict(moved.items())
 
     @property
     def dtype(self) -> None:
@@ -111,25 +170,6 @@ class SpecEntries(TensorSpec):
         if names is not None and len(names) != self.ndim:
             raise UsageError(f"{len(names)} names were given for {self.ndim} dimensions")
         self._names = None if names is None or not any(names) else list(names)
-
-    def refine_names(self: _Spec, *names: Any) -> _Spec:
-        """Name dimensions that have no name, in place; Ellipsis leaves the others as they are.
-
-        UsageError if a dimension would get another name than it has.
-        """
-        given = list(names)
-        fits = len(given) - 1 <= self.ndim if given.count(...) == 1 else len(given) == self.ndim
-        if not fits:
-            raise UsageError(f"the names {names} do not fit {self.ndim} dimensions")
-        if ... in given:
-            place = given.index(...)
-            rest = self.ndim - len(given) + 1
-            given[place : place + 1] = self.names[place : place + rest]
-        for old, new in zip(self.names, given, strict=True):
-            if old is not None and old != new:
-                raise UsageError(f"the dimension {old!r} was to be renamed {new!r}; refine_names only names new ones")
-        self.names = given
-        return self
 
     # Entries ---------------------------------------------------------------------------------------
 
@@ -176,41 +216,34 @@ class SpecEntries(TensorSpec):
 
     def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Return an entry, or `default` if there is none; without a default MissingKeyError (a KeyError) is raised."""
-        found: Any = self
-        for name in as_path(key) or (key,):
-            if not isinstance(found, SpecEntries) or name not in found._specs:
-                if default is not _NO_DEFAULT:
-                    return default
-                known = ", ".join(map(repr, self._specs)) or "none"
-                raise MissingKeyError(f"there is no entry {key!r}; there are {known}")
-            found = found._specs[name]
-        return found
+        name, *rest = as_path(key) or (key,)
+        found: Any = self._specs.get(name, _MISSING)
+        if rest:
+            found = found.get(tuple(rest), _MISSING) if isinstance(found, SpecEntries) else _MISSING
+        if found is not _MISSING:
+            return found
+        if default is not _NO_DEFAULT:
+            return default
+        known = ", ".join(map(repr, self._specs)) or "none"
+        raise MissingKeyError(f"there is no entry {key!r}; there are {known}")
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Take an entry out and return it, or `default` if there is none; MissingKeyError without a default."""
         self._expect_unlocked()
         path = as_path(key) or (key,)
-        parent = self.get(path[:-1], None) if path[1:] else self
-        if not isinstance(parent, SpecEntries) or path[-1] not in parent._specs:
-            return self.get(key) if default is _NO_DEFAULT else default  # the first raises
-        parent._expect_unlocked()
-        return parent._specs.pop(path[-1])
+        if not path[1:] and path[0] in self._specs:
+            return self._specs.pop(path[0])
+        parent = self.get(path[:-1], None) if path[1:] else None
+        if isinstance(parent, SpecEntries) and parent.get(path[-1], _MISSING) is not _MISSING:
+            return parent.pop(path[-1])
+        return self.get(key) if default is _NO_DEFAULT else default  # the first raises
 
     def update(self: _Spec, entries: Mapping[Any, Any] | SpecEntries) -> _Spec:
         """Set many entries, in place; nested ones are updated in turn. Nothing changes if one does not fit."""
         self._expect_unlocked()
-        self._twin(self._branches(), self._shape)._merge(entries)  # fails before the first change if it has to
-        self._merge(entries)
+        for target in (self._branches(), self):  # on a copy first: either all entries change or none
+            _merge(target, entries)
         return self
-
-    def _merge(self, entries: Mapping[Any, Any] | SpecEntries) -> None:
-        for key, spec in entries.items():
-            inner = self.get(key, None)
-            if isinstance(inner, SpecEntries) and isinstance(spec, Mapping | SpecEntries):
-                inner._expect_unlocked()
-                inner._merge(spec)
-            else:
-                self.set(key, spec)
 
     def separates(self: _Spec, *keys: Key, default: Any = None) -> _Spec:
         """Take entries out and return them as a Composite.
@@ -244,7 +277,7 @@ class SpecEntries(TensorSpec):
     ) -> View[Key]:
         """A view of the keys; nested ones are tuples. `is_leaf` is called with the class of each Composite."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
-        return View(self, selection, lambda key, _: key)
+        return View(lambda: self._selected(selection), lambda key, _: key)
 
     def values(
         self,
@@ -256,7 +289,7 @@ class SpecEntries(TensorSpec):
     ) -> View[Entry]:
         """A view of the specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
-        return View(self, selection, lambda _, entry: entry)
+        return View(lambda: self._selected(selection), lambda _, entry: entry)
 
     def items(
         self,
@@ -268,7 +301,20 @@ class SpecEntries(TensorSpec):
     ) -> View[tuple[Key, Entry]]:
         """A view of keys and specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
-        return View(self, selection, lambda key, entry: (key, entry))
+        return View(lambda: self._selected(selection), lambda key, entry: (key, entry))
+
+    def _selected(
+        self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
+    ) -> Iterator[tuple[Key, Entry]]:
+        """Yield keys and specs, a Composite before its entries."""
+        for name, entry in self._specs.items():
+            nested = isinstance(entry, SpecEntries) and not (selection.is_leaf and selection.is_leaf(type(entry)))
+            fixed = static or bool(getattr(entry, "step_mdp_static", False))
+            path = (*prefix, name)
+            if not (nested and selection.leaves_only) and (fixed or not selection.step_mdp_static_only):
+                yield (path if len(path) > 1 else name), entry
+            if nested and selection.include_nested:
+                yield from entry._selected(selection, path, fixed)
 
     def __setitem__(self, key: Key, spec: Any) -> None:
         self.set(key, spec)
@@ -312,7 +358,7 @@ class SpecEntries(TensorSpec):
         self._locked = locked
         for entry in self._specs.values():
             if isinstance(entry, SpecEntries):
-                entry._with_lock(locked)
+                entry.is_locked = locked
         return self
 
     def _expect_unlocked(self) -> None:
@@ -324,21 +370,28 @@ class SpecEntries(TensorSpec):
     def _twin(self: _Spec, entries: dict[str, Entry], shape: torch.Size, **changes: Any) -> _Spec:
         """Return an unlocked Composite like this one with other entries, which are known to fit."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _specs=entries, _shape=shape, _locked=False, **changes)
+        twin.__dict__.update(self.__dict__ | {"_locked": False} | changes, _specs=entries, _shape=shape)
         if len(twin.names) != len(shape):
-            twin._names = None
+            twin.names = None
         return twin
 
-    def _branches(self) -> dict[str, Entry]:
-        """Copy nested Composites, locks included, down to their leaves, which are shared."""
-        copied: dict[str, Entry] = {}
-        for name, entry in self._specs.items():
-            if isinstance(entry, SpecEntries):
-                copied[name] = entry._twin(entry._branches(), entry._shape)
-                copied[name]._locked = entry._locked  # type: ignore[union-attr]
-            else:
-                copied[name] = entry
-        return copied
+    def _branches(self: _Spec) -> _Spec:
+        """Copy this and nested Composites, locks included; other entries are shared."""
+        copied = {
+            name: entry._branches() if isinstance(entry, SpecEntries) else entry for name, entry in self._specs.items()
+        }
+        return self._twin(copied, self._shape, _locked=self._locked)
+
+
+def _merge(target: SpecEntries, entries: Mapping[Any, Any] | SpecEntries) -> None:
+    if target.is_locked:
+        raise LockedSpecError("a locked Composite was to be changed", hint="unlock_() first")
+    for key, spec in entries.items():
+        inner = target.get(key, None)
+        if isinstance(inner, SpecEntries) and isinstance(spec, Mapping | SpecEntries):
+            _merge(inner, spec)
+        else:
+            target.set(key, spec)
 
 
 def _reshaped(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpec:

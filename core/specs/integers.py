@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
-__all__ = ["as_int64", "nearest_integers", "uniform_integers", "whole"]
+from ..errors import UsageError
+
+__all__ = [
+    "are_categories",
+    "as_int64",
+    "combinations",
+    "draw_categories",
+    "nearest_categories",
+    "nearest_integers",
+    "uniform_integers",
+    "whole",
+]
+
+
+_MOST = 2**26  # numbers in one listing; more is asked for by mistake
+
+
+def combinations(counts: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """List the rows of numbers below `counts`, the last column changing fastest; int64 of shape `[rows, columns]`.
+
+    UsageError if that would be more than 2**26 numbers.
+    """
+    rows = math.prod(counts)
+    if rows * max(len(counts), 1) > _MOST:
+        raise UsageError(f"{rows} values of {len(counts)} numbers each are too many to list")
+    columns, repeats = [], rows
+    for count in counts:
+        repeats //= max(count, 1)
+        columns.append(torch.arange(rows, device=device).div(max(repeats, 1), rounding_mode="floor") % max(count, 1))
+    return torch.stack(columns, -1) if columns else torch.zeros(rows, 0, dtype=torch.int64, device=device)
+
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _EVEN_ENOUGH = 2**40  # the modulus below is off from even by less than this over 2**63
@@ -65,3 +98,40 @@ def nearest_integers(value: torch.Tensor, low: torch.Tensor, high: torch.Tensor)
     middle = torch.where(below | above, 0.0, wide).round().to(torch.int64)
     found = torch.where(below, low, torch.where(above, high, middle))
     return torch.maximum(torch.minimum(found, high), low)
+
+
+def draw_categories(
+    counts: torch.Tensor, allowed: torch.Tensor | None, shape: torch.Size, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw evenly among the allowed categories of each element; int64 of `shape`."""
+    if allowed is None:
+        return uniform_integers(torch.zeros_like(counts), counts - 1, shape, generator)
+    in_front = allowed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    numbers = allowed.sum(-1)
+    return _looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))
+
+
+def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Return which elements are the number of an existing, allowed category; bool."""
+    safe = value.nan_to_num(-1.0, posinf=-1.0, neginf=-1.0) if value.is_floating_point() else value
+    number = as_int64(safe)
+    found = whole(safe) & (number >= 0) & (number < counts)
+    if allowed is None:
+        return found
+    return found & _looked_up(allowed, number.clamp(0, allowed.shape[-1] - 1))
+
+
+def nearest_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Return the nearest category of each element, the lower of two as near; int64."""
+    number = nearest_integers(value, torch.zeros_like(counts), counts - 1)
+    if allowed is None:
+        return number
+    places = torch.arange(allowed.shape[-1], device=allowed.device)
+    distance = (places[:, None] - places).abs()
+    nearest = distance.where(allowed.unsqueeze(-2), allowed.shape[-1]).argmin(-1)
+    return _looked_up(nearest, number)
+
+
+def _looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """Return `table[..., number]` for each element."""
+    return table.expand(*number.shape, table.shape[-1]).gather(-1, number.unsqueeze(-1)).squeeze(-1)

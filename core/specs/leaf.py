@@ -11,9 +11,19 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from .base import TensorSpec, batch_of, checks_encoding, concrete
-from .failures import SpecTypeError
-from .shaping import Change, changed_parameter, changed_shape, normal_dim
-from .values import DeviceLike, ShapeLike, as_device, as_dtype, as_shape, encoded, fresh, same_value, to_array
+from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
+from .values import (
+    DeviceLike,
+    ShapeLike,
+    SpecTypeError,
+    as_device,
+    as_dtype,
+    as_shape,
+    encoded,
+    fresh,
+    same_value,
+    to_array,
+)
 
 __all__ = ["LeafSpec"]
 
@@ -145,16 +155,14 @@ class LeafSpec(TensorSpec):
     def _twin(self: _Leaf, **changes: Any) -> _Leaf:
         """Return a copy that shares tensors, with some attributes changed."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, **changes)
-        if self._memo is not None:
-            twin._memo = {}
+        twin.__dict__.update(self.__dict__, _memo=None if self._memo is None else {}, **changes)
         return twin
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         found = {name: getattr(self, name) for name in self._PARAMETERS}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-    def _changed(self: _Leaf, change: Change) -> _Leaf:
+    def _changed(self: _Leaf, change: ShapeChange) -> _Leaf:
         shape = changed_shape(self._shape, change)
         changed = {
             name: changed_parameter(tensor, self._shape, change, shape) for name, tensor in self._parameters().items()
@@ -164,7 +172,8 @@ class LeafSpec(TensorSpec):
     def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
         for spec in specs:
             same = all(same_value(getattr(spec, fact), getattr(self, fact)) for fact in self._FACTS)
-            if not same or spec._parameters().keys() != self._parameters().keys():
+            absent = [[name for name in self._PARAMETERS if getattr(one, name) is None] for one in (self, spec)]
+            if not same or absent[0] != absent[1]:
                 found, other = (" ".join(repr(one).split()) for one in (self, spec))
                 raise SchemaError(f"no one spec holds both {found} and {other}, stacked")
         stacked = {

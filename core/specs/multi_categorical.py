@@ -10,12 +10,10 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from .base import batch_of, concrete
-from .boxes import Box, BoxList, CategoricalBox
-from .categorical import Categorical, one_hot
-from .categories import are_categories, draw_categories, nearest_categories
-from .enumeration import combinations
+from .categorical import expect_countable, one_hot
+from .integers import are_categories, combinations, draw_categories, nearest_categories
 from .leaf import LeafSpec
-from .values import DeviceLike, ShapeLike, as_shape
+from .values import Box, BoxList, CategoricalBox, DeviceLike, ShapeLike, as_shape
 
 __all__ = ["MultiCategorical"]
 
@@ -60,7 +58,7 @@ class MultiCategorical(LeafSpec):
             found = list(counts.shape)
             raise UsageError(f"an nvec of shape {found} does not go with the shape {list(sizes)}") from None
         for count in self._nvec.unique().tolist():
-            Categorical._possible(count, self._dtype)
+            expect_countable(count, self._dtype)
         self._remove_singleton = remove_singleton
         self._allowed: torch.Tensor | None = None
         self.update_mask(mask)
@@ -190,14 +188,13 @@ class MultiCategorical(LeafSpec):
     # Shape -----------------------------------------------------------------------------------------
 
     def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
-        masked = [spec for spec in specs if spec._allowed is not None]
-        if masked and len({spec._allowed.shape[-1] for spec in masked}) > 1:
+        if len({allowed.shape[-1] for spec in specs if (allowed := spec._allowed) is not None}) > 1:
             raise SchemaError("masked specs that differ in their largest number of categories cannot be stacked")
         return super()._stack(specs, dim)
 
     def _to_dtype(self, dtype: torch.dtype) -> Any:
         for count in self._nvec.unique().tolist():
-            Categorical._possible(count, dtype)
+            expect_countable(count, dtype)
         return self._twin(_dtype=dtype)
 
 

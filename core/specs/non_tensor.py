@@ -11,9 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 
 from ..errors import SchemaError, UsageError
 from .base import TensorSpec, checks_encoding, concrete
-from .failures import SpecTypeError
-from .shaping import Change, changed_shape, normal_dim
-from .values import DeviceLike, ShapeLike, as_device, as_dtype, as_shape, same_value
+from .shaping import ShapeChange, changed_shape, normal_dim
+from .values import DeviceLike, ShapeLike, SpecTypeError, as_device, as_dtype, as_shape, same_value
 
 __all__ = ["NonTensor"]
 
@@ -133,7 +132,7 @@ class NonTensor(TensorSpec):
         twin.__dict__.update(self.__dict__, **changes)
         return twin
 
-    def _changed(self: _Spec, change: Change) -> _Spec:
+    def _changed(self: _Spec, change: ShapeChange) -> _Spec:
         shape = changed_shape(self._shape, change)
         features = min(self._feature_dims, len(shape))
         if self._places is None:
@@ -153,7 +152,7 @@ class NonTensor(TensorSpec):
             return self._twin(_shape=shape)
         if -1 in self._shape:
             raise SchemaError("NonTensor specs of unknown size cannot be stacked while their examples differ")
-        places = [spec._places if spec.batched else _repeated(spec._example, self._shape) for spec in specs]
+        places = [(_data_of if spec.batched else _repeated)(spec.example_data, self._shape) for spec in specs]
         return self._twin(_shape=shape, _places=np.stack(places, dim), _example=None)
 
     def make_neg_dim(self, dim: int) -> None:

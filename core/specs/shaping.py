@@ -21,8 +21,8 @@ import torch
 from ..errors import UsageError
 
 __all__ = [
-    "Change",
     "Names",
+    "ShapeChange",
     "changed_parameter",
     "changed_shape",
     "expansion",
@@ -41,8 +41,8 @@ _UNKNOWN = 1_048_583  # a size no dimension has
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """`apply` changes a tensor, `names` the names of the dimensions; None where they cannot be followed."""
+class ShapeChange:
+    """A change of shape: `apply` changes a tensor, `names` the names of the dimensions (None: unknown)."""
 
     apply: Callable[[torch.Tensor], torch.Tensor]
     names: Callable[[Names], Names | None]
@@ -50,14 +50,14 @@ class Change:
     """Whether the change brings in dimensions of unknown size."""
 
 
-def changed_shape(shape: torch.Size, change: Change) -> torch.Size:
+def changed_shape(shape: torch.Size, change: ShapeChange) -> torch.Size:
     """Return the shape that a change makes of another."""
     probe = torch.zeros((), dtype=torch.bool, device="cpu").expand(_sized(shape))
     unknown = change.unknown or -1 in shape
     return torch.Size([-1 if unknown and size > _UNKNOWN // 2 else size for size in change.apply(probe).shape])
 
 
-def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: Change, new: torch.Size) -> torch.Tensor:
+def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeChange, new: torch.Size) -> torch.Tensor:
     """Apply a change to a tensor that goes with a spec; it has size 1 where the spec's size is unknown."""
     changed = change.apply(parameter.expand([*_sized(shape), *parameter.shape[len(shape) :]]))
     for dim, size in enumerate(new):
@@ -66,7 +66,7 @@ def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: Change
     return changed
 
 
-def expansion(shape: torch.Size, sizes: Sequence[int]) -> Change:
+def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     """Repeat along new dimensions in front and along those of size 1.
 
     -1 leaves a dimension as it is, or is a new one of unknown size.
@@ -79,37 +79,37 @@ def expansion(shape: torch.Size, sizes: Sequence[int]) -> Change:
     if added < 0 or not fits or any(size < -1 for size in target):
         raise UsageError(f"a spec of shape {list(shape)} cannot be expanded to {list(sizes)}")
     wide, count = _sized(target), len(shape)
-    return Change(
+    return ShapeChange(
         lambda tensor: tensor.expand([*wide, *tensor.shape[count:]]),
         lambda names: [None] * added + names,
         unknown=-1 in target,
     )
 
 
-def squeezing(shape: torch.Size, dim: int | None = None) -> Change:
+def squeezing(shape: torch.Size, dim: int | None = None) -> ShapeChange:
     """Take out one dimension if its size is 1, or all such."""
     dims = range(len(shape)) if dim is None else [normal_dim(dim, len(shape))]
     gone = tuple(number for number in dims if shape[number] == 1)
-    return Change(
+    return ShapeChange(
         lambda tensor: tensor.squeeze(gone) if gone else tensor,
         lambda names: [name for number, name in enumerate(names) if number not in gone],
     )
 
 
-def unsqueezing(shape: torch.Size, dim: int) -> Change:
+def unsqueezing(shape: torch.Size, dim: int) -> ShapeChange:
     """Put in a dimension of size 1."""
     place = normal_dim(dim, len(shape) + 1)
-    return Change(lambda tensor: tensor.unsqueeze(place), lambda names: [*names[:place], None, *names[place:]])
+    return ShapeChange(lambda tensor: tensor.unsqueeze(place), lambda names: [*names[:place], None, *names[place:]])
 
 
-def reshaping(shape: torch.Size, sizes: Sequence[int]) -> Change:
+def reshaping(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     """Lay the same elements out in other sizes, of which one may be -1."""
     _expect_known(shape, f"reshaped to {list(sizes)}")
     new, count = _solved(sizes, math.prod(shape), f"a spec of shape {list(shape)}"), len(shape)
-    return Change(lambda tensor: tensor.reshape([*new, *tensor.shape[count:]]), lambda _: None)
+    return ShapeChange(lambda tensor: tensor.reshape([*new, *tensor.shape[count:]]), lambda _: None)
 
 
-def flattening(shape: torch.Size, start: int, end: int) -> Change:
+def flattening(shape: torch.Size, start: int, end: int) -> ShapeChange:
     """Make one dimension of those from `start` to `end`, both included."""
     if not shape:
         return unsqueezing(shape, 0)
@@ -118,24 +118,24 @@ def flattening(shape: torch.Size, start: int, end: int) -> Change:
         raise UsageError(f"dimensions {start} to {end} of a shape {list(shape)} are in the wrong order")
     if last > first:
         _expect_known(shape[first : last + 1], "flattened")
-    return Change(
+    return ShapeChange(
         lambda tensor: tensor.flatten(first, last),
         lambda names: [*names[:first], names[first] if last == first else None, *names[last + 1 :]],
     )
 
 
-def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> Change:
+def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> ShapeChange:
     """Make several dimensions of one; one of the sizes may be -1."""
     place = normal_dim(dim, len(shape))
     _expect_known(shape[place : place + 1], f"unflattened to {list(sizes)}")
     new = _solved(sizes, shape[place], f"dimension {dim} of a spec of shape {list(shape)}")
-    return Change(
+    return ShapeChange(
         lambda tensor: tensor.reshape([*tensor.shape[:place], *new, *tensor.shape[place + 1 :]]),
         lambda names: [*names[:place], *([None] * len(new)), *names[place + 1 :]],
     )
 
 
-def indexing(shape: torch.Size, index: Any) -> Change:
+def indexing(shape: torch.Size, index: Any) -> ShapeChange:
     """Pick by ints, slices, None, Ellipsis, lists, masks and tensors, as tensors are indexed.
 
     IndexError for more than there are dimensions, and for what is no index.
@@ -160,7 +160,7 @@ def indexing(shape: torch.Size, index: Any) -> Change:
                 kept.append(name)
         return kept
 
-    return Change(lambda tensor: tensor[whole], names_of)
+    return ShapeChange(lambda tensor: tensor[whole], names_of)
 
 
 def normal_dim(dim: int, count: int) -> int:

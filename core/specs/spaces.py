@@ -10,9 +10,8 @@ import torch
 
 from ..errors import FormatError, SchemaError, UsageError
 from .base import TensorSpec
-from .binary import Binary
 from .bounded import Bounded
-from .categorical import Categorical
+from .categorical import Binary, Categorical
 from .composite import Composite
 from .multi_categorical import MultiCategorical
 from .non_tensor import NonTensor

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from rbtool.core.kernels.importing import collector_paused
+from rbtool.core.kernels.rows import collector_paused
 
 
 def fail() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rbtool.core.kernels import fastest_rows
-from rbtool.core.kernels.recycling import ArrayPool
+from rbtool.core.kernels.rows import ArrayPool
 
 
 def place(array: Any) -> int:

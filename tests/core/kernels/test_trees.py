@@ -14,8 +14,7 @@ import torch
 from rbtool.core.errors import RbtoolError
 from rbtool.core.kernels import trees
 from rbtool.core.kernels.compiled_trees import CompiledTree
-from rbtool.core.kernels.torch_trees import TorchTree
-from rbtool.core.kernels.trees import PriorityTree, priority_tree
+from rbtool.core.kernels.trees import PriorityTree, TorchTree, priority_tree
 
 Make = Callable[..., PriorityTree]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.kernels.torch_trees import TorchTree
+from rbtool.core.kernels.trees import TorchTree
 from rbtool.core.samplers import Sampler
 from rbtool.core.samplers.priorities import Priorities
 from rbtool.core.samplers.prioritized import PrioritizedSampler
