@@ -192,7 +192,7 @@ def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("rbtool.core.ted.keys", "from ..format.ted.tree import MappedLeaf"),
+        ("rbtool.core.ted.schema", "from ..format.ted.tree import MappedLeaf"),
         ("rbtool.core.samplers.slices", "from ..writers.base import Writer"),
         ("rbtool.core.storages.base", "from .. import load_dataset"),
         ("rbtool.core.storages.base", "from ..samplers.slices import SliceSampler"),

@@ -11,12 +11,11 @@ import numpy as np
 from ..errors import CorruptDataError
 from ..format import Array, StepReader
 from ..progress import Progress
-from ..ted import NEXT, Field, Key
+from ..ted import NEXT, Continuity, Field, Key
 from .layout import EXPLICIT_EPISODES, CompactLayout
 from .rows import (
     FEW_ROWS,
     Boundaries,
-    differing_rows,
     leaf_parts,
     with_ends,
     without_ends,
@@ -45,13 +44,14 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progres
     """
     steps = source.manifest.steps
     bounds = Boundaries(source.episodes, steps, str(source.path))
-    continuity = Continuity(bounds)
+    continuity, broken = Continuity(), np.zeros(len(bounds.stops), bool)
     told = Told(progress, len(layout.states) + len(layout.steps) + len(layout.at_root))
     for key, leaf in layout.states.items():
         sink.create(leaf, steps + len(bounds.stops))
         for start, stop in leaf_parts(steps, leaf.row_bytes):
             root, after = source.read(key, start, stop), source.read((NEXT, *key), start, stop)
-            continuity.see(key, start, root, after)
+            follows = continuity.see(key, root, after)
+            _mark_broken(broken, bounds, np.flatnonzero(~follows) + (start - 1))
             for rows in _pieces(root, after, bounds.ends(start, stop)):
                 sink.append(leaf, rows)
             told.advance(stop - start)
@@ -63,9 +63,9 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progres
         for start, stop in leaf_parts(steps, leaf.row_bytes):
             sink.append(leaf, source.read(key, start, stop))
             told.advance(stop - start)
-    if continuity.broken.any():
-        _write_explicit(source, layout.explicit, sink, bounds, continuity.broken)
-    return np.flatnonzero(continuity.broken)
+    if broken.any():
+        _write_explicit(source, layout.explicit, sink, bounds, broken)
+    return np.flatnonzero(broken)
 
 
 def _pieces(root: Array, after: Array, ends: Array) -> Iterator[Array]:
@@ -99,24 +99,10 @@ class Told:
             self._told = done
 
 
-class Continuity:
-    """Finds the episodes in which `next` of one row is not, bit for bit, the row after it."""
-
-    def __init__(self, bounds: Boundaries) -> None:
-        self.broken = np.zeros(len(bounds.stops), bool)
-        self._bounds = bounds
-        self._held: dict[Key, Array] = {}
-
-    def see(self, key: Key, start: int, root: Array, after: Array) -> None:
-        """Take the rows of a state from step `start` on; they follow those seen before."""
-        wrong = differing_rows(after[:-1], root[1:]) + start
-        held = self._held.get(key)
-        if held is not None and len(differing_rows(held, root[:1])):
-            wrong = np.append(wrong, start - 1)
-        self._held[key] = after[-1:].copy()
-        episodes = self._bounds.episode_of(wrong)
-        inside = self._bounds.stops[episodes] - 1 != wrong
-        self.broken[episodes[inside]] = True
+def _mark_broken(broken: Array, bounds: Boundaries, rows: Array) -> None:
+    """Mark the episodes in which one of `rows`, numbers of steps, is not the last."""
+    episodes = bounds.episode_of(rows)
+    broken[episodes[bounds.stops[episodes] - 1 != rows]] = True
 
 
 def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:

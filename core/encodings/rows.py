@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import CorruptDataError
 from ..format import FINAL, Array, EpisodeTable, StepReader
 from ..progress import Progress, Silent
-from ..ted import Field, Key, key_name
+from ..ted import Field, Key, key_name, rows_equal
 
 __all__ = [
     "CHUNK_BYTES",
@@ -94,11 +94,7 @@ def without_ends(rows: Array, ends: Array) -> Array:
 
 def differing_rows(one: Array, other: Array) -> Array:
     """Numbers of the rows whose bits differ: NaN equals NaN of the same bits, 0.0 does not equal -0.0."""
-    if not one.size:
-        return np.empty(0, np.int64)
-    differ = _words(one) != _words(other)
-    where = np.flatnonzero(differ)
-    return where if differ.shape[1] == 1 else np.unique(where // differ.shape[1])
+    return np.flatnonzero(~rows_equal(one, other))
 
 
 def _extra(rows: int, ends: Array) -> Array:
@@ -112,12 +108,6 @@ def _items(array: Array) -> Array:
     """View each row as one opaque item: NumPy moves those several times faster than rows of numbers."""
     whole = np.ascontiguousarray(array)
     return whole.reshape(len(whole), -1).view((np.void, whole.nbytes // len(whole))).reshape(len(whole))
-
-
-def _words(array: Array) -> Array:
-    """View each row as the fewest integers `[n, words]`."""
-    rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-    return rows.view(next(f"u{size}" for size in (8, 4, 2, 1) if rows.shape[1] % size == 0))
 
 
 @dataclass(frozen=True, slots=True)

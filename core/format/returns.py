@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from ..ted import NEXT, NEXT_REWARD, REWARD, EndReason, Field, Key, as_numbers, end_reason, key_name
-from ..ted.checks.following import rows_equal
+from ..ted import NEXT, NEXT_REWARD, REWARD, EndReason, Field, Key, as_numbers, end_reason, key_name, rows_equal
 from .contracts import Array, Piece, StepReader
 from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Manifest

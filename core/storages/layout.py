@@ -11,7 +11,7 @@ import torch
 
 from ..errors import SchemaError
 from ..format.ted.tree import require_own_files
-from ..ted.keys import file_stem
+from ..ted.schema import file_stem
 from .structure import Constant, Leaf, Path, SequenceNode, Structure, TensorDictNode
 
 __all__ = ["SUFFIX", "is_tree", "leaf_files", "single_name", "tree_documents"]

@@ -1,11 +1,11 @@
 """The TED format: keys, rows, and the ends of episodes. Needs numpy only."""
 
-from .boundaries import BoundaryCounts, EndReason, Final, end_reason
-from .dtypes import DTYPES, as_numbers, dtype_name, is_floating, numpy_dtype, torch_name
-from .keys import (
+from .episodes import BoundaryCounts, Continuity, EndReason, Final, end_reason, rows_equal
+from .schema import (
     ACTION,
     DEFAULT_DONE_KEYS,
     DONE,
+    DTYPES,
     EPISODE,
     FLAGS,
     NEXT,
@@ -17,13 +17,26 @@ from .keys import (
     SINGLETONS,
     TERMINATED,
     TRUNCATED,
+    Field,
     Key,
+    Role,
+    Timing,
+    as_numbers,
+    dtype_name,
+    field_named,
     file_stem,
+    is_floating,
     key_from_stem,
     key_name,
+    numpy_dtype,
+    role_of,
+    row_bytes,
     safe_part,
+    state_keys,
+    ted_fields,
+    torch_name,
+    unknown_field,
 )
-from .schema import Field, Role, Timing, field_named, role_of, row_bytes, state_keys, ted_fields, unknown_field
 
 __all__ = [
     "ACTION",
@@ -42,6 +55,7 @@ __all__ = [
     "TERMINATED",
     "TRUNCATED",
     "BoundaryCounts",
+    "Continuity",
     "EndReason",
     "Field",
     "Final",
@@ -59,6 +73,7 @@ __all__ = [
     "numpy_dtype",
     "role_of",
     "row_bytes",
+    "rows_equal",
     "safe_part",
     "state_keys",
     "ted_fields",

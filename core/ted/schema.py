@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -10,10 +11,137 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
-from .dtypes import numpy_dtype
-from .keys import ACTION, EPISODE, FLAGS, NEXT, REWARD, SINGLETONS, Key, key_name
 
-__all__ = ["Field", "Role", "Timing", "field_named", "role_of", "row_bytes", "state_keys", "ted_fields"]
+__all__ = [
+    "ACTION",
+    "DEFAULT_DONE_KEYS",
+    "DONE",
+    "DTYPES",
+    "EPISODE",
+    "FLAGS",
+    "NEXT",
+    "NEXT_DONE",
+    "NEXT_REWARD",
+    "NEXT_TERMINATED",
+    "NEXT_TRUNCATED",
+    "REWARD",
+    "SINGLETONS",
+    "TERMINATED",
+    "TRUNCATED",
+    "Field",
+    "Key",
+    "Role",
+    "Timing",
+    "as_numbers",
+    "dtype_name",
+    "field_named",
+    "file_stem",
+    "is_floating",
+    "key_from_stem",
+    "key_name",
+    "numpy_dtype",
+    "role_of",
+    "row_bytes",
+    "safe_part",
+    "state_keys",
+    "ted_fields",
+    "torch_name",
+]
+
+
+Key: TypeAlias = tuple[str, ...]
+
+NEXT = "next"
+ACTION: Key = ("action",)
+EPISODE: Key = ("episode",)
+REWARD: Key = ("reward",)
+DONE: Key = ("done",)
+TERMINATED: Key = ("terminated",)
+TRUNCATED: Key = ("truncated",)
+NEXT_REWARD: Key = (NEXT, *REWARD)
+NEXT_DONE: Key = (NEXT, *DONE)
+NEXT_TERMINATED: Key = (NEXT, *TERMINATED)
+NEXT_TRUNCATED: Key = (NEXT, *TRUNCATED)
+FLAGS: tuple[Key, ...] = (DONE, TERMINATED, TRUNCATED)
+DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
+"""The names of the flags, as TorchRL calls and orders them."""
+SINGLETONS: tuple[Key, ...] = (REWARD, *FLAGS)
+"""Keys that carry a trailing dimension of one, at the root and under `next`."""
+
+_RESERVED = frozenset({"shape", "device", "_type"})
+_ESCAPED = re.compile(r'[\x00-\x1f\x7f/<>:"|?*\\ %]')
+
+
+def key_name(key: Key) -> str:
+    """Write a key the way people type it: parts joined by dots."""
+    return ".".join(key)
+
+
+def safe_part(part: str) -> str:
+    """Rename a part that tensordict keeps for itself: a leaf called `shape` would vanish on load."""
+    return part + "_" if part.rstrip("_") in _RESERVED else part
+
+
+def file_stem(part: str) -> str:
+    """Escape one part of a key for use as a file name, by tensordict's rule.
+
+    Characters that some file system refuses become `%XX`; `""`, `"."` and `".."` become `%`, `%2E` and
+    `%2E%2E`, so that no key can name a place outside its folder.
+    """
+    if part in {"", ".", ".."}:
+        return "%" if not part else "%2E" * len(part)
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", part)
+
+
+def key_from_stem(stem: str) -> str:
+    """Undo `file_stem`."""
+    if stem == "%":
+        return ""
+    return re.sub("%([0-9A-F]{2})", lambda found: chr(int(found[1], 16)), stem)
+
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+} | {"bfloat16": np.dtype("uint16")}
+"""Name of each element type to the NumPy type its bytes are read and written with."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy type that holds the bytes of elements of type `name`."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise SchemaError(f"element type {name!r} is unknown; known are {', '.join(DTYPES)}") from None
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a NumPy element type, or raise SchemaError for one that tensors cannot hold."""
+    name = dtype.newbyteorder("=").name
+    if name not in DTYPES:
+        raise SchemaError(f"element type {dtype} cannot be stored; known are {', '.join(DTYPES)}")
+    return name
+
+
+def torch_name(name: str) -> str:
+    """Return the name tensordict writes into `meta.json`."""
+    return f"torch.{name}"
+
+
+def is_floating(name: str) -> bool:
+    """Return whether elements of this type can be NaN or infinite."""
+    return "float" in name or "complex" in name
+
+
+def as_numbers(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Return values to compute with: `array` itself, or float32 for the bits of bfloat16."""
+    if name != "bfloat16":
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
 
 Role: TypeAlias = Literal["observation", "action", "reward", "done", "info", "state", "id", "text"]
 Timing: TypeAlias = Literal["state", "step", "result"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import SchemaError
-from ...ted import NEXT, Field, Key, row_bytes
+from ...ted import NEXT, Field, Key, row_bytes, rows_equal
 from .. import fs
 from ..contracts import Array, StepReader
 from ..digest import FileRecord
@@ -262,9 +262,9 @@ class PackedRowBuilder:
         broken = np.zeros(len(last), bool)
         for key in self._states:
             root, after = columns[key], columns[NEXT, *key]
-            broken[1:] |= _differ(root[1:], after[:-1])
+            broken[1:] |= ~rows_equal(root[1:], after[:-1])
             if self._held:
-                broken[0] |= bool(_differ(root[:1], self._held[key])[0])
+                broken[:1] |= ~rows_equal(root[:1], self._held[key])
         broken[1:] &= ~last[:-1]
         return broken
 
@@ -294,15 +294,6 @@ class PackedRowBuilder:
         self.files.close()
         if self.explicit is not None:
             self.explicit.close()
-
-
-def _differ(one: Array, other: Array) -> Array:
-    """Mark the rows whose bits differ: NaN equals NaN of the same bits, 0.0 does not equal -0.0."""
-    if not one.size:
-        return np.zeros(len(one), bool)
-    ours, theirs = (np.ascontiguousarray(rows).reshape(len(one), -1).view(np.uint8) for rows in (one, other))
-    width = next(size for size in (8, 4, 2, 1) if ours.shape[1] % size == 0)
-    return np.asarray((ours.view(f"u{width}") != theirs.view(f"u{width}")).any(1))
 
 
 _CHUNK_BYTES = 4 << 20

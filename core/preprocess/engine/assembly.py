@@ -20,8 +20,7 @@ from ...format import (
     merge_ranges,
     running_return,
 )
-from ...ted import EPISODE, NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, as_numbers, end_reason, state_keys
-from ...ted.checks.following import rows_equal
+from ...ted import EPISODE, NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, as_numbers, end_reason, rows_equal, state_keys
 from ..processor import Finished, Processor, Task
 from ..step_selection import StepSelection, result_return_field
 from ..workspace import PartFile, part_path, placed_folder, result_folder

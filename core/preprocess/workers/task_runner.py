@@ -10,8 +10,19 @@ import numpy as np
 
 from ...errors import CorruptDataError
 from ...format import Array, RowFiles, range_of, running_return
-from ...ted import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, role_of, state_keys
-from ...ted.checks.following import rows_equal
+from ...ted import (
+    EPISODE,
+    NEXT,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    as_numbers,
+    key_name,
+    role_of,
+    rows_equal,
+    state_keys,
+)
 from ..block import Block
 from ..failures import ResultRefused
 from ..processor import Context, Finished, Job, Processor, Task

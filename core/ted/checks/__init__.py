@@ -1,10 +1,17 @@
 """Rules that TED data must keep, each a small class that sees the rows chunk by chunk."""
 
-from .flags import DoneRule, MidEpisodeFlagRule
-from .following import AcrossRule, ContinuityRule
-from .layout import SchemaRule, SingletonRule
+from .data_rules import (
+    AcrossRule,
+    AllZeroRule,
+    ContinuityRule,
+    DoneRule,
+    MidEpisodeFlagRule,
+    NotFiniteRule,
+    SchemaRule,
+    SingletonRule,
+    ZeroVarianceRule,
+)
 from .rules import Finding, Rows, Rule, Severity, Tally, steps_text
-from .values import AllZeroRule, NotFiniteRule, ZeroVarianceRule
 
 __all__ = [
     "DATA_RULES",

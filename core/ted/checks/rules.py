@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ..keys import Key
-from ..schema import Field
+from ..schema import Field, Key
 
 __all__ = ["Finding", "Rows", "Rule", "Severity", "Tally", "ends_text", "steps_text"]
 

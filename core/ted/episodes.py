@@ -1,11 +1,18 @@
-"""How episodes end, and how many did so in which way."""
+"""Episodes: how they end, and whether their rows follow one another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any
 
-__all__ = ["BoundaryCounts", "EndReason", "Final", "end_reason"]
+import numpy as np
+
+from .schema import Key
+
+__all__ = ["BoundaryCounts", "Continuity", "EndReason", "Final", "end_reason", "rows_equal"]
+
+_Array = np.ndarray[Any, Any]
 
 
 class EndReason(IntEnum):
@@ -59,3 +66,41 @@ class BoundaryCounts:
         """Return the counts by name; those of final steps only where there are any."""
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: count for name, count in counts.items() if count or not name.startswith("final_")}
+
+
+def rows_equal(one: _Array, other: _Array) -> _Array:
+    """Return for each row whether two arrays have the same bits; bool `[n]`.
+
+    NaN equals NaN of the same bits, 0.0 does not equal -0.0.
+    """
+    rows = len(one)
+    if not rows or not one[0].size:
+        return np.ones(rows, bool)
+    width = one[0].nbytes
+    word = next(size for size in (8, 4, 2, 1) if width % size == 0)  # few wide comparisons instead of many narrow ones
+    bits = [np.ascontiguousarray(array).reshape(rows, -1).view(f"u{word}") for array in (one, other)]
+    same = bits[0] == bits[1]
+    if same.size - np.count_nonzero(same) > rows:
+        return np.asarray(same.all(1))
+    equal = np.ones(rows, bool)  # few differences are looked up: to reduce many short rows takes four times as long
+    equal[np.flatnonzero(~same) // same.shape[1]] = False
+    return equal
+
+
+class Continuity:
+    """Compares each state's `next` rows with the rows after them, bit for bit, from one chunk of rows to the next."""
+
+    def __init__(self) -> None:
+        self._after: dict[Key, _Array] = {}
+
+    def see(self, key: Key, root: _Array, after: _Array) -> _Array:
+        """Return for each row of the next chunk whether the row before it leads to it; bool `[n]`, the first row True.
+
+        `root` and `after` are the rows of a state and of its `next`, `[n, …]`, with n of at least 1.
+        """
+        follows = np.ones(len(root), bool)
+        follows[1:] = rows_equal(after[:-1], root[1:])
+        if key in self._after:
+            follows[:1] = rows_equal(self._after[key], root[:1])
+        self._after[key] = after[-1:].copy()
+        return follows
