@@ -1,15 +1,12 @@
 """What saves and loads storages. One checkpointer a file; importing this package makes storages find theirs."""
 
 from .base import StorageCheckpointerBase
-from .compressed import CompressedListStorageCheckpointer
-from .flat import FlatStorageCheckpointer
+from .episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from .folders import open_folder, writer_of
-from .h5 import H5StorageCheckpointer
 from .hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-from .list import ListStorageCheckpointer
-from .nested import NestedStorageCheckpointer
+from .lists import CompressedListStorageCheckpointer, ListStorageCheckpointer
+from .loading import require_equal_rows
 from .packed import PackedNote, PackedStorageCheckpointer
-from .restoring import require_equal_rows
 from .tensor import TensorStorageCheckpointer
 from .tensor_reader import verify_tensors
 

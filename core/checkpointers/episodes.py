@@ -1,4 +1,4 @@
-"""What the three checkpointers that save whole episodes share."""
+"""Saves the episodes of a storage in one of three forms, each observation once, in our layout or in TorchRL's."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..encodings import (
-    CompactForm,
-    CompactLayout,
-    Compression,
-    FlatReader,
-    H5Reader,
-    require_digests,
-    save_compact,
-)
+from ..encodings import CompactForm, CompactLayout, Compression, FlatReader, H5Reader, require_digests, save_compact
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
-from ..format import fs, mend, provenance_step
+from ..format import fs, is_inside, mend, provenance_step
 from ..progress import Silent
-from ..storages import LazyTensorStorage, Storage, TensorStorage
+from ..storages import LazyTensorStorage, PackedRecording, Storage, TensorStorage, register_checkpointer
 from ..storages.layout import is_tree
 from ..storages.structure import structure_of
-from ..torchrl import TorchrlReader
+from ..ted import NEXT, key_name
+from ..torchrl import OWN_FORM, TorchrlKeys, TorchrlReader, torchrl_form, write_torchrl
 from .base import StorageCheckpointerBase
-from .filling import fill_storage
+from .episode_ends import KeyLike, keys_of, require_keys
 from .folders import CheckpointStaging, article, open_folder, require_writer
-from .keys import KeyLike, keys_of, require_keys
-from .other_rows import rows_of_storage
-from .restoring import fill
+from .loading import fill, fill_storage, held_keys
+from .storage_rows import rows_of_storage
 
-__all__ = ["EpisodeCheckpointer"]
+__all__ = [
+    "FlatStorageCheckpointer",
+    "H5StorageCheckpointer",
+    "NestedStorageCheckpointer",
+    "is_compatible",
+    "open_compatible",
+]
 
 
 class EpisodeCheckpointer(StorageCheckpointerBase):
@@ -67,10 +65,8 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         """
         source, name = self._hooked(storage, path), self._file_name(path)
         if self.compatible:
-            from .compatible import save_compatible
-
             with CheckpointStaging(path) as staging:
-                save_compatible(source, self._built(staging.path, name), self.form, self._options)
+                _save_compatible(source, self._built(staging.path, name), self.form, self._options)
                 if name is None:
                     staging.publish_noted()
                 else:  # one file, which has no place for digests
@@ -97,8 +93,6 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         RuntimeError) for data of other keys, types or shapes and for more than there is room for. Nothing has changed
         then.
         """
-        from .compatible import is_compatible, open_compatible
-
         place = self._place(Path(path))
         if self._load_hooks:
             _tensor_storage(storage)
@@ -175,3 +169,162 @@ def _tensor_storage(storage: Storage) -> TensorStorage:
             f"hooks change the rows of tensors, found {article(type(storage).__name__)}", hint="leave them out"
         )
     return storage
+
+
+class FlatStorageCheckpointer(EpisodeCheckpointer):
+    """Saves each observation of an episode once: a leaf has as many rows as steps, an observation one more an episode.
+
+    Everything comes back bit for bit, into any capacity that holds it: root done flags and root rewards, keys that are
+    only below `next`, the last cursor; also the next observations of an episode in which they do not follow, which are
+    stored in full. `done_keys` (default: done, terminated, truncated) end episodes, and `reward_keys` (default:
+    reward) are the other results below `next`; both are texts or tuples of texts, with or without `next`.
+
+    `compatible=True` writes TorchRL's layout, which loses some of that, and raises SchemaError where it cannot hold
+    the data. Both are recognised when they are loaded. The idea and the names are those of TorchRL.
+    """
+
+    form = "flat"
+
+    def __init__(
+        self,
+        done_keys: Sequence[KeyLike] | None = None,
+        reward_keys: Sequence[KeyLike] | None = None,
+        *,
+        compatible: bool = False,
+    ) -> None:
+        super().__init__(done_keys, reward_keys, compatible=compatible)
+
+
+_NAMES = frozenset({"done_key", "shift_key", "is_full_key"})
+
+
+class NestedStorageCheckpointer(EpisodeCheckpointer):
+    """Saves what a `FlatStorageCheckpointer` saves, with the shapes of every episode beside each leaf.
+
+    tensordict opens such a folder as ragged tensors `[episodes, rows, ...]`. `done_keys`, `reward_keys` and
+    `compatible` are those of `FlatStorageCheckpointer`; other arguments (`done_key`, `shift_key`, `is_full_key`) name
+    entries of TorchRL's layout and matter with `compatible=True` only.
+    """
+
+    form = "nested"
+
+    def __init__(
+        self,
+        done_keys: Sequence[KeyLike] | None = None,
+        reward_keys: Sequence[KeyLike] | None = None,
+        *,
+        compatible: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _require_known(self, kwargs)
+        super().__init__(done_keys, reward_keys, compatible=compatible, options=kwargs)
+
+
+def _require_known(checkpointer: EpisodeCheckpointer, kwargs: dict[str, Any]) -> None:
+    """Raise UsageError for an argument that means nothing."""
+    unknown = sorted(kwargs.keys() - _NAMES)
+    if unknown:
+        known = ", ".join(sorted(_NAMES))
+        raise UsageError(f"{article(type(checkpointer).__name__)} has no argument {unknown[0]!r}; others are {known}")
+
+
+_SUFFIX = ".h5"
+
+
+class H5StorageCheckpointer(EpisodeCheckpointer):
+    """Saves what a `FlatStorageCheckpointer` saves as one HDF5 file, one dataset a leaf.
+
+    The file is `path` itself if that ends in `.h5`, else `checkpoint_file` in the folder `path`. `h5_kwargs` go to the
+    making of every dataset: `compression` ("gzip" or "lzf"), `compression_opts`, `shuffle`, `fletcher32` and
+    `chunks=True` (else UsageError). Other arguments are those of `NestedStorageCheckpointer`.
+    """
+
+    form = "h5"
+
+    def __init__(
+        self,
+        *,
+        checkpoint_file: str = "checkpoint.h5",
+        done_keys: Sequence[KeyLike] | None = None,
+        reward_keys: Sequence[KeyLike] | None = None,
+        h5_kwargs: Mapping[str, Any] | None = None,
+        compatible: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _require_known(self, kwargs)
+        if not is_inside(checkpoint_file) or "/" in checkpoint_file:
+            raise UsageError(f"checkpoint_file is {checkpoint_file!r}; the name of a file is expected")
+        options = {"checkpoint_file": checkpoint_file, "h5_kwargs": h5_kwargs, **kwargs}
+        super().__init__(done_keys, reward_keys, compatible=compatible, options=options)
+        self.checkpoint_file = checkpoint_file
+        self._chosen = Compression() if compatible else Compression.from_h5_kwargs(h5_kwargs)
+
+    def _file_name(self, path: str | os.PathLike[str]) -> str | None:
+        file = Path(path)
+        return file.name if file.suffix == _SUFFIX and not file.is_dir() else None
+
+    def _built(self, folder: Path, name: str | None) -> Path:
+        return folder / (name or self.checkpoint_file)
+
+    def _open(self, place: Path) -> H5Reader:
+        return H5Reader(place)
+
+    @property
+    def _compression(self) -> Compression:
+        return self._chosen
+
+
+_FILE = "checkpoint.h5"
+
+
+def is_compatible(folder: str | os.PathLike[str], form: CompactForm) -> bool:
+    """Tell whether TorchRL's layout of a form lies at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
+    return torchrl_form(_compatible_place(folder, form, {})) == form
+
+
+def open_compatible(
+    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
+) -> TorchrlReader:
+    """Open what TorchRL saved, to be loaded into a storage of any capacity that holds it.
+
+    `options` are the arguments of the checkpointer: done_key, done_keys, reward_keys, shift_key, is_full_key,
+    checkpoint_file. What the layout lost is lost: next observations that did not follow, root done flags (they come
+    back false, and not at all into a storage without any), a root reward. FormatError and CorruptDataError (both
+    ValueErrors) for what is not in that layout or was cut.
+    """
+    place, keys = _compatible_place(folder, form, options), TorchrlKeys.of(options)
+    found = torchrl_form(place)
+    if found != form:
+        raise FormatError(f"{place} is {f'in the layout {found}' if found else 'no checkpoint of TorchRL'}, not {form}")
+    held = held_keys(storage)
+    return TorchrlReader(place, keys, frozenset(keys.dones) - (frozenset(keys.dones) if held is None else held))
+
+
+def _save_compatible(
+    storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
+) -> None:
+    """Write a storage as TorchRL 0.14 does into an empty folder in a staging area; `options` as for `open_compatible`.
+
+    For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
+    (a RuntimeError) for a storage that nothing was written to and for what TorchRL's layout cannot hold: nests and
+    values that are no tensors, and what `core.torchrl.write_torchrl` names. OutOfSpaceError for want of room.
+    """
+    keys = TorchrlKeys.of(options)
+    constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
+    constant = next(constants or iter(()), None)
+    if constant is not None:
+        raise SchemaError(f"{key_name(constant[0])} is no tensor, which TorchRL's layout cannot hold", hint=OWN_FORM)
+    compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
+    asked = f"{form.capitalize()}StorageCheckpointer"
+    with rows_of_storage(storage, [(NEXT, *keys.done)], options.get("reward_keys"), asked) as rows:
+        require_keys(options.get("done_keys"), "done_keys", rows.fields, rows.path)
+        rows.verify_files()
+        write_torchrl(rows, _compatible_place(folder, form, options), form, rows.filled, keys, Silent(), compression)
+
+
+def _compatible_place(folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]) -> Path:
+    place = Path(folder)
+    return place / (options.get("checkpoint_file") or _FILE) if form == "h5" and place.is_dir() else place
+
+
+register_checkpointer(PackedRecording, FlatStorageCheckpointer)

@@ -13,9 +13,8 @@ from ..storages import LazyTensorStorage, PackedStorage, Storage, register_check
 from .base import StorageCheckpointerBase
 from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of
 from .lanes import host_array
-from .other_rows import PackedRows
-from .restoring import require_equal_rows
-from .storage_rows import fields_of
+from .loading import require_equal_rows
+from .storage_rows import PackedRows, fields_of
 from .tensor_reader import read_contents
 
 __all__ = ["PackedNote", "PackedStorageCheckpointer"]

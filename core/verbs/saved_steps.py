@@ -136,7 +136,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
         require_digests(path)
     tensors, own = _tensors(path), _own_steps(path)
     if tensors is not None:
-        from ..checkpointers.tensor_rows import SavedTensorRows  # lazy: imports torch
+        from ..checkpointers.tensor import SavedTensorRows  # lazy: imports torch
 
         writer = _writer_of(tensors)
         _refuse_ranked(tensors, writer)

@@ -39,8 +39,8 @@ from rbtool.core.format.packed.reader import ted_digest
 from rbtool.core.opening import TorchrlSteps, open_steps
 
 MODULES = {
-    "exchange": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes", "h5py"),
-    "dump": ("rbtool.core.checkpointers.compatible", "rbtool.core.testing.buffers_of_episodes"),
+    "exchange": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes", "h5py"),
+    "dump": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes"),
     "preprocess": ("tensordict", "rbtool.core.preprocess", "rbtool.core.verbs.preprocess"),
     "download": (
         "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml",

@@ -15,7 +15,8 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.checkpointers.compatible import is_compatible, load_compatible
+from rbtool.core.checkpointers.episodes import is_compatible, open_compatible
+from rbtool.core.checkpointers.loading import fill_storage
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from rbtool.core.torchrl import torchrl_form
@@ -23,6 +24,11 @@ from rbtool.core.torchrl import torchrl_form
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))
 FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer}
+
+
+def load_compatible(storage: Any, folder: Path, form: Any, options: Any) -> None:
+    with open_compatible(storage, folder, form, options) as reader:
+        fill_storage(storage, reader, reader.filled)
 
 
 def place_of(case: str) -> Path:

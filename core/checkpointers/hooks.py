@@ -1,28 +1,23 @@
-"""Rows of TED to the flat layout, in which an episode has each observation once, and back."""
+"""Hooks that change how the episodes of a tensordict are laid out: flat, ragged, or one entry an episode, and back."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from ...errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
-from ...ted import DEFAULT_DONE_KEYS, NEXT, Key, key_name
-from ...torchrl import (
-    STORAGE_SHAPE,
-    FolderSink,
-    TorchrlHeader,
-    TorchrlKeys,
-)
-from ..keys import KeyLike
-from .memory import MemorySink
-from .plan import AT_ROOT, FlatPlan
+from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
+from ..ted import DEFAULT_DONE_KEYS, NEXT, Key, key_name
+from ..torchrl import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
+from .episode_ends import KeyLike
+from .flat_layout import AT_ROOT, FlatPlan, MemorySink, dense_rows, ragged_tensor
 
-__all__ = ["Flat2TED", "TED2Flat", "WrongTypeError"]
+__all__ = ["Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested", "WrongTypeError"]
+
 
 _REWARDS = ("reward",)
 
@@ -266,3 +261,111 @@ def _keys(
         "done_key": done_key, "shift_key": shift_key, "is_full_key": is_full_key, "done_keys": done_keys,
         "reward_keys": reward_keys,
     })  # fmt: skip
+
+
+class TED2Nested(TED2Flat):
+    """Lays rows out as `TED2Flat` does, in ragged tensors `[episodes, rows, ...]`; a save hook.
+
+    The result has the batch size `[episodes]`. Episodes end where the flag says so, in front of `shift` where the ring
+    is not full, and with every lane. The arguments are those of `TED2Flat`.
+    """
+
+    _nested = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Nested2TED(Flat2TED):
+    """Undoes `TED2Nested`; a load hook with the arguments of `Flat2TED`."""
+
+    def _dense(self, key: Key, leaf: Any) -> torch.Tensor:
+        return dense_rows(leaf) if leaf.is_nested else super()._dense(key, leaf)
+
+
+_TRAJECTORY = "traj"
+
+
+class H5Split(TED2Flat):
+    """Makes of a tensordict of n ragged episodes the entries `traj_0`, `traj_1` … with the rows of one each; a save
+    hook, to be called behind `TED2Nested`.
+
+    Numbers are padded with zeros to the width of the last. Other entries stay beside them.
+    """
+
+    def __call__(self, data: Any, path: Any = None) -> TensorDict:
+        """Return the episodes by name; SchemaError (a RuntimeError) for what are no ragged episodes."""
+        if not isinstance(data, TensorDictBase) or data.ndim != 1:
+            what = f"batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else type(data).__name__
+            raise SchemaError(f"a tensordict of episodes [n] is expected, found {what}")
+        count = data.batch_size[0]
+        width = len(str(max(count - 1, 0)))
+        result = TensorDict({}, [])
+        parts = [TensorDict({}, []) for _ in range(count)]
+        for name in map(str, data.keys()):
+            if isinstance(data.get(name), NonTensorData):
+                result.set_non_tensor(name, entry_value(data, name))
+        for key, leaf in _leaves(data):
+            for part, rows in zip(parts, leaf.unbind(0), strict=True):
+                part.set(key, rows)
+        for number, part in enumerate(parts):
+            result.set(f"{_TRAJECTORY}_{number:0{width}d}", part)
+        return result
+
+
+class H5Combine:
+    """Undoes `H5Split`; a load hook, to be called before `Nested2TED`.
+
+    Episodes are taken in the order of their numbers and copied one after the other: no second copy of all is made.
+    """
+
+    writes_in_place = True
+
+    def __call__(self, data: Any, out: Any = None) -> TensorDict:
+        """Return a tensordict of ragged episodes; `out` is not used.
+
+        CorruptDataError (a ValueError) for episodes of different entries, types or shapes, SchemaError (a RuntimeError)
+        for a tensordict without any.
+        """
+        names = _in_order([name for name in map(str, data.keys()) if name.startswith(_TRAJECTORY)])
+        if not names:
+            raise SchemaError(f"there is no entry {_TRAJECTORY}_0 of an episode")
+        first = data.get(names[0])
+        keys = [key for key, _ in _leaves(first)]
+        result = TensorDict({}, [len(names)])
+        for key in keys:
+            result.set(key, _combined(data, names, key))
+        for name in map(str, data.keys()):
+            if name not in names:
+                result.set_non_tensor(name, entry_value(data, name))
+        odd = next((name for name in names if [key for key, _ in _leaves(data.get(name))] != keys), None)
+        if odd is not None:
+            raise CorruptDataError(f"the episode {odd} has other entries than {names[0]}")
+        return result
+
+
+def _combined(data: Any, names: list[str], key: Key) -> torch.Tensor:
+    parts = [data.get((name, *key), None) for name in names]
+    shapes = [None if part is None else (part.dtype, *part.shape[1:]) for part in parts]
+    odd = next((name for name, shape in zip(names, shapes, strict=True) if shape is None or shape != shapes[0]), None)
+    if odd is not None or not parts[0].dim():
+        raise CorruptDataError(f"{key_name(key)!r} of the episode {odd or names[0]} is not like that of {names[0]}")
+    table = torch.tensor([list(part.shape) for part in parts])
+    ragged, flat = ragged_tensor(table, parts[0].dtype)
+    row = 0
+    for part in parts:
+        flat[row : row + len(part)].copy_(part)
+        row += len(part)
+    return ragged
+
+
+def _leaves(data: Any) -> Iterator[tuple[Key, torch.Tensor]]:
+    for name, value in data.items(include_nested=True, leaves_only=True):
+        yield (name if isinstance(name, tuple) else (name,)), value
+
+
+def _in_order(names: list[str]) -> list[str]:
+    numbers = [name.rpartition("_")[2] for name in names]
+    if all(number.isdecimal() for number in numbers):
+        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
+    return sorted(names)

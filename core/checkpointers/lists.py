@@ -1,0 +1,387 @@
+"""Saves lists: any objects, or compressed tensors as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..format import Hasher, fs, load_json, open_regular, read_regular
+from ..format.ted.tree import require_own_files
+from ..storages import CompressedListStorage, ListStorage, Storage, register_checkpointer
+from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
+from ..storages.compressed import Packed
+from ..storages.documents import parse, read_dtype, read_shape
+from ..storages.items import Node, NonTensorNode, TensorNode, ValueNode, take_apart
+from ..storages.items import Path as KeyPath
+from ..ted import file_stem, safe_part
+from .base import StorageCheckpointerBase
+from .folders import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, open_folder
+
+__all__ = ["CompressedListStorageCheckpointer", "ListStorageCheckpointer", "portable_documents", "put_together"]
+
+
+_DATA_FILE = "items.memmap"
+_FORMAT = "rbtool list"
+_VERSION = 1
+
+
+class ListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves a `ListStorage` and those derived from it: tensors, arrays, tensordicts, numbers, texts, and dicts, lists
+    and tuples of them.
+
+    Anything else raises SchemaError (a RuntimeError) before a file is written: it would take a pickle, and nothing
+    is unpickled here. `items.json` holds each different description once and a number an item; `items.memmap` the
+    bytes of all tensors, one after the other. TorchRL, which cannot save such a storage, has no layout for it.
+
+    Hooks are given the list of objects, and return the list to go on with.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant."""
+        items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
+        document = _document(_apart(items))
+        with CheckpointStaging(path) as staging:
+            fs.require_space(staging.path, document["bytes"])
+            document["digest"] = _write_tensors(staging.path / _DATA_FILE, _apart(items))
+            fs.write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
+            staging.publish_noted()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps` wrote.
+
+        DatasetNotFoundError if it is not there, FormatError or CorruptDataError (ValueErrors) if it is damaged or
+        another checkpointer's, SchemaError if it holds more than the storage has room for; then nothing changes.
+        """
+        target = _list_storage(storage)
+        folder = open_folder(path, "ListStorageCheckpointer")
+        kinds, numbers, digest = _read_document(folder / LIST_FILE)
+        if len(numbers) > target.max_size:
+            raise SchemaError(f"{folder} holds {len(numbers)} objects; this storage has room for {target.max_size}")
+        _check_size(folder / _DATA_FILE, kinds, numbers)
+        with _DataFile(folder / _DATA_FILE) as file:
+            items: Any = [
+                _read_item(kinds[number], file, f"row {row} of {folder}") for row, number in enumerate(numbers)
+            ]
+            file.require_digest(digest)
+        for hook in self._load_hooks:
+            items = hook(items, out=list(target) or None)
+        target.replace_all(list(items))
+
+
+def _list_storage(storage: Storage) -> ListStorage:
+    if not isinstance(storage, ListStorage):
+        raise UsageError(f"a ListStorageCheckpointer serves lists of objects, found a {type(storage).__name__}")
+    return storage
+
+
+def _apart(items: Any) -> Iterator[Node]:
+    return (take_apart(item, lambda tensor: tensor) for item in items)
+
+
+def _describe(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def portable_documents(nodes: Iterator[Node], describe: Any) -> Iterator[dict[str, Any]]:
+    """Describe items with plain JSON; SchemaError names the row of one that cannot be."""
+    row = 0
+    try:
+        for node in nodes:
+            yield node.document(describe, portable=True)
+            row += 1  # here, so that it is right where taking the next item apart fails
+    except SchemaError as error:
+        raise SchemaError(f"row {row}: {error}", hint=error.hint) from None
+    except RecursionError:
+        raise SchemaError(f"row {row} holds itself, or is nested too deeply for a checkpoint") from None
+
+
+def _document(nodes: Iterator[Node]) -> dict[str, Any]:
+    known: dict[str, int] = {}
+    kinds: list[Any] = []
+    sizes: list[int] = []
+    numbers = []
+    for document in portable_documents(nodes, _describe):
+        written = json.dumps(document)
+        if written not in known:
+            known[written] = len(kinds)
+            kinds.append(document)
+            sizes.append(_bytes_of(document))
+        numbers.append(known[written])
+    total = sum(sizes[number] for number in numbers)
+    return {"format": _FORMAT, "format_version": _VERSION, "bytes": total, "kinds": kinds, "items": numbers}
+
+
+def _bytes_of(document: Any) -> int:
+    """Count the bytes of the tensors that a document describes; FormatError if it describes nothing."""
+    total = 0
+
+    def add(about: Mapping[str, Any], _: KeyPath) -> None:
+        nonlocal total
+        total += byte_count(read_dtype(about.get("dtype")), read_shape(about.get("shape")))
+
+    parse(document, add)
+    return total
+
+
+def _write_tensors(path: Path, nodes: Iterator[Node]) -> str:
+    """Write the bytes of all tensors and return their digest."""
+    descriptor, hasher = fs.create(path), Hasher()
+    try:
+        for node in nodes:
+            for _, tensor in node.leaves():
+                data = tensor_bytes(tensor)
+                fs.write(descriptor, data, path)
+                hasher.update(data)
+        fs.fsync(descriptor, path)
+    finally:
+        os.close(descriptor)
+    return hasher.digest
+
+
+def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
+    """Return the descriptions, the number of that of each item, and the digest of the tensors."""
+    document = load_json(path)
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise FormatError(f"{path} does not describe a list of objects")
+    if document.get("format_version") != _VERSION:
+        raise FormatError(f"{path} has format_version {document.get('format_version')!r}, {_VERSION} is expected")
+    kinds, numbers = document.get("kinds"), document.get("items")
+    if not isinstance(kinds, list) or not isinstance(numbers, list):
+        raise FormatError(f"{path} has no list of kinds, or none of items")
+    strange = next((number for number in numbers if type(number) is not int or not 0 <= number < len(kinds)), None)
+    if strange is not None:
+        raise FormatError(f"{path} names the kind {strange!r}; there are {len(kinds)}")
+    return kinds, numbers, document.get("digest")
+
+
+def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:
+    sizes = [_bytes_of(kind) for kind in kinds]
+    expected = sum(sizes[number] for number in numbers)
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+    found = path.stat().st_size
+    if found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+
+
+class _DataFile:
+    """The file of all tensors, read from front to back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hasher = Hasher()
+
+    def __enter__(self) -> _DataFile:
+        self._file = os.fdopen(open_regular(self._path), "rb")
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+    def next_tensor(self, about: Mapping[str, Any], _: KeyPath) -> torch.Tensor:
+        """Read the tensor that comes next, of the shape and element type described."""
+        tensor = torch.empty(read_shape(about.get("shape")), dtype=read_dtype(about.get("dtype")))
+        room = bytes_behind(tensor)
+        if self._file.readinto(room) != len(room):
+            raise CorruptDataError(f"{self._path} ends in the middle of a tensor: it was cut")
+        self._hasher.update(room)
+        return tensor
+
+    def require_digest(self, digest: Any) -> None:
+        """Raise CorruptDataError if what was read is not what was written."""
+        if self._hasher.digest != digest:
+            raise CorruptDataError(f"{self._path} has other bytes than were written: its digest differs")
+
+
+def _read_item(kind: Any, file: _DataFile, what: str) -> Any:
+    return put_together(parse(kind, file.next_tensor), lambda tensor: tensor, what)
+
+
+def put_together(node: Node, unpack: Any, what: str) -> Any:
+    """Build an item, or raise FormatError if its parts contradict each other."""
+    try:
+        return node.build(unpack)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+        raise FormatError(f"{what} contradicts itself: {str(error).splitlines()[0]}") from error
+
+
+register_checkpointer(ListStorage, ListStorageCheckpointer)
+
+
+_METADATA, _INDICES = COMPRESSED_FILES
+_DATA = "compressed_data"
+_BARE = "data"
+"""What the one tensor of an item that is a bare tensor is called."""
+
+_STACK = {"_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>", "stack_dim": 0}
+_NODE: dict[str, Any] = {"shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+
+
+class CompressedListStorageCheckpointer(StorageCheckpointerBase):
+    """Saves a `CompressedListStorage` without decompressing it.
+
+    The layout is TorchRL's: `metadata.json` describes every item, `data_indices.json` numbers their data, and
+    `compressed_data` is a lazily stacked tensordict on disk. Ours adds to each tensor its codec, and to tensordicts
+    their batch size, nested ones included. TorchRL opens what was compressed with `codec="zlib"` (with "zstd" from
+    Python 3.14 on) as long as it holds tensors, flat tensordicts, numbers and texts.
+
+    Hooks are given the list of decompressed objects, and return the list to go on with.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant.
+
+        SchemaError (a RuntimeError) for an object that would take a pickle.
+        """
+        source = _compressed(storage)
+        nodes = list(source.nodes())
+        if self._save_hooks:
+            nodes = source.compressed(list(self._through_save_hooks(source, source[:], path)))
+        documents = list(portable_documents(iter(nodes), _describe_compressed))
+        for node in nodes:
+            require_own_files(_stem_path(key) for key, _ in node.leaves())
+        with CheckpointStaging(path) as staging:
+            fs.require_space(staging.path, sum(packed.nbytes for node in nodes for _, packed in node.leaves()))
+            _write_json(staging.path / _METADATA, documents)
+            _write_json(staging.path / _INDICES, list(range(len(nodes))))
+            fs.make_folder(staging.path / _DATA)
+            _write_json(staging.path / _DATA / "meta.json", _STACK)
+            for row, node in enumerate(nodes):
+                _write_item(staging.path / _DATA / str(row), node)
+            staging.publish_noted()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Take over what `dumps` wrote, here or in TorchRL.
+
+        TorchRL's codec is found from the bytes. DatasetNotFoundError (a FileNotFoundError) if the checkpoint is not
+        there, FormatError or CorruptDataError (ValueErrors) if it is damaged or another checkpointer's, SchemaError
+        if it holds more than the storage has room for; then nothing changes. Files of a wrong size show now, changed
+        bytes when they are read.
+        """
+        target = _compressed(storage)
+        folder = open_folder(path, "CompressedListStorageCheckpointer")
+        documents, places = load_json(folder / _METADATA), load_json(folder / _INDICES)
+        _check_lists(folder, documents, places)
+        if len(documents) > target.max_size:
+            raise SchemaError(f"{folder} holds {len(documents)} objects; this storage has room for {target.max_size}")
+        nodes = [_read_node(target, folder, place, document) for document, place in zip(documents, places, strict=True)]
+        if not self._load_hooks:
+            target.replace_nodes(nodes)
+            return
+        items: Any = [put_together(node, target.unpacked, f"row {row} of {folder}") for row, node in enumerate(nodes)]
+        for hook in self._load_hooks:
+            items = hook(items, out=target[:] or None)
+        target.replace_all(list(items))
+
+
+def _compressed(storage: Storage) -> CompressedListStorage:
+    if not isinstance(storage, CompressedListStorage):
+        found = type(storage).__name__
+        raise UsageError(f"a CompressedListStorageCheckpointer serves a CompressedListStorage, found a {found}")
+    return storage
+
+
+# Writing -------------------------------------------------------------------------------------------
+
+
+def _describe_compressed(packed: Packed) -> dict[str, Any]:
+    """Describe a compressed tensor with TorchRL's tags; the codec is our addition."""
+    return {
+        "shape": {"__type__": "torch.Size", "value": list(packed.shape)},
+        "dtype": {"__type__": "torch.dtype", "value": str(packed.dtype)},
+        "device": {"__type__": "torch.device", "value": "cpu"},
+        "codec": packed.codec,
+    }
+
+
+def _write_json(path: Path, document: Any) -> None:
+    fs.write_file(path, json.dumps(document, allow_nan=False).encode())
+
+
+def _write_item(folder: Path, node: Node) -> None:
+    """Write one tensordict of vectors of bytes; what has no tensors is in the metadata, and here for TorchRL."""
+    fs.make_folder(folder)
+    entries: dict[str, Any] = {}
+    for key, child in {_BARE: node}.items() if isinstance(node, TensorNode) else node.children.items():
+        name = safe_part(str(key))
+        if isinstance(child, TensorNode):
+            data = to_bytestream(child.payload.data)
+            entries[name] = {"device": "cpu", "shape": [len(data)], "dtype": "torch.uint8", "is_nested": False}
+            fs.write_file(folder / f"{file_stem(name)}.memmap", data)
+        elif isinstance(child, NonTensorNode):
+            entries[name] = {"type": "NonTensorData"}
+            _write_non_tensor(folder / file_stem(name), child)
+        elif not isinstance(child, ValueNode):
+            entries[name] = {"type": "TensorDict"}
+            _write_item(folder / file_stem(name), child)
+    _write_json(folder / "meta.json", entries | _NODE)
+
+
+def _write_non_tensor(folder: Path, node: NonTensorNode) -> None:
+    fs.make_folder(folder)
+    value = node.document(_describe_compressed, portable=True)["value"]["value"]
+    kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+    _write_json(folder / "meta.json", {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+
+
+def _stem_path(path: KeyPath) -> KeyPath:
+    return tuple(safe_part(part) for part in path or (_BARE,))
+
+
+# Reading -------------------------------------------------------------------------------------------
+
+
+def _check_lists(folder: Path, documents: Any, places: Any) -> None:
+    if not isinstance(documents, list) or not isinstance(places, list):
+        raise FormatError(f"{folder / _METADATA} and {folder / _INDICES} must hold lists, one entry an item")
+    if len(documents) != len(places):
+        raise CorruptDataError(f"{folder} describes {len(documents)} objects and numbers {len(places)}")
+    given = [place for place in places if place is not None]
+    strange = next((place for place in given if type(place) is not int or not 0 <= place < len(places)), None)
+    if strange is not None:
+        raise FormatError(f"{folder / _INDICES} names the data {strange!r} of at most {len(places)}")
+    if len(set(given)) < len(given):
+        raise FormatError(f"{folder / _INDICES} gives the same data to two objects")
+
+
+def _read_node(storage: CompressedListStorage, folder: Path, place: int | None, document: Any) -> Node:
+    def take(about: Mapping[str, Any], path: KeyPath) -> Packed:
+        if place is None:
+            raise CorruptDataError(f"{folder / _INDICES} names no data for an object that has tensors")
+        *inner, name = _stem_path(path)
+        place_of_leaf = folder.joinpath(_DATA, str(place), *map(file_stem, inner))
+        data = _read_leaf(place_of_leaf, name)
+        try:
+            return storage.packed(about, data)
+        except FormatError as error:
+            raise type(error)(f"{place_of_leaf / name}: {error}", hint=error.hint) from error
+
+    return parse(document, take)
+
+
+def _read_leaf(folder: Path, name: str) -> bytes:
+    if not (folder / "meta.json").is_file():
+        raise CorruptDataError(f"{folder / 'meta.json'} is missing")
+    entries = load_json(folder / "meta.json")
+    entry = entries.get(name) if isinstance(entries, dict) else None
+    shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "torch.uint8" else None
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
+        raise CorruptDataError(f"{folder / 'meta.json'} describes no vector of bytes {name!r}")
+    path, expected = folder / f"{file_stem(name)}.memmap", shape[0]
+    if not path.is_file():
+        if not expected:  # tensordict writes no file of no bytes
+            return b""
+        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+    found = path.stat().st_size
+    if found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+    return read_regular(path)
+
+
+register_checkpointer(CompressedListStorage, CompressedListStorageCheckpointer)
