@@ -13,7 +13,7 @@ import numpy as np
 from .encodings.flat import CutFlatReader, FlatReader
 from .encodings.h5_reader import H5Reader
 from .encodings.layout import STORAGE
-from .encodings.rows import leaf_parts
+from .encodings.rows import flags_at
 from .errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -97,7 +97,7 @@ class BufferSteps(StepReader):
         columns = self._raw.episodes.columns() | {"episode": self._numbers}
         for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
             if key not in self._known:
-                columns[key[1]] = self._at_ends(key)
+                columns[key[1]] = flags_at(self, key, self._ends)
         columns["truncated"] = columns["truncated"] | np.isin(self._ends, self._unfinished)
         return EpisodeTable.from_columns(columns)
 
@@ -151,15 +151,6 @@ class BufferSteps(StepReader):
     def close(self) -> None:
         """Close what is open."""
         self._raw.close()
-
-    def _at_ends(self, key: Key) -> Array:
-        """Whether a flag is set at the last step of each episode."""
-        found = np.zeros(len(self._ends), bool)
-        for start, stop in leaf_parts(self.manifest.steps, 1):
-            low, high = np.searchsorted(self._ends, (start, stop))
-            rows = self.read(key, start, stop)[self._ends[low:high] - start]
-            found[low:high] = rows.reshape(high - low, -1).any(1) if low < high else False
-        return found
 
     def _made_flags(self, key: Key, start: int, stop: int) -> Array:
         """Make a flag that is missing: what ends an episode terminates it, unless another flag says otherwise."""

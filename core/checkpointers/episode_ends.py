@@ -8,16 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..encodings import FilledStorage, differing_rows, leaf_parts
+from ..encodings import FilledStorage, differing_rows, leaf_parts, table_of_ends
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..format import Array, EpisodeTable, StepReader, sum_rewards
+from ..format import Array, EpisodeTable, StepReader
 from ..ted import (
     FLAGS,
     NEXT,
-    NEXT_TERMINATED,
-    NEXT_TRUNCATED,
     SINGLETONS,
-    EndReason,
     Field,
     Key,
     Role,
@@ -113,7 +110,8 @@ def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags
         ended.reshape(order.lanes, order.rows)[:, -1] = True
         seam = filled.cursor if filled.cursor and not filled.full else order.rows
         ended.reshape(order.lanes, order.rows)[:, seam - 1] = True
-    return _table(reader, ended, every)
+    last = np.flatnonzero(ended)
+    return table_of_ends(reader, last, every[last])
 
 
 def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
@@ -142,39 +140,3 @@ def _broken(reader: StepReader) -> Array:
             rows = differing_rows(reader.read((NEXT, *key), start, stop), reader.read(key, start + 1, stop + 1))
             broken[rows + start] = True
     return broken
-
-
-def _table(reader: StepReader, ended: Array, flagged: Array) -> EpisodeTable:
-    last = np.flatnonzero(ended)
-    lengths = np.diff(last, prepend=-1)
-    known = {field.key for field in reader.fields}
-    terminated, truncated = (
-        _at(reader, key, last) if key in known else np.zeros(len(last), bool)
-        for key in (NEXT_TERMINATED, NEXT_TRUNCATED)
-    )
-    neither = np.where(flagged[last], EndReason.INFERRED, EndReason.END_OF_FILE)
-    one = np.where(terminated, EndReason.TERMINATED, EndReason.TRUNCATED)
-    columns = {
-        "episode": np.arange(len(last)),
-        "start": last + 1 - lengths,
-        "length": lengths,
-        "return": sum_rewards(reader, last + 1 - lengths, lengths),
-        "terminated": terminated,
-        "truncated": truncated,
-        "end_reason": np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither)),
-        "explicit_start": np.full(len(last), -1),
-    }
-    rest = ("explicit_next", "seed", "has_seed")
-    return EpisodeTable.from_columns(columns | {name: np.zeros(len(last)) for name in rest})
-
-
-def _at(reader: StepReader, key: Key, steps: Array) -> Array:
-    """Whether any number of a flag is set at these steps."""
-    field = field_named(reader.fields, key)
-    found = []
-    for start, stop in leaf_parts(reader.manifest.steps, field.row_bytes):
-        low, high = np.searchsorted(steps, (start, stop))
-        if low < high:
-            rows = reader.read(key, start, stop)[steps[low:high] - start]
-            found.append((as_numbers(rows, field.dtype).reshape(high - low, -1) != 0).any(1))
-    return np.concatenate(found) if found else np.zeros(0, bool)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..encodings import leaf_parts, with_ends
+from ..encodings import leaf_parts
 from ..errors import CorruptDataError, SchemaError
 from ..format import Array
 from ..storages import TensorStorage
 from ..storages.codec import dtype_named
-from ..ted import NEXT, Field, Key, field_named, key_name
-from ..torchrl import STORAGE_SHAPE, Counts, TorchrlHeader, TorchrlKeys, TorchrlSink, state_parts, step_ends
+from ..ted import NEXT, Field, Key, key_name
+from ..torchrl import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink, state_parts, step_ends, write_leaves
 from .storage_rows import StorageRows
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "with_ragged",
     "without_ragged",
 ]
-
 
 ROWS = "ragged_rows"
 SHAPES = "ragged_shapes"
@@ -153,20 +152,22 @@ AT_ROOT = "at_root"
 
 @dataclass(frozen=True, slots=True)
 class FlatPlan:
-    """The rows of a tensordict, turned so that the oldest comes first, and the place of each leaf.
+    """The rows of a tensordict, turned so that the oldest comes first, and the leaf that stores each of them.
 
-    `states` have one row more behind every end; `steps` map the places of the others to the keys they come from.
+    To TorchRL's layout this adds two nodes where they are needed: `next` for keys that are below `next` only, or whose
+    rows do not follow; `at_root` for done flags and rewards of the root. `states` have one row more behind every end;
+    both mappings are by the TED key of the rows.
     """
 
     source: StorageRows
     header: TorchrlHeader
     ends: Array
-    states: list[Key]
-    steps: Mapping[Key, Key]
+    states: Mapping[Key, Field]
+    steps: Mapping[Key, Field]
 
     @classmethod
     def of(cls, data: TensorDictBase, keys: TorchrlKeys, is_full: bool, shift: int) -> FlatPlan:
-        """Look the rows over; SchemaError for what are no rows, and for names that the layout needs itself."""
+        """Check the rows; SchemaError for data without rows of tensors, and for names that the layout reserves."""
         header = _header(data, is_full, shift)
         storage = TensorStorage(data, device="auto", ndim=data.ndim)
         constant = next(storage.structure.constants(), None)
@@ -174,69 +175,54 @@ class FlatPlan:
             raise SchemaError(f"{key_name(constant[0])} is no tensor; rows of tensors can be laid out flat")
         storage.last_cursor = (shift - 1) % len(data) if is_full else None
         source = StorageRows(storage, [(NEXT, *keys.done)])
-        known = {field.key: field for field in source.fields}
-        taken = next((key for key in known if key[0] in keys.names | {AT_ROOT}), None)
+        taken = next((field for field in source.fields if field.key[0] in keys.names | {AT_ROOT}), None)
         if taken is not None:
-            raise SchemaError(f"there is an entry {key_name(taken)!r}, a name that the flat layout needs itself")
+            raise SchemaError(f"there is an entry {taken.name!r}, a name that the flat layout needs itself")
         ends = step_ends(source, (NEXT, *keys.done), header)
-        plan = cls(source, header, ends, [], {})
-        return cls(source, header, ends, *plan._places(known, keys))
+        return cls(source, header, ends, *_leaves(source, header, ends, keys))
 
     def write(self, sink: TorchrlSink, keys: TorchrlKeys) -> None:
         """Write all leaves."""
-        counts = Counts(self.header, self.ends, every=True)
-        for key in self.states:
-            leaf = self._leaf(key, key)
-            sink.begin(leaf, counts.states)
-            for lane in range(self.header.lanes):
-                for part in state_parts(self.source, key, leaf, self.header, self.ends, lane):
-                    sink.append(with_ends(part.root, part.after, part.ends))
-            sink.end()
-        for place, key in self.steps.items():
-            leaf = self._leaf(key, place)
-            sink.begin(leaf, counts.steps)
-            for start, stop in leaf_parts(self.header.steps, leaf.row_bytes):
-                sink.append(self.source.read(key, start, stop))
-            sink.end()
+        write_leaves(self.source, sink, self.header, self.ends, self.states, self.steps, every=True)
         sink.finish(self.header, keys)
 
-    def _places(self, known: Mapping[Key, Field], keys: TorchrlKeys) -> tuple[list[Key], dict[Key, Key]]:
-        results = {*keys.dones, *keys.rewards}
-        states, steps = [], {}
-        for key, field in known.items():
-            inner = key[1:]
-            if key[0] == NEXT:
-                steps[inner if inner in results else key] = key
-            elif key in results:
-                made_up = key in keys.dones and (NEXT, *key) in known
-                if not (made_up and self._is_unset(field)):
-                    steps[AT_ROOT, *key] = key
-            else:
-                steps[key] = key
-        for key in [key for key in steps if key[0] not in {NEXT, AT_ROOT} and (NEXT, *key) in steps]:
-            root, after = known[key], known[NEXT, *key]
-            if (root.dtype, root.shape) == (after.dtype, after.shape) and self._follows(key, root):
-                states.append(key)
-                del steps[key], steps[NEXT, *key]
-        return states, steps
 
-    def _follows(self, key: Key, leaf: Field) -> bool:
-        """Whether the next rows of a state, as far as anything was written, are the rows that follow."""
-        written = self.header.capacity if self.header.full else self.header.forced + 1
-        return not any(
-            part.broken is not None and part.broken < written
-            for lane in range(self.header.lanes)
-            for part in state_parts(self.source, key, leaf, self.header, self.ends, lane)
-        )
+def _leaves(
+    source: StorageRows, header: TorchrlHeader, ends: Array, keys: TorchrlKeys
+) -> tuple[dict[Key, Field], dict[Key, Field]]:
+    """Choose the leaves that have one row more behind every end, and those of one row a step."""
+    known = {field.key: field for field in source.fields}
+    results = {*keys.dones, *keys.rewards}
+    states: dict[Key, Field] = {}
+    places: dict[Key, Key] = {}
+    for key, field in known.items():
+        after = known.get((NEXT, *key))
+        if key[0] == NEXT:
+            places[key] = key[1:] if key[1:] in results else key
+        elif key not in results:
+            places[key] = key
+            alike = after is not None and (field.dtype, field.shape) == (after.dtype, after.shape)
+            if alike and _follows(source, header, ends, field):
+                states[key] = field
+        elif key not in keys.dones or after is None or not _is_unset(source, field):
+            places[key] = (AT_ROOT, *key)
+    for key in states:
+        del places[key], places[NEXT, *key]
+    steps = {key: Field(place, known[key].dtype, known[key].shape, known[key].role) for key, place in places.items()}
+    return states, steps
 
-    def _is_unset(self, field: Field) -> bool:
-        return not any(
-            self.source.read(field.key, *part).any() for part in leaf_parts(self.header.steps, field.row_bytes)
-        )
 
-    def _leaf(self, key: Key, place: Key) -> Field:
-        field = field_named(self.source.fields, key)
-        return Field(place, field.dtype, field.shape, field.role)
+def _follows(source: StorageRows, header: TorchrlHeader, ends: Array, state: Field) -> bool:
+    """Whether the next rows of a state, as far as rows were written, are the rows that follow."""
+    return not any(
+        part.broken is not None and part.broken <= header.forced
+        for lane in range(header.lanes)
+        for part in state_parts(source, state.key, state, header, ends, lane)
+    )
+
+
+def _is_unset(source: StorageRows, field: Field) -> bool:
+    return not any(source.read(field.key, *part).any() for part in leaf_parts(source.manifest.steps, field.row_bytes))
 
 
 def _header(data: Any, is_full: bool, shift: int) -> TorchrlHeader:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..encodings import DIGESTS
+from ..encodings.streams import LeafFile
 from ..errors import CorruptDataError, FormatError
 from ..format import HIDDEN, Count, Hasher, decode, dump_json, fs, is_inside, load_json
 from ..storages import TensorStorage
@@ -190,22 +191,18 @@ def metadata_bytes(structure: Structure | None, whole: Sequence[torch.Tensor], l
 
 
 def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLeaf:
-    """Write what is filled, lengthen the file to its whole size, sync it; return the leaf with its digest."""
-    path, hasher = folder / leaf.file, Hasher()
+    """Write the filled rows into a file of the whole size; return the leaf with its digest."""
     if not leaf.size:  # tensordict keeps no file of what has no elements
-        return replace(leaf, digest=hasher.digest)
-    fs.make_folder(path.parent)
-    descriptor, data = fs.create(path), tensor_bytes(tensor)
+        return replace(leaf, digest=Hasher().digest)
+    file, data = LeafFile(folder / leaf.file), tensor_bytes(tensor)
     try:
         for start in range(0, len(data), _CHUNK):  # what was just hashed is still in the processor's cache
-            chunk = data[start : start + _CHUNK]
-            hasher.update(chunk)
-            fs.write(descriptor, chunk, path)
-        fs.truncate(descriptor, leaf.size, path)
-        fs.fsync(descriptor, path)
+            file.write([data[start : start + _CHUNK]])
+        file.skip(leaf.size - len(data))
+        file.finish()
     finally:
-        os.close(descriptor)
-    return replace(leaf, digest=hasher.digest)
+        file.close()
+    return replace(leaf, digest=file.digest)
 
 
 def describe_in_place(storage: TensorStorage, folder: Path) -> None:

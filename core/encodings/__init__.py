@@ -5,7 +5,7 @@ from .flat import STORAGE_METADATA, FlatReader
 from .h5_layout import Compression
 from .h5_reader import H5Reader
 from .layout import STORAGE, CompactForm, CompactLayout, FilledStorage, Form
-from .rows import Difference, compare_steps, differing_rows, leaf_parts, with_ends
+from .rows import Difference, compare_steps, differing_rows, flags_at, leaf_parts, table_of_ends, with_ends
 from .save import (
     VerifyingReader,
     dataset_digest,
@@ -33,12 +33,14 @@ __all__ = [
     "dataset_digest",
     "dataset_digests",
     "differing_rows",
+    "flags_at",
     "leaf_parts",
     "load_checkpoint",
     "require_digests",
     "save_checkpoint",
     "save_compact",
     "steps_digest",
+    "table_of_ends",
     "with_ends",
     "write_digests",
 ]

@@ -21,10 +21,10 @@ from .rows import (
     without_ends,
 )
 
-__all__ = ["Expansion", "Fetch", "Sink", "Told", "require_ascending", "write_compact"]
+__all__ = ["Expansion", "Fetch", "LeafProgress", "LeafSink", "require_ascending", "write_compact"]
 
 
-class Sink(ABC):
+class LeafSink(ABC):
     """Takes the rows of stored leaves."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Sink(ABC):
         """Append rows to a leaf that was created."""
 
 
-def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progress: Progress) -> Array:
+def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, progress: Progress) -> Array:
     """Write all leaves of `source`, one after the other, each in parts that fit the processor's caches.
 
     Returns the row numbers in the episode table of the episodes whose next observations do not follow, bit for
@@ -45,7 +45,7 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progres
     steps = source.manifest.steps
     bounds = Boundaries(source.episodes, steps, str(source.path))
     continuity, broken = Continuity(), np.zeros(len(bounds.stops), bool)
-    told = Told(progress, len(layout.states) + len(layout.steps) + len(layout.at_root))
+    counter = LeafProgress(progress, len(layout.states) + len(layout.steps) + len(layout.at_root))
     for key, leaf in layout.states.items():
         sink.create(leaf, steps + len(bounds.stops))
         for start, stop in leaf_parts(steps, leaf.row_bytes):
@@ -54,15 +54,15 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: Sink, progres
             _mark_broken(broken, bounds, np.flatnonzero(~follows) + (start - 1))
             for rows in _pieces(root, after, bounds.ends(start, stop)):
                 sink.append(leaf, rows)
-            told.advance(stop - start)
+            counter.advance(stop - start)
     for key, leaf in ({**layout.steps, **layout.at_root}).items():
         if key in layout.at_root and _is_zero(source, key, leaf):
-            told.advance(steps)
+            counter.advance(steps)
             continue
         sink.create(leaf, steps)
         for start, stop in leaf_parts(steps, leaf.row_bytes):
             sink.append(leaf, source.read(key, start, stop))
-            told.advance(stop - start)
+            counter.advance(stop - start)
     if broken.any():
         _write_explicit(source, layout.explicit, sink, bounds, broken)
     return np.flatnonzero(broken)
@@ -81,22 +81,22 @@ def _pieces(root: Array, after: Array, ends: Array) -> Iterator[Array]:
     yield root[begin:]
 
 
-class Told:
-    """Tells of steps done while leaves are done one after the other: each counts alike."""
+class LeafProgress:
+    """Reports progress in steps while leaves are written one after the other: every leaf counts the same."""
 
     def __init__(self, progress: Progress, leaves: int) -> None:
         self._progress = progress
         self._whole = max(1, leaves)
         self._rows = 0
-        self._told = 0
+        self._reported = 0
 
     def advance(self, rows: int) -> None:
-        """Take so many more rows of one leaf as done."""
+        """Count `rows` more rows of a leaf as done."""
         self._rows += rows
         done = self._rows // self._whole
-        if done > self._told:
-            self._progress.advance(done - self._told)
-            self._told = done
+        if done > self._reported:
+            self._progress.advance(done - self._reported)
+            self._reported = done
 
 
 def _mark_broken(broken: Array, bounds: Boundaries, rows: Array) -> None:
@@ -106,13 +106,13 @@ def _mark_broken(broken: Array, bounds: Boundaries, rows: Array) -> None:
 
 
 def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:
-    """Tell whether every byte of a leaf is zero."""
+    """Whether every byte of a leaf is zero."""
     parts = leaf_parts(source.manifest.steps, leaf.row_bytes)
     return not any(source.read(key, *part).reshape(-1).view(np.uint8).any() for part in parts)
 
 
 def _write_explicit(
-    source: StepReader, leaves: Mapping[Key, Field], sink: Sink, bounds: Boundaries, broken: Array
+    source: StepReader, leaves: Mapping[Key, Field], sink: LeafSink, bounds: Boundaries, broken: Array
 ) -> None:
     """Write the numbers of the broken episodes, and their next rows one episode after the other."""
     numbers = np.flatnonzero(broken)

@@ -6,7 +6,6 @@ the table of its episodes' shapes, so that tensordict opens it as ragged tensors
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,6 @@ from ..format import (
     Array,
     FileRecord,
     FolderReader,
-    Hasher,
     ListedFiles,
     MappedLeaf,
     StepReader,
@@ -33,16 +31,16 @@ from ..format import (
 from ..format.open_files import MappedWindow
 from ..progress import Progress
 from ..ted import Field, Key, key_name
-from .compact import Expansion, Sink, require_ascending, write_compact
+from .compact import Expansion, LeafSink, require_ascending, write_compact
 from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
 from .rows import Boundaries
-from .streams import Blocks, Stream
+from .streams import Blocks, LeafFile
 
 __all__ = [
     "STORAGE_METADATA",
     "CutFlatReader",
     "FlatReader",
-    "FolderSink",
+    "LeafFolderSink",
     "nested_leaves",
     "row_counts",
     "write_flat",
@@ -84,20 +82,20 @@ def write_tables(folder: Path, leaves: Mapping[Key, MappedLeaf], counts: Mapping
     return records
 
 
-class FolderSink(Sink):
+class LeafFolderSink(LeafSink):
     """Appends rows to files in `folder`, of one leaf after the other; a context manager: leaving closes the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[Key, _LeafFile] = {}
+        self._files: dict[Key, LeafFile] = {}
+        self._leaves: dict[Key, MappedLeaf] = {}
         self._blocks = Blocks()
         fs.make_folder(folder)
 
     def create(self, leaf: Field, rows: int) -> None:
         """Create the file of a leaf; the rows appended from now on are its rows."""
-        path = self.folder / leaf_path(leaf.key)
-        fs.make_folder(path.parent)
-        file = self._files[leaf.key] = _LeafFile(path, leaf, rows)
+        self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (rows, *leaf.shape))
+        file = self._files[leaf.key] = LeafFile(self.folder / leaf_path(leaf.key))
         self._blocks.begin(file)
 
     def append(self, leaf: Field, rows: Array) -> None:
@@ -105,58 +103,27 @@ class FolderSink(Sink):
         self._blocks.append(rows)
 
     def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
-        """Sync and close the files; return what was written and how it looks."""
+        """Sync and close the files; return their records and the leaves they hold."""
         self._blocks.finish()
-        leaves = {
-            key: MappedLeaf(file.field.dtype, (file.rows, *file.field.shape)) for key, file in self._files.items()
-        }
-        return [file.record() for file in self._files.values() if file.size], leaves
+        records = []
+        for key, file in self._files.items():
+            if file.size:
+                records.append(FileRecord(leaf_path(key), file.size, file.digest))
+            else:  # tensordict keeps no file for a tensor without elements
+                fs.remove(file.path)
+        return records, self._leaves
 
     def write_meta(self, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[FileRecord]:
         """Describe the leaves in `meta.json` files; return those."""
         return [record_file(self.folder / path, path) for path in write_tree_meta(self.folder, leaves, batch)]
 
-    def __enter__(self) -> FolderSink:
+    def __enter__(self) -> LeafFolderSink:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._blocks.__exit__(None, None, None)
         for file in self._files.values():
             file.close()
-
-
-class _LeafFile(Stream):
-    """The file of a leaf; its digest is taken while it is written."""
-
-    def __init__(self, path: Path, field: Field, rows: int) -> None:
-        self.field = field
-        self.rows = rows
-        self.size = 0
-        self._path = path
-        self._hasher = Hasher()
-        self._descriptor = fs.create(path)
-
-    def write(self, parts: list[memoryview]) -> None:
-        for part in parts:
-            self._hasher.update(part)
-            self.size += len(part)
-        fs.write_parts(self._descriptor, parts, self._path)
-
-    def finish(self) -> None:
-        fs.fsync(self._descriptor, self._path)
-        self.close()
-        if not self.size:  # tensordict keeps no file for a tensor without elements
-            fs.remove(self._path)
-
-    def record(self) -> FileRecord:
-        """The file as the manifest lists it."""
-        return FileRecord(leaf_path(self.field.key), self.size, self._hasher.digest)
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when closed already."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 STORAGE_METADATA = "storage_metadata.json"
@@ -171,7 +138,7 @@ def write_flat(
     """
     layout = CompactLayout.of(source.fields, form)
     lengths = source.episodes.length
-    with FolderSink(folder) as sink:
+    with LeafFolderSink(folder) as sink:
         explicit = write_compact(source, layout, sink, progress)
         records, leaves = sink.finish_leaves()
         if form == "nested":

@@ -22,7 +22,7 @@ from ..format import (
 from ..format.open_files import digest_mapped
 from ..progress import Progress
 from ..ted import Field, file_stem
-from .compact import Sink, write_compact
+from .compact import LeafSink, write_compact
 from .h5_layout import (
     DATA,
     EPISODES,
@@ -40,7 +40,7 @@ from .streams import Blocks, LatchedFile, Stream
 __all__ = ["H5Sink", "allocated_at_once", "write_h5"]
 
 
-class H5Sink(Sink):
+class H5Sink(LeafSink):
     """Writes one leaf after the other through a file that never fails towards libhdf5, or past it into its place.
 
     Each method raises what failed behind it. A context manager: leaving waits for what is written in the background.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import CorruptDataError
-from ..format import FINAL, Array, EpisodeTable, StepReader
+from ..format import FINAL, Array, EpisodeTable, StepReader, sum_rewards
 from ..progress import Progress, Silent
-from ..ted import Field, Key, key_name, rows_equal
+from ..ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, as_numbers, key_name, rows_equal
 
 __all__ = [
     "CHUNK_BYTES",
@@ -20,7 +20,9 @@ __all__ = [
     "Difference",
     "compare_steps",
     "differing_rows",
+    "flags_at",
     "leaf_parts",
+    "table_of_ends",
     "with_ends",
     "without_ends",
 ]
@@ -40,6 +42,41 @@ def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
     rows = max(1, LEAF_BYTES // max(1, row_bytes))
     for start in range(0, steps, rows):
         yield start, min(start + rows, steps)
+
+
+def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
+    """Whether any number of a flag is set at `steps`, which ascend: bool `[n]`, false for a key that is not there."""
+    found = np.zeros(len(steps), bool)
+    field = next((field for field in reader.fields if field.key == key), None)
+    if field is None:
+        return found
+    for start, stop in leaf_parts(reader.manifest.steps, field.row_bytes):
+        low, high = np.searchsorted(steps, (start, stop))
+        if low < high:
+            rows = as_numbers(reader.read(key, start, stop)[steps[low:high] - start], field.dtype)
+            found[low:high] = (rows.reshape(high - low, -1) != 0).any(1)
+    return found
+
+
+def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTable:
+    """Make the episode table of rows that hold episodes one after the other.
+
+    `last` are their last steps, int64 `[episodes]`, ascending; `flagged` says which of them a flag ends.
+    """
+    lengths = np.diff(last, prepend=-1)
+    starts, count = last + 1 - lengths, len(last)
+    terminated, truncated = flags_at(reader, NEXT_TERMINATED, last), flags_at(reader, NEXT_TRUNCATED, last)
+    neither = np.where(flagged, EndReason.INFERRED, EndReason.END_OF_FILE)
+    one = np.where(terminated, EndReason.TERMINATED, EndReason.TRUNCATED)
+    columns = {
+        "episode": np.arange(count), "start": starts, "length": lengths,
+        "return": sum_rewards(reader, starts, lengths), "terminated": terminated, "truncated": truncated,
+        "end_reason": np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither)),
+        "explicit_start": np.full(count, -1),
+    }  # fmt: skip
+    return EpisodeTable.from_columns(
+        columns | {name: np.zeros(count) for name in ("explicit_next", "seed", "has_seed")}
+    )
 
 
 class Boundaries:

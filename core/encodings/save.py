@@ -33,8 +33,8 @@ from ..format import (
 )
 from ..progress import Progress, Silent
 from ..ted import Key
-from .compact import Told
-from .flat import FolderSink, write_flat
+from .compact import LeafProgress
+from .flat import LeafFolderSink, write_flat
 from .h5_layout import Compression
 from .layout import STORAGE, CompactForm, FilledStorage, Form
 from .rows import leaf_parts
@@ -54,13 +54,13 @@ __all__ = [
 
 def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[FileRecord]:
     """Write the TED rows of a dataset or a checkpoint into a folder; return its data files."""
-    with FolderSink(folder) as sink:
-        told = Told(progress, len(source.fields))
+    with LeafFolderSink(folder) as sink:
+        counter = LeafProgress(progress, len(source.fields))
         for field in source.fields:
             sink.create(field, source.manifest.steps)
             for start, stop in leaf_parts(source.manifest.steps, field.row_bytes):
                 sink.append(field, source.read(field.key, start, stop))
-                told.advance(stop - start)
+                counter.advance(stop - start)
         records, leaves = sink.finish_leaves()
         return [*records, *sink.write_meta(leaves, (source.manifest.steps,))]
 

@@ -1,4 +1,4 @@
-"""Output files: rows written by background threads, and the file that libhdf5 writes through."""
+"""Output files: of one leaf, of rows written by background threads, and the file that libhdf5 writes through."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..format import Array, bytes_of, fs
+from ..format import Array, Hasher, bytes_of, fs
 
-__all__ = ["Blocks", "LatchedFile", "Stream"]
+__all__ = ["Blocks", "LatchedFile", "LeafFile", "Stream"]
 
 _BLOCK = 2 << 20
 """Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""
@@ -32,6 +32,50 @@ class Stream(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Do what is left when all bytes were taken."""
+
+
+class LeafFile(Stream):
+    """A new file of the rows of one leaf; with `hashed` their digest is taken while they are written."""
+
+    def __init__(self, path: Path, *, hashed: bool = True) -> None:
+        fs.make_folder(path.parent)
+        self.path = path
+        self.size = 0
+        self._hasher = Hasher() if hashed else None
+        self._skipped = False
+        self._descriptor = fs.create(path)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes that were written; skipped bytes do not count."""
+        assert self._hasher is not None, "the file is hashed"
+        return self._hasher.digest
+
+    def write(self, parts: list[memoryview]) -> None:
+        start = self.size
+        for part in parts:
+            if self._hasher is not None:
+                self._hasher.update(part)
+            self.size += len(part)
+        fs.write_parts(self._descriptor, parts, self.path, start)
+
+    def skip(self, count: int) -> None:
+        """Leave out `count` bytes, which read as zeros and take no room."""
+        self.size += count
+        self._skipped = self._skipped or count > 0
+
+    def finish(self) -> None:
+        """Give the file its size, sync it and close it."""
+        if self._skipped:
+            fs.truncate(self._descriptor, self.size, self.path)
+        fs.fsync(self._descriptor, self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when closed already."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Blocks:

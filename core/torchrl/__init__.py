@@ -3,7 +3,7 @@
 from .folder import FolderSink, TorchrlSink
 from .layout import STORAGE_SHAPE, Counts, TorchrlHeader, TorchrlKeys
 from .reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl, stat_fingerprint, torchrl_form
-from .writer import OWN_FORM, TorchrlPlan, state_parts, step_ends, write_torchrl
+from .writer import OWN_FORM, TorchrlPlan, state_parts, step_ends, write_leaves, write_torchrl
 
 __all__ = [
     "BUFFER",
@@ -22,5 +22,6 @@ __all__ = [
     "state_parts",
     "step_ends",
     "torchrl_form",
+    "write_leaves",
     "write_torchrl",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..encodings.flat import nested_leaves, write_tables
+from ..encodings.streams import LeafFile
 from ..errors import CorruptDataError, FormatError
 from ..format import (
     Array,
@@ -204,28 +204,27 @@ class FolderSink(TorchrlSink):
         self._nested = nested
         self._leaves: dict[Key, MappedLeaf] = {}
         self._counts: dict[Key, Array] = {}
-        self._descriptor = -1
+        self._file: LeafFile | None = None
 
     def begin(self, leaf: Field, counts: Array) -> None:
-        self._path = self._folder / leaf_path(leaf.key)
         self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (int(counts.sum()), *leaf.shape))
         self._counts[leaf.key] = counts
-        self._row_bytes, self._offset = leaf.row_bytes, 0
-        fs.make_folder(self._path.parent)
-        self._descriptor = fs.create(self._path)
+        self._row_bytes = leaf.row_bytes
+        self._file = LeafFile(self._folder / leaf_path(leaf.key), hashed=False)
 
     def append(self, rows: Array) -> None:
-        data = bytes_of(rows)
-        fs.pwrite(self._descriptor, data, self._offset, self._path)
-        self._offset += len(data)
+        self._open_file.write([bytes_of(rows)])
 
     def skip(self, rows: int) -> None:
-        self._offset += rows * self._row_bytes
+        self._open_file.skip(rows * self._row_bytes)
 
     def end(self) -> None:
-        fs.truncate(self._descriptor, self._offset, self._path)
-        fs.fsync(self._descriptor, self._path)
-        self.close()
+        self._open_file.finish()
+
+    @property
+    def _open_file(self) -> LeafFile:
+        assert self._file is not None, "a leaf was begun"
+        return self._file
 
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
         """Write the documents that describe the leaves, and the tables of the nested layout."""
@@ -247,6 +246,5 @@ class FolderSink(TorchrlSink):
             fs.write_file(self._folder / LENGTH, json.dumps(length).encode())
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()

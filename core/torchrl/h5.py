@@ -1,6 +1,8 @@
-"""Reads TorchRL's H5 layout: a group a trajectory, and in it a dataset a leaf.
+"""TorchRL's H5 layout: a group a trajectory, and in it a dataset a leaf.
 
-Put one behind the other, the groups' rows are those of the flat layout.
+Put one behind the other, the groups' rows are those of the flat layout. There may be very many small datasets, so they
+are made by the lowest of h5py's interfaces, and their rows written past libhdf5 into their places. Datasets to which
+nothing is written, as for rows that the storage never had, get no place.
 """
 
 from __future__ import annotations
@@ -12,22 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..encodings.h5_layout import Compression
 from ..encodings.h5_reader import H5Source
+from ..encodings.streams import LatchedFile
 from ..errors import CorruptDataError, FormatError, SchemaError
-from ..format import Array, OpenFiles, open_regular
-from ..ted import (
-    Field,
-    Key,
-    dtype_name,
-    key_name,
-    role_of,
-)
+from ..format import Array, OpenFiles, bytes_of, fs, open_regular
+from ..ted import Field, Key, dtype_name, key_name, role_of
+from .folder import TorchrlSink
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["H5_LENGTH", "TRAJECTORY", "H5Leaves", "looks_like_torchrl"]
+__all__ = ["H5_LENGTH", "GroupSink", "H5Leaves", "looks_like_torchrl"]
 
 TRAJECTORY = "traj"
 H5_LENGTH = "_len"
@@ -35,7 +34,7 @@ _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
 def looks_like_torchrl(path: Path) -> bool:
-    """Tell whether TorchRL's layout lies in an HDF5 file. Ours has a manifest in front of what HDF5 reads."""
+    """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
     with os.fdopen(open_regular(path), "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return False
@@ -224,3 +223,111 @@ def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
         return dtype_name(dtype)
     except SchemaError as error:
         raise FormatError(f"{name}: {error}") from error
+
+
+class GroupSink(TorchrlSink):
+    """Writes the H5 layout into a new file."""
+
+    def __init__(self, path: Path, compression: Compression) -> None:
+        import h5py
+
+        self._file = LatchedFile(path)
+        self._compression = compression
+        self._made = _Properties()
+        try:
+            self._h5 = h5py.File(self._file, "w", rdcc_nbytes=0)
+        except BaseException:
+            self._file.__exit__()
+            raise
+
+    def begin(self, leaf: Field, counts: Array) -> None:
+        from h5py import h5t
+
+        self._leaf, self._counts = leaf, counts.tolist()
+        self._type = h5t.py_create(leaf.numpy, logical=True)
+        self._digits = len(str(len(counts) - 1)) if len(counts) > 1 else 1
+        self._number, self._row = -1, 0
+        self._rows = 0  # of the dataset that is being written
+        self._begin: int | None = None
+        self._dataset: h5py.Dataset | None = None
+
+    def append(self, rows: Array) -> None:
+        data = bytes_of(rows)
+        width, done = self._leaf.row_bytes, 0
+        while done < len(rows):
+            self._next(written=True)
+            count = min(len(rows) - done, self._rows - self._row)
+            if self._dataset is not None:
+                self._dataset[self._row : self._row + count] = rows[done : done + count]
+                self._file.check()
+            elif self._begin is not None:
+                part = data[done * width : (done + count) * width]
+                fs.pwrite(self._file.descriptor, part, self._begin + self._row * width, self._file.path)
+            self._row, done = self._row + count, done + count
+
+    def skip(self, rows: int) -> None:
+        while rows:
+            self._next(written=False)
+            count = min(rows, self._rows - self._row)
+            self._row, rows = self._row + count, rows - count
+
+    def end(self) -> None:
+        """Nothing is gathered."""
+
+    def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
+        """Write the four small datasets, and sync."""
+        entries: dict[str, Any] = {
+            H5_LENGTH: np.int64(header.length), keys.is_full: np.bool_(header.full), keys.shift: np.int64(header.shift),
+            STORAGE_SHAPE: np.array(header.shape, np.int64),
+        }  # fmt: skip
+        for name, value in entries.items():
+            with fs.announced("h5 dataset", f"{self._file.path}/{name}"):
+                self._h5.create_dataset(name, data=value)
+                self._file.check()
+        self._h5.close()
+        self._file.check()
+        fs.fsync(self._file.descriptor, self._file.path)
+
+    def close(self) -> None:
+        self._h5.close()
+        self._file.__exit__()
+
+    def _next(self, *, written: bool) -> None:
+        """Create the next dataset where this one is full; it gets a place if it is to be written to."""
+        while self._row == self._rows:
+            self._number, self._row = self._number + 1, 0
+            self._rows = self._counts[self._number]
+            name = "/".join((f"{TRAJECTORY}_{self._number:0{self._digits}d}", *self._leaf.key))
+            with fs.announced("h5 dataset", f"{self._file.path}/{name}"):
+                self._create(name, self._compression.options(self._leaf, self._rows), written)
+                self._file.check()
+
+    def _create(self, name: str, options: dict[str, Any], written: bool) -> None:
+        shape = (self._rows, *self._leaf.shape)
+        if options:
+            self._dataset = self._h5.create_dataset(name, shape, self._leaf.numpy, **options)
+            return
+        from h5py import h5d, h5s
+
+        encoded, made = name.encode(), self._made
+        links = made.links if name.isascii() else made.unicode_links
+        stored = made.placed if written else made.unplaced
+        dataset = h5d.create(self._h5.id, encoded, self._type, h5s.create_simple(shape), stored, links)
+        self._begin = dataset.get_offset() if written else None
+
+
+class _Properties:
+    """How datasets and the groups around them are made."""
+
+    def __init__(self) -> None:
+        from h5py import h5p, h5t
+
+        from ..encodings.h5_writer import allocated_at_once
+
+        self.placed, self.unplaced = allocated_at_once(), h5p.create(h5p.DATASET_CREATE)
+        for stored in (self.placed, self.unplaced):
+            stored.set_obj_track_times(False)  # the same rows are the same bytes
+        self.links, self.unicode_links = (h5p.create(h5p.LINK_CREATE) for _ in range(2))
+        self.unicode_links.set_char_encoding(h5t.CSET_UTF8)
+        for links in (self.links, self.unicode_links):
+            links.set_create_intermediate_group(True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..encodings.layout import CompactForm, FilledStorage
-from ..encodings.rows import leaf_parts, without_ends
+from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..errors import FormatError, RbtoolError, UsageError
 from ..format import (
     Array,
@@ -27,16 +27,11 @@ from ..format import (
     has_manifest,
     load_json,
     read_tree,
-    sum_rewards,
 )
 from ..ted import (
     NEXT,
-    NEXT_TERMINATED,
-    NEXT_TRUNCATED,
-    EndReason,
     Field,
     Key,
-    as_numbers,
     key_name,
 )
 from .folder import FolderLeaves
@@ -137,26 +132,12 @@ class TorchrlReader(StepReader):
     @cached_property
     def episodes(self) -> EpisodeTable:
         """The episodes as the done flags tell them; every lane ends with one, finished or not."""
-        stops = self._ended + 1
-        lengths = np.diff(stops, prepend=0)
-        flagged = self.flagged
-        terminated, truncated = self._at(NEXT_TERMINATED), self._at(NEXT_TRUNCATED)
-        neither = np.where(flagged, EndReason.INFERRED, EndReason.END_OF_FILE)
-        one = np.where(terminated, EndReason.TERMINATED, EndReason.TRUNCATED)
-        reasons = np.where(terminated & truncated, EndReason.BOTH, np.where(terminated | truncated, one, neither))
-        columns = {
-            "episode": np.arange(len(stops)), "start": stops - lengths, "length": lengths,
-            "return": sum_rewards(self, stops - lengths, lengths),
-            "terminated": terminated, "truncated": truncated, "end_reason": reasons,
-            "explicit_start": np.full(len(stops), -1),
-        }  # fmt: skip
-        rest = ("explicit_next", "seed", "has_seed")
-        return EpisodeTable.from_columns(columns | {name: np.zeros(len(stops)) for name in rest})
+        return table_of_ends(self, self._ended, self.flagged)
 
     @cached_property
     def flagged(self) -> Array:
         """Of each episode, whether a flag ends it, and not the end of its lane alone."""
-        return self._at((NEXT, *self.keys.done))
+        return flags_at(self, (NEXT, *self.keys.done), self._ended)
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
@@ -232,19 +213,6 @@ class TorchrlReader(StepReader):
         valid = row < rows
         last = np.arange(1, self._header.lanes + 1, dtype=np.int64) * rows - 1
         return np.union1d(lane[valid] * rows + row[valid], last)
-
-    def _at(self, key: Key) -> Array:
-        """Whether any number of a flag is set at the last step of each episode."""
-        found = np.zeros(len(self._ended), bool)
-        field = next((field for field in self.fields if field.key == key), None)
-        if field is None:
-            return found
-        for start, stop in leaf_parts(self.manifest.steps, field.row_bytes):
-            low, high = np.searchsorted(self._ended, (start, stop))
-            if low < high:
-                rows = as_numbers(self.read(key, start, stop)[self._ended[low:high] - start], field.dtype)
-                found[low:high] = (rows.reshape(high - low, -1) != 0).any(1)
-        return found
 
 
 def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:

@@ -24,10 +24,10 @@ from ..ted import (
     key_name,
 )
 from .folder import FolderSink, TorchrlSink
-from .h5 import H5_LENGTH
+from .h5 import H5_LENGTH, GroupSink
 from .layout import Counts, TorchrlHeader, TorchrlKeys
 
-__all__ = ["OWN_FORM", "StatePart", "TorchrlPlan", "state_parts", "step_ends", "write_torchrl"]
+__all__ = ["OWN_FORM", "TorchrlPlan", "state_parts", "step_ends", "write_leaves", "write_torchrl"]
 
 OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
 
@@ -78,7 +78,7 @@ class TorchrlPlan:
         steps = {key: by_key[key] for key in by_key if key[0] != NEXT and key not in taken}
         steps |= {(NEXT, *key): _moved(by_key[NEXT, *key], key) for key in results}
         plan = cls(header, (NEXT, *keys.done), states, steps, silent)
-        plan._require_places(form, keys)
+        _require_places(plan.leaves, form, keys)
         return plan
 
     @property
@@ -93,21 +93,22 @@ class TorchrlPlan:
             field.row_bytes for field in self.steps.values()
         )
 
-    def _require_places(self, form: CompactForm, keys: TorchrlKeys) -> None:
-        names = keys.names | ({H5_LENGTH} if form == "h5" else {"storage_metadata.json"})
-        for field in self.leaves:
-            if field.key[0] in names and form != "h5":
-                raise _refused(f"there is an entry {field.name!r}", "that name is the layout's own")
-            if form != "h5" and _VANISHING & set(field.key):
-                raise _refused(f"there is an entry {field.name!r}", "tensordict keeps that name for itself")
-            if form == "h5" and any("/" in part or "\0" in part or part in {"", ".", ".."} for part in field.key):
-                raise _refused(f"there is an entry {field.name!r}", "HDF5 takes such a name for a path")
-            if form == "h5" and field.dtype == "bfloat16":
-                raise _refused(f"{field.name} is of bfloat16", "HDF5 has no such type", "take the flat or nested form")
-            if "complex" in field.dtype:
-                raise _refused(f"{field.name} is of {field.dtype}", "its memory-mapped tensors hold no such numbers")
-            if not math.prod(field.shape):
-                raise _refused(f"{field.name} has rows without elements", "every row has some")
+
+def _require_places(leaves: Sequence[Field], form: CompactForm, keys: TorchrlKeys) -> None:
+    names = keys.names | ({H5_LENGTH} if form == "h5" else {"storage_metadata.json"})
+    for field in leaves:
+        if field.key[0] in names and form != "h5":
+            raise _refused(f"there is an entry {field.name!r}", "that name is the layout's own")
+        if form != "h5" and _VANISHING & set(field.key):
+            raise _refused(f"there is an entry {field.name!r}", "tensordict keeps that name for itself")
+        if form == "h5" and any("/" in part or "\0" in part or part in {"", ".", ".."} for part in field.key):
+            raise _refused(f"there is an entry {field.name!r}", "HDF5 takes such a name for a path")
+        if form == "h5" and field.dtype == "bfloat16":
+            raise _refused(f"{field.name} is of bfloat16", "HDF5 has no such type", "take the flat or nested form")
+        if "complex" in field.dtype:
+            raise _refused(f"{field.name} is of {field.dtype}", "its memory-mapped tensors hold no such numbers")
+        if not math.prod(field.shape):
+            raise _refused(f"{field.name} has rows without elements", "every row has some")
 
 
 def _header(filled: FilledStorage) -> TorchrlHeader:
@@ -209,27 +210,57 @@ def write_torchrl(
     """
     plan = TorchrlPlan.of(source.fields, filled, keys, form)
     ends = step_ends(source, plan.done, plan.header)
-    counts = Counts(plan.header, ends)
     fs.require_space(target.parent, plan.bytes(len(ends)) * plan.header.rows // plan.header.capacity)
     for key in plan.silent:
         _require_unset(source, key)
     with _sink(target, form, compression or Compression()) as sink:
-        for key, leaf in plan.states.items():
-            sink.begin(leaf, counts.states)
-            _write_states(source, key, leaf, plan.header, ends, sink)
-            sink.end()
-        for key, leaf in plan.steps.items():
-            sink.begin(leaf, counts.steps)
-            _write_steps(source, key, leaf, plan.header, sink)
-            sink.end()
+        write_leaves(source, sink, plan.header, ends, plan.states, plan.steps)
         sink.finish(plan.header, keys)
     progress.advance(source.manifest.steps)
 
 
+def write_leaves(
+    source: StepReader,
+    sink: TorchrlSink,
+    header: TorchrlHeader,
+    ends: Array,
+    states: Mapping[Key, Field],
+    steps: Mapping[Key, Field],
+    *,
+    every: bool = False,
+) -> None:
+    """Write all leaves, one after the other, lane after lane: the loop of every layout and of the hooks.
+
+    `states` and `steps` map the TED key of the rows to the leaf that stores them; `ends` are those of `step_ends`, and
+    `every` is that of `Counts`. SchemaError for a state whose next rows do not follow.
+    """
+    counts = Counts(header, ends, every=every)
+    for key, leaf in states.items():
+        sink.begin(leaf, counts.states)
+        for lane in range(header.lanes):
+            for part in state_parts(source, key, leaf, header, ends, lane):
+                if part.broken is not None and part.broken <= header.forced:
+                    raise SchemaError(
+                        f"{NEXT}.{key_name(key)} of step {lane * header.rows + part.broken:,} is not what follows, "
+                        "though no episode ends there, which TorchRL's layout cannot hold: it takes it from the "
+                        "following row",
+                        hint=OWN_FORM,
+                    )
+                sink.append(with_ends(part.root, part.after, part.ends))
+            sink.skip(header.capacity - header.rows)
+        sink.end()
+    for key, leaf in steps.items():
+        sink.begin(leaf, counts.steps)
+        for lane in range(header.lanes):
+            offset = lane * header.rows
+            for start, stop in leaf_parts(header.rows, leaf.row_bytes):
+                sink.append(source.read(key, offset + start, offset + stop))
+            sink.skip(header.capacity - header.rows)
+        sink.end()
+
+
 def _sink(target: Path, form: CompactForm, compression: Compression) -> TorchrlSink:
     if form == "h5":
-        from .h5_writer import GroupSink  # loads h5py, which nothing else here needs
-
         return GroupSink(target, compression)
     return FolderSink(target, nested=form == "nested")
 
@@ -242,26 +273,3 @@ def _require_unset(source: StepReader, key: Key) -> None:
                 f"{key_name(key)} is set at the root, which TorchRL's layout cannot hold: it loads as false",
                 hint=OWN_FORM,
             )
-
-
-def _write_states(
-    source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, ends: Array, sink: TorchrlSink
-) -> None:
-    for lane in range(header.lanes):
-        for part in state_parts(source, key, leaf, header, ends, lane):
-            if part.broken is not None:
-                raise SchemaError(
-                    f"{NEXT}.{key_name(key)} of step {lane * header.rows + part.broken:,} is not what follows, though "
-                    "no episode ends there, which TorchRL's layout cannot hold: it takes it from the following row",
-                    hint=OWN_FORM,
-                )
-            sink.append(with_ends(part.root, part.after, part.ends))
-        sink.skip(header.capacity - header.rows)
-
-
-def _write_steps(source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, sink: TorchrlSink) -> None:
-    for lane in range(header.lanes):
-        offset = lane * header.rows
-        for start, stop in leaf_parts(header.rows, leaf.row_bytes):
-            sink.append(source.read(key, offset + start, offset + stop))
-        sink.skip(header.capacity - header.rows)
