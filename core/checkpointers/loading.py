@@ -11,9 +11,9 @@ from ..encodings import FilledStorage, differing_rows, leaf_parts
 from ..errors import CorruptDataError, SchemaError
 from ..format import Array, StepReader
 from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
-from ..storages.dataset import tensor_of
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
+from ..storages.dataset import tensor_of
 from ..storages.describe import structure_from
 from ..storages.structure import Leaf, Structure, TensorDictNode
 from ..ted import NEXT, Field, Key, key_name
