@@ -1,6 +1,6 @@
-"""The parallel engine: a dataset through a function or a program of operations, task by task."""
+"""The parallel engine of `preprocess`: applies a function or a program of operations to a dataset, chunk by chunk."""
 
-from .engine.preprocessing import Preprocessing, Settings
+from .preprocessing import Preprocessing, Settings
 from .processor import Processor, Unit
 from .step_selection import Plan, StepSelection
 from .units.functions import ChunkFunction, find_function

@@ -18,7 +18,7 @@ __all__ = ["Block", "BlockColumn", "Pieces", "flagged", "marked", "marked_pieces
 class BlockColumn(NamedTuple):
     """One leaf of a block: the element type by its name in `ted.DTYPES`, and rows `[n, *shape]` of its bytes.
 
-    The array has the element type of `ted.numpy_dtype(dtype)`: bfloat16 lies in uint16.
+    The array has the element type of `ted.numpy_dtype(dtype)`: uint16 for bfloat16.
     """
 
     dtype: str
@@ -27,12 +27,11 @@ class BlockColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The runs of rows of one episode each that lie in a block, in order: arrays `[p]`.
+    """The runs of rows of a block, each of one episode, in order: arrays `[p]`.
 
-    `episode` is the row of the table of the episodes that take part (`Context.episodes`), `rows` how many rows the run
-    has (0 where an episode came to nothing). `begins` and `ends` say whether the episode begins with the first of them
-    and ends with the last: where a run does not end, the episode goes on in the first run of the next block, which
-    does not begin.
+    `episode` is the row of `Context.episodes`, `rows` the length of the run (0 where no row of an episode is left).
+    `begins` and `ends` are whether the episode begins with the run's first row and ends with its last: an episode that
+    does not end continues in the first run of the next block, which does not begin.
     """
 
     episode: NDArray[np.int64]
@@ -45,7 +44,7 @@ class Pieces:
 
     @classmethod
     def of(cls, episode: Any, rows: Any, begins: Any, ends: Any) -> Self:
-        """Take anything that makes such arrays."""
+        """Convert array-likes to the element types."""
         return cls(
             np.asarray(episode, np.int64), np.asarray(rows, np.int64),
             np.asarray(begins, np.bool_), np.asarray(ends, np.bool_),
@@ -53,21 +52,20 @@ class Pieces:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The row of the block with which each run starts."""
+        """The first row of each run in the block, `[p]`."""
         return np.cumsum(self.rows) - self.rows
 
     @property
     def steps(self) -> int:
-        """Rows of all runs together."""
+        """Number of rows of all runs."""
         return int(self.rows.sum())
 
     def where(self, keep: NDArray[np.bool_]) -> tuple[Pieces, NDArray[np.int64]]:
-        """Leave rows out: `keep` is bool `[steps]`.
+        """Return the runs of the rows in `keep`, bool `[steps]`, and the rows that end an episode only now.
 
-        A run that loses rows in its middle falls into as many as there are rows without a gap between them; each but
-        the last, and the last where its end is lost, ends there. Returns the runs and the rows, counted after leaving
-        out, that end an episode now and did not before: those have to bear `truncated`. Rows that the next block
-        leaves out are not seen, so a block has to hold whole episodes where that matters.
+        A run that loses rows in its middle is split at each gap, and each part but the last ends there; so does the
+        last if it loses its end. Those ends, counted in the rows that are kept, need `truncated`. Rows that the next
+        block loses are not considered: where that matters, a block has to hold whole episodes.
         """
         runs: list[tuple[int, int, bool, bool]] = []
         cut: list[int] = []
@@ -97,7 +95,7 @@ def _runs(keep: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows `[n]` of some leaves. `first` is the number of the first of them among the steps that the job takes."""
+    """Rows `[n]` of some leaves; `first` is the number of the first one among the job's steps."""
 
     columns: Mapping[Key, BlockColumn]
     pieces: Pieces
@@ -105,7 +103,7 @@ class Block:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.pieces.steps
 
 
@@ -123,7 +121,7 @@ class _LeafRows(Protocol):
 
 
 def flagged(columns: Mapping[Key, _LeafRows], rows: Any) -> NDArray[np.bool_]:
-    """Tell for these rows whether any flag says that an episode ends there; False where there are no flags."""
+    """Whether any flag of these rows ends an episode, bool `[len(rows)]`; False without flags."""
     chosen = np.asarray(rows, np.int64)
     found = np.zeros(len(chosen), np.bool_)
     for key in _ENDS:
@@ -135,10 +133,7 @@ def flagged(columns: Mapping[Key, _LeafRows], rows: Any) -> NDArray[np.bool_]:
 
 
 def marked(columns: Mapping[Key, _LeafRows], rows: Any) -> dict[Key, BlockColumn]:
-    """Set `truncated` and `done` in these rows, and return those of the two that there are and that changed.
-
-    The arrays given stay as they are.
-    """
+    """Return copies of `truncated` and `done`, as far as they exist, that are set in these rows."""
     chosen, result = np.asarray(rows, np.int64), {}
     for key in (NEXT_TRUNCATED, NEXT_DONE):
         if len(chosen) and key in columns:
@@ -150,7 +145,7 @@ def marked(columns: Mapping[Key, _LeafRows], rows: Any) -> dict[Key, BlockColumn
 
 
 def marked_pieces(block: Block, source_marked: NDArray[np.bool_]) -> Block:
-    """Set the flags where a run ends its episode without one although `source_marked`, bool `[pieces]`."""
+    """Set the flags where a run ends its episode without one and `source_marked`, bool `[pieces]`, is true."""
     pieces = block.pieces
     last = pieces.starts + pieces.rows - 1
     ending = last[pieces.ends & (pieces.rows > 0) & source_marked]
@@ -159,7 +154,7 @@ def marked_pieces(block: Block, source_marked: NDArray[np.bool_]) -> Block:
 
 
 def numbers_episodes(columns: Mapping[Key, BlockColumn]) -> bool:
-    """Tell whether there is one whole number a row in the column of episodes."""
+    """Whether the column `episode` has one integer for each row."""
     column = columns.get(EPISODE)
     return (
         column is not None

@@ -1,4 +1,4 @@
-"""Failures of user functions and workers, in a form that can be pickled, and the errors that report them."""
+"""Failures of user functions and workers, which can be pickled, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from ..errors import RbtoolError, SchemaError
 from ..ted import Key, key_name
-from .processor import Task
-from .step_selection import StepSelection
 
 if TYPE_CHECKING:
     from .processor import Task
+    from .step_selection import StepSelection
 
 __all__ = [
     "ErrorReporter",
@@ -35,10 +34,10 @@ _LONGEST = 300
 
 
 class FunctionFailed(Exception):
-    """The user's function raised: what in one line, and its traceback.
+    """The user function raised: the error in one line, and the traceback.
 
-    `steps` is the half-open range of the job's steps that it was called with, where that is less than the block.
-    `there` are the keys of the tensordict in which it missed one.
+    `steps` is the half-open range of the job's steps of the call, if that is less than the block. `there` are the
+    keys of the tensordict in which it missed one.
     """
 
     def __init__(
@@ -52,23 +51,23 @@ class FunctionFailed(Exception):
 
     @classmethod
     def of(cls, error: BaseException, steps: tuple[int, int] | None = None) -> FunctionFailed:
-        """Describe what the function raised."""
+        """Describe an exception of the function."""
         trace = "".join(traceback.format_exception(error))
         return cls(error_text(error), trace, steps, _keys_there(error))
 
 
 class WorkerFailed(FunctionFailed):
-    """A worker failed elsewhere than in the user's function, or ended before it was done."""
+    """A worker failed outside the user function, or ended during a task."""
 
 
 class TaskTimeout(WorkerFailed):
-    """A worker was ended because a task took longer than allowed."""
+    """A worker was killed because a task exceeded its time limit."""
 
 
 class ResultRefused(Exception):
-    """What the user's function returned cannot be stored; the message says why.
+    """The result of the user function cannot be stored, for the reason in the message.
 
-    `steps` is the half-open range of the job's steps that it came of, where that is less than the block.
+    `steps` is the half-open range of the job's steps of the call, if that is less than the block.
     """
 
     def __init__(self, message: str, steps: tuple[int, int] | None = None) -> None:
@@ -78,7 +77,7 @@ class ResultRefused(Exception):
     @staticmethod
     @contextlib.contextmanager
     def on(steps: tuple[int, int]) -> Iterator[None]:
-        """Add the steps to what is refused inside and does not say where."""
+        """Add the steps to a ResultRefused raised inside without any."""
         try:
             yield
         except ResultRefused as error:
@@ -87,7 +86,7 @@ class ResultRefused(Exception):
 
 
 class TaskFailed(Exception):
-    """A task that failed for good; `cause` says how."""
+    """A task failed in all its tries; `cause` is the last failure."""
 
     def __init__(self, task: Task, cause: BaseException) -> None:
         super().__init__(task, cause)
@@ -96,38 +95,38 @@ class TaskFailed(Exception):
 
     @staticmethod
     def may_pass(error: BaseException) -> bool:
-        """Tell whether trying once more may help: not where the disk is full or the source is damaged."""
+        """Whether a retry may succeed: not where the disk is full or the source is damaged."""
         return isinstance(error, FunctionFailed)
 
     @staticmethod
     def others_may_pass(error: BaseException) -> bool:
-        """Tell whether other tasks can be expected to do better."""
+        """Whether other tasks may succeed."""
         return isinstance(error, FunctionFailed | ResultRefused)
 
 
 class WorkerTrace(Exception):
-    """Carries the traceback of another process as text, to be the cause of an error in this one."""
+    """The traceback of another process as text, as the cause of an error in this one."""
 
     def __str__(self) -> str:
         return f"in a worker process:\n{self.args[0]}"
 
 
 _MISSED = re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL)
-"""What tensordict says of a key that is not there; the list of all that are need not fit in a line."""
+"""tensordict's message for a missing key; the list of existing keys may have several lines."""
 
 
 def error_text(error: BaseException) -> str:
-    """Name an error in one line: its type and the first line of its message."""
+    """Describe an error in one line: its type and the first line of its message."""
     kind = type(error).__name__
     message = str(error)
     if isinstance(error, KeyError) and len(error.args) == 1:
-        said = error.args[0]
+        content = error.args[0]
         if missed := _missed(error):
             key = missed[1]
             return f"{kind} {key if key.startswith('(') else repr(key)}"
-        if not (isinstance(said, str) and " " in said):
-            return f"{kind} {said!r}"
-        message = said  # a sentence, of which KeyError would show the quotes and what is escaped in them
+        if not (isinstance(content, str) and " " in content):
+            return f"{kind} {content!r}"
+        message = content  # a sentence, which str(KeyError) would quote and escape
     lines = message.strip().splitlines()
     if not lines:
         return kind
@@ -135,17 +134,17 @@ def error_text(error: BaseException) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things, as in `1 row` and `2,000 rows`."""
+    """Write a number with its noun, as in `1 row` and `2,000 rows`."""
     return f"{count:,} {noun if count == 1 else f'{noun}s'}"
 
 
 def _missed(error: BaseException) -> re.Match[str] | None:
-    said = error.args[0] if isinstance(error, KeyError) and error.args else None
-    return _MISSED.fullmatch(said) if isinstance(said, str) else None
+    content = error.args[0] if isinstance(error, KeyError) and error.args else None
+    return _MISSED.fullmatch(content) if isinstance(content, str) else None
 
 
 def _keys_there(error: BaseException) -> tuple[str, ...]:
-    """The keys that tensordict lists where one is missing; none for other errors."""
+    """The keys in tensordict's message for a missing one; none for other errors."""
     missed = _missed(error)
     if missed is None:
         return ()
@@ -159,7 +158,7 @@ _LISTED = 5
 
 
 class ErrorReporter:
-    """Knows which steps were taken, to name them as the dataset does."""
+    """Turns failures into errors that name steps and episodes by their numbers in the dataset."""
 
     def __init__(self, selection: StepSelection, label: str) -> None:
         self._selection = selection
@@ -167,7 +166,7 @@ class ErrorReporter:
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """Raise what people understand instead of what the engine's parts tell each other."""
+        """Convert failures raised inside into errors for users."""
         try:
             yield
         except TaskFailed as failed:
@@ -186,13 +185,13 @@ class ErrorReporter:
             found = self._one(failed[0].cause, failed[0].task)
             if isinstance(found, RbtoolError):
                 return found
-            raise found  # a defect of ours: nothing to put into a sentence
+            raise found  # a bug of rbtool: shown with its traceback
         listed = "; ".join(self.sentence(one) for one in failed[:_LISTED])
         more = f"; and {len(failed) - _LISTED:,} more" if len(failed) > _LISTED else ""
         return RbtoolError(f"{len(failed):,} of {tasks:,} chunks failed: {listed}{more}", hint=_TRACEBACK)
 
     def sentence(self, failed: TaskFailed) -> str:
-        """What happened to one task, on one line."""
+        """Describe the failure of one task in one line."""
         return str(self._one(failed.cause, failed.task))
 
     def _one(self, cause: BaseException, task: Task | None) -> BaseException:
@@ -202,7 +201,7 @@ class ErrorReporter:
             if cause.trace:
                 return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
             hint = "--num-workers 0 runs it in this process"
-            if "SIGKILL" in cause.text:  # so the system ends what takes too much memory
+            if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
                 hint = f"for want of memory, try a smaller --chunk-size; {hint}"
             if isinstance(cause, TaskTimeout):
                 hint = "a longer --timeout or a smaller --chunk-size gives it more time"
@@ -216,7 +215,7 @@ class ErrorReporter:
         return cause
 
     def _fields(self, cause: FunctionFailed) -> Iterable[str]:
-        """Name what there was where a key is missing; groups of the dataset, such as `next`, by their whole name."""
+        """Name the keys that existed where one is missing; groups of the dataset, such as `next`, by their full key."""
         keys = [field.key for field in self._selection.reader.fields]
         if not cause.there:
             return dict.fromkeys(key[0] for key in keys)
@@ -224,12 +223,12 @@ class ErrorReporter:
         for key in keys:
             for depth, part in enumerate(key):
                 groups.setdefault(key[:depth], set()).add(part)
-        there = set(cause.there)  # the function may have edited what it was given, so it need not be all of a group
+        there = set(cause.there)  # maybe not a whole group: the function may have edited its argument
         group = max(sorted(groups, key=len), key=lambda key: len(groups[key] & there) / len(groups[key] | there))
         return [key_name((*group, name)) for name in cause.there]
 
     def _place(self, cause: BaseException, task: Task | None) -> str:
-        """Name steps by their number in the dataset, and their episodes."""
+        """Name steps and episodes by their numbers in the dataset."""
         narrow = getattr(cause, "steps", None)
         if narrow is None and task is None:
             return ""
@@ -250,7 +249,7 @@ def _on(place: str) -> str:
 
 
 def origin_of(error: BaseException | None) -> BaseException | None:
-    """What to show below an error under --debug: the exception itself, or the traceback a worker sent."""
+    """The cause to show under --debug: the exception's own, or the traceback of a worker."""
     if error is None or error.__cause__ is not None or not isinstance(error, FunctionFailed):
         return error.__cause__ if error is not None else None
     return WorkerTrace(error.trace) if error.trace else None

@@ -1,4 +1,4 @@
-"""What is done to the rows of a dataset: the base class of processors, and the job and tasks that apply one."""
+"""The base classes of processors, which change the rows of a dataset, and the job and tasks that apply one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .block import Block, Pieces
 __all__ = ["Context", "Finished", "Job", "LoadedProcessor", "Processor", "Task", "Unit"]
 
 Unit: TypeAlias = Literal["step", "row", "episode"]
-"""What one call of a work sees: some steps at once, a single one, or a whole episode."""
+"""The argument of one call: some steps, a single one, or a whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a work may know where it runs: the fields of the source, its episodes that take part, and the seed."""
+    """What a processor gets when it is loaded: the source's fields, the episodes that take part, and the seed."""
 
     fields: tuple[Field, ...]
     episodes: EpisodeTable
@@ -27,26 +27,26 @@ class Context:
 
 
 class LoadedProcessor(ABC):
-    """A work in the process that runs it, its code loaded."""
+    """A processor in the process that runs it, with its code loaded."""
 
     @abstractmethod
     def apply(self, block: Block) -> Block:
-        """Return the rows that come of a block; the arrays given are the work's own to edit if it `edits_rows`.
+        """Return the result's rows for a block, whose arrays may be changed if the processor `edits_rows`.
 
-        Raises FunctionFailed where user code raises, ResultRefused for what cannot be stored.
+        FunctionFailed where user code raises, ResultRefused for a result that cannot be stored.
         """
 
     def probe(self, block: Block) -> Any:
-        """Inspect a block of rows; returns an answer that can be pickled, for `Processor.with_probe`."""
-        raise AssertionError("only a work that needs_probing is asked")
+        """Inspect a block; return an answer that can be pickled, for `Processor.with_probe`."""
+        raise AssertionError("called only where needs_probing")
 
     def measure(self, block: Block) -> Any:
-        """Return what `Processor.with_measurements` needs to know of a block, as something that can be pickled."""
-        raise AssertionError("only a work that needs_measuring is asked")
+        """Measure a block; return a value that can be pickled, for `Processor.with_measurements`."""
+        raise AssertionError("called only where needs_measuring")
 
 
 class Processor(ABC):
-    """What is done to the rows, by reference: it can be sent to other processes and described in a file."""
+    """Applies a function or operations to rows. Can be sent to other processes and described in a file."""
 
     unit: Unit = "step"
 
@@ -54,45 +54,45 @@ class Processor(ABC):
     """Whether a block must hold whole episodes; unit `episode` implies it."""
 
     edits_rows: bool = True
-    """Whether `apply` may write into the arrays that it is given; else they show the source where it lies."""
+    """Whether `apply` may write into the arrays of its block; else these are views of the source's files."""
 
     needs_probing: bool = False
-    """Whether `LoadedProcessor.probe` has to see the first rows before `apply` can run."""
+    """Whether `LoadedProcessor.probe` must run on the first rows before `apply`."""
 
     needs_measuring: bool = False
-    """Whether the rows have to be looked over once, through `LoadedProcessor.measure`, before `apply` can run."""
+    """Whether `LoadedProcessor.measure` must run on all rows before `apply`."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """How messages call it."""
+        """The name in messages."""
 
     @abstractmethod
     def load(self, context: Context) -> LoadedProcessor:
-        """Load what it takes, in the process that runs it; UsageError where that cannot be done."""
+        """Load the code in the process that runs it; UsageError where that fails."""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What the provenance says of it, as JSON: everything that decides the result and is not a file."""
+        """Everything that decides the result and is not a file, as JSON, for the provenance."""
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that decide what it does; empty where they are not known."""
+        """Digests of the files that decide the result; empty where they are not known."""
         return {}
 
     def is_described(self) -> bool:
-        """Whether `arguments` and `inputs` tell all there is to it, so that what is equal need not be done again."""
+        """Whether `arguments` and `inputs` decide the result completely, so that equal ones need not run again."""
         return bool(self.inputs())
 
     def keeps_rows(self) -> bool:
-        """Whether it is known beforehand that every step comes back as one."""
+        """Whether the result is known to have one row for each step."""
         return False
 
     def fingerprint(self) -> str:
-        """Tell it apart from others where `arguments` and `inputs` do not: for `--resume`."""
+        """For `--resume`: a digest that differs between processors of equal `arguments` and `inputs`, else empty."""
         return ""
 
     def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
-        """The keys that blocks have to hold."""
+        """The keys that blocks must have."""
         return frozenset(field.key for field in fields)
 
     def selects(self, episodes: EpisodeTable) -> Any:
@@ -100,45 +100,45 @@ class Processor(ABC):
         return None
 
     def portable(self) -> Processor:
-        """Return an equal work that can be pickled."""
+        """Return an equal processor that can be pickled."""
         return self
 
     def user_modules(self) -> frozenset[str]:
-        """Top-level names of user modules that a run has to import anew."""
+        """Top-level names of user modules that each run imports again."""
         return frozenset()
 
     def with_probe(self, answer: Any) -> Processor:
-        """Return the work that goes about it as `probe` said."""
+        """Return the processor that uses the answer of `probe`."""
         return self
 
     def with_measurements(self, measured: Iterable[Any]) -> Processor:
-        """Return the work that knows what `measure` found in all blocks, in order."""
+        """Return the processor with the results of `measure` for all blocks, in order."""
         return self
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the result as far as they are known before a row is read: only their roles are looked at."""
+        """Fields of the result that are known before a row is read; only their roles are used."""
         return ()
 
     @property
     def rescaled(self) -> frozenset[Key]:
-        """Keys whose values are known to be on another scale, so that what the source says of them is no longer so."""
+        """Keys whose values are rescaled, so that the source's metadata about them no longer applies."""
         return frozenset()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result should know beside what was left out."""
+        """Notes for the result's manifest, other than `left_out`."""
         return ()
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
-        """Keys of the source that the result lacks, by name, with why; for the notes."""
+        """The source's fields that the result lacks, by name, each with the reason."""
         kept = {field.key for field in result}
         return {field.name: f"{self.label} leaves it out" for field in fields if field.key not in kept}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """Steps `[start, stop)` of those that the job takes, counted from the first of them; `index` numbers the tasks."""
+    """Steps `[start, stop)` of the job, counted from its first; `index` numbers the tasks."""
 
     index: int
     start: int
@@ -147,12 +147,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Which dataset, which of its steps, and what is done to them.
+    """A dataset, the steps of it that are taken, and their processor.
 
-    `reader` has the dataset open: `again` gives each member its own, and `content_digest` says whether it is the same.
-
-    `chosen` are the rows of the episode table that take part, int64 ascending; None means all. Of their steps the
-    first `steps` are taken; `cut` says that the last of these ends an episode that goes on in the dataset.
+    Each worker opens the dataset with `reader.again()` and compares the `content_digest`. `chosen` are the rows of the
+    episode table that take part, int64 ascending; None means all. Of their steps the first `steps` are taken; `cut` is
+    whether the last one is not the last of its episode in the dataset.
     """
 
     reader: StepReader
@@ -165,12 +164,12 @@ class Job:
 
 
 class Finished(NamedTuple):
-    """What is known of a task whose rows are written.
+    """A task whose rows are written.
 
-    `placed` says that they lie at their task's own place in the result, which only as many rows as the task has can;
-    else they lie in a file of their own. `digest` is over the bytes of all leaves in order. Of each run of `pieces`:
-    `ids` holds the number of its episode, `returns` the sum of its rewards, `terminated` and `truncated` the flags of
-    its last row, `broken` whether the observation after some of its steps is not the one before the next.
+    `placed`: the rows are in the task's own place of the result's files, as is possible if there are as many as steps;
+    else they are in a separate file. `digest` is over the bytes of all leaves in order. For each run of `pieces`:
+    `ids` is the episode number, `returns` the sum of rewards, `terminated` and `truncated` the flags of the last row,
+    `broken` whether the next observation of some step differs from the observation of the step after it.
     """
 
     rows: int

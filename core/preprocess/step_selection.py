@@ -1,4 +1,4 @@
-"""Which steps of a dataset a job takes, where they are in the dataset, and how they are cut into tasks."""
+"""The steps of a dataset that a job takes, their places in the dataset, and their division into tasks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Plan", "StepSelection", "result_return_field", "task_order"]
 
 
 class StepSelection:
-    """Some episodes of a dataset, one after the other, and of their steps the first `steps`.
+    """The first `steps` steps of some episodes of a dataset, in order.
 
-    `rows` are their rows in the dataset's episode table; None stands for all. An episode that is cut at the last step
-    ends there as a recording that stops: truncated.
+    `rows` are their rows in the dataset's episode table; None means all. An episode that is cut at the last step is
+    truncated, like a recording that stops.
     """
 
     def __init__(self, reader: StepReader, rows: Any = None, steps: int | None = None) -> None:
@@ -42,7 +42,7 @@ class StepSelection:
 
     @cached_property
     def table(self) -> EpisodeTable:
-        """The episode table of what is taken; `start` counts from the first step taken. Its returns are `returns`."""
+        """The episode table of the selection; `start` counts from its first step. The returns are in `returns`."""
         columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
         columns["start"] = self._before
         columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
@@ -61,14 +61,14 @@ class StepSelection:
 
     @cached_property
     def returns(self) -> Array:
-        """The return of each episode as far as it is taken; NaN where it is not known."""
+        """The return of the selected steps of each episode; NaN where it is not known."""
         found: Array = table_with_returns(self.reader).total_reward[self.rows]
         if self.cut:
             found[-1:] = sum_rewards(self.reader, self._source_start[-1:], self.table.length[-1:])
         return found
 
     def block(self, fields: dict[Key, Field], start: int, stop: int, *, fresh: bool) -> Block:
-        """Read the steps `[start, stop)` of these leaves, into fresh arrays or only to be looked at."""
+        """Read the steps `[start, stop)` of these leaves, as new arrays if `fresh`, else maybe as views of files."""
         spans = list(self._spans(start, stop))
         columns = {key: BlockColumn(field.dtype, self._rows(key, spans, fresh)) for key, field in fields.items()}
         if self.cut and stop == self.steps:
@@ -85,19 +85,19 @@ class StepSelection:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Where these steps lie in the dataset: ranges as long as can be, at least one."""
+        """Yield the ranges of these steps in the dataset, as few as possible and at least one."""
         if self._all or start == stop:
             yield start, stop
             return
         first, last = np.searchsorted(self._before, [start, stop - 1], "right").tolist()
-        shift = (self._source_start - self._before)[first - 1 : last]  # from numbers here to numbers there
+        shift = (self._source_start - self._before)[first - 1 : last]  # from selected steps to steps of the dataset
         edges = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(shift)]
         bounds = [start, *self._before[first - 1 : last][edges[1:-1]].tolist(), stop]
         for edge, begin, end in zip(edges, bounds, bounds[1:], strict=False):
             yield begin + int(shift[edge]), end + int(shift[edge])
 
     def pieces(self, start: int, stop: int) -> Pieces:
-        """The runs of the episodes, by row of `table`, that lie in the steps `[start, stop)`."""
+        """Return the runs of episodes, by row of `table`, in the steps `[start, stop)`."""
         starts = self._before
         first, last = np.searchsorted(starts, [start, max(start, stop - 1)], "right").tolist()
         which = np.arange(first - 1, last)
@@ -106,7 +106,7 @@ class StepSelection:
         return Pieces.of(which, np.minimum(ends, stop) - begin, starts[first - 1 : last] >= start, ends <= stop)
 
     def task_starts(self, size: int) -> Array:
-        """Where tasks of whole episodes start: each has as many as fit into `size` steps, but one at least."""
+        """The first steps of tasks of whole episodes: as many as fit into `size` steps, at least one."""
         starts, ends = self._before.tolist(), [*self._before[1:].tolist(), self.steps]
         found, begin = [0], 0
         for start, end in zip(starts, ends, strict=True):
@@ -117,7 +117,7 @@ class StepSelection:
 
 
 def result_return_field(selection: StepSelection, processor: Processor, fields: Iterable[Field]) -> Field | None:
-    """The leaf of a result that adds up to the return of an episode, as `return_field` finds it."""
+    """The leaf of a result whose sum is the return of an episode, as `return_field` finds it."""
     before = (step.arguments for step in selection.reader.manifest.provenance)
     return return_field(fields, (*before, processor.arguments()))
 
@@ -125,13 +125,13 @@ def result_return_field(selection: StepSelection, processor: Processor, fields: 
 _CHUNK_BYTES = 16 << 20
 _CHUNK_ROWS = 1 << 16
 _CHUNKS, _LEAST_ROWS = 16, 256
-"""So many chunks there are at least, unless they would be of fewer rows than this: enough for all cores to share, for
-a run to be resumed, and for the time left to be told."""
+"""The least number of chunks, unless they would have fewer rows than this: enough to use all cores, to resume a run
+and to estimate the time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tasks that begin at the steps `starts`, up to `steps`, by `workers` processes; 0 means in this one."""
+    """Tasks from the steps `starts`, up to `steps`, for `workers` processes; 0 means this one."""
 
     steps: int
     chunk_size: int
@@ -148,10 +148,10 @@ class Plan:
         whole_episodes: bool,
         apart: str = "",
     ) -> Plan:
-        """Fill in what was not said; UsageError for what cannot be. `apart` names what needs workers.
+        """Fill in defaults; UsageError for invalid numbers. `apart` names the setting that needs workers, if any.
 
-        The default chunk size depends on the number of steps and the size of a row, never on the number of workers: a
-        function may see the chunk it is given. Tasks of whole episodes have as many as fit, but one at least.
+        The default chunk size depends on the number of steps and the size of a row, never on the number of workers:
+        the result may depend on it. Tasks of whole episodes have as many as fit, at least one.
         """
         if chunk_size is not None and chunk_size < 1:
             raise UsageError(f"chunks of {chunk_size} steps asked for (chunk_size), at least 1 is needed")
@@ -174,9 +174,9 @@ class Plan:
 
 
 def task_order(tasks: list[Task]) -> list[Task]:
-    """The order to begin tasks in: the first, the last and the middle one early, so that they soon agree on the result.
+    """Order tasks with the first, the last and the middle one first.
 
-    A function that returns something else further on is found out before hours have passed.
+    A function whose results differ between parts of the dataset then fails early.
     """
     if len(tasks) < 4:
         return tasks

@@ -1,8 +1,7 @@
-"""The folder in which a result is built: its layout, the rows of tasks, and the journal to resume from.
+"""The workspace of a run: the folder in which a result is built, the rows of tasks, and the journal to resume from.
 
-The journal has a line per entry: the digest of the rest, a space, a JSON document. The first identifies the run, every
-other describes one finished task. A line that does not match its digest was being written when the run ended: it and
-what follows are ignored.
+Each line of the journal is a digest, a space and a JSON document. The first identifies the run, every other describes
+a finished task. A line that does not match its digest was not completely written: it and what follows are ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 from ..errors import FormatError, RbtoolError, UsageError
 from ..format import (
     Array,
+    Closing,
     Count,
     FieldEntry,
     FieldRange,
@@ -56,34 +56,34 @@ __all__ = [
 
 
 def result_folder(folder: Path) -> Path:
-    """Return the folder of the result, the only part that is published; the state of the run stays whole until then."""
+    """Return the folder of the result, the only part that is published."""
     return folder / "dataset"
 
 
 def work_folder(folder: Path) -> Path:
-    """What is not part of the result."""
+    """Return the folder of all that is not part of the result."""
     return folder / "work"
 
 
 def placed_folder(folder: Path) -> Path:
-    """The leaf files in which tasks that return as many rows as they take have their own place."""
+    """Return the folder of the leaf files in which tasks with as many rows as steps have their own place."""
     return work_folder(folder) / "placed"
 
 
 def part_path(folder: Path, index: int) -> Path:
-    """The rows of a task that returned more or fewer."""
+    """Return the file of the rows of a task with more or fewer rows than steps."""
     return work_folder(folder) / "parts" / f"{index}.rows"
 
 
 def journal_path(folder: Path) -> Path:
-    """What is finished."""
+    """Return the file of the journal."""
     return work_folder(folder) / "journal.jsonl"
 
 
 def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> None:
-    """Bring a folder whose result was being completed, or published, back to where only tasks have written into it.
+    """Revert the completion or publication of a result: leave only files into which tasks have written.
 
-    What is published instead of another result takes that one's place here; none of it may be taken for rows of ours.
+    Publishing over an existing result moves that one into this folder; its files are removed.
     """
     placed, result = placed_folder(folder), result_folder(folder)
     if placed.is_dir() or not result.is_dir():
@@ -99,7 +99,7 @@ def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> Non
 
 
 def write_part(path: Path, arrays: Sequence[Array]) -> None:
-    """Write the rows of all leaves, one leaf after the other; what an interrupted run left there goes."""
+    """Write the rows of all leaves, one leaf after the other; a file of an interrupted run is replaced."""
     fs.remove(path)
     descriptor = fs.create(path)
     try:
@@ -111,7 +111,7 @@ def write_part(path: Path, arrays: Sequence[Array]) -> None:
 
 
 def rows_digest(arrays: Iterable[Array]) -> str:
-    """One digest over the bytes of all leaves, in the order given: what a journal holds of a task's rows."""
+    """Digest the bytes of all leaves in order, for the journal."""
     hasher = Hasher()
     for array in arrays:
         if array.size:
@@ -120,7 +120,7 @@ def rows_digest(arrays: Iterable[Array]) -> str:
 
 
 class PartFile:
-    """What `write_part` wrote: `rows` rows of each of the `fields`."""
+    """A file of `write_part` with `rows` rows of each field."""
 
     def __init__(self, path: Path, fields: Sequence[Field], rows: int) -> None:
         self._path = path
@@ -139,7 +139,7 @@ class PartFile:
         return np.fromfile(self._path, field.numpy, count, offset=offset).reshape(shape)
 
     def write(self, key: Key, start: int, array: Array) -> None:
-        """Write rows of one leaf over what is there."""
+        """Overwrite rows of one leaf from row `start`."""
         descriptor = fs.open_to_change(self._path)
         try:
             offset = self._start[key] + start * self._fields[key].row_bytes
@@ -158,7 +158,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, slots=True)
 class _JournalHeader:
-    """The first line: which run this is, and the fields of its result."""
+    """The first line: the identity of the run and the fields of its result."""
 
     version: int
     run: Mapping[str, Any]
@@ -167,7 +167,7 @@ class _JournalHeader:
 
 @dataclass(frozen=True, slots=True)
 class _JournalEntry:
-    """Every other line: a task that is finished. The arrays of `runs` are in base64."""
+    """Every other line: a finished task. The arrays of `runs` are in base64."""
 
     task: Count
     rows: Count
@@ -177,8 +177,8 @@ class _JournalEntry:
     runs: Mapping[str, str]
 
 
-class Journal:
-    """Appends to the journal at `path`; closing it is leaving the context."""
+class Journal(Closing):
+    """Appends to the journal at `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -186,13 +186,13 @@ class Journal:
 
     @classmethod
     def begin(cls, path: Path, run: Mapping[str, Any], fields: Sequence[Field]) -> Self:
-        """Make a journal of a run that is just beginning: `run` says which, as JSON."""
-        journal = cls(path)
-        journal._append({"version": _VERSION, "run": run, "fields": [_field_document(field) for field in fields]})
-        return journal
+        """Create the journal of a new run; `run` is its identity as JSON."""
+        made = cls(path)
+        made._append({"version": _VERSION, "run": run, "fields": [_field_document(field) for field in fields]})
+        return made
 
     def add(self, index: int, finished: Finished) -> None:
-        """Note that a task is finished, when its rows are written."""
+        """Record a finished task, after its rows are written."""
         columns = {name: getattr(finished.pieces if name in _OF_PIECES else finished, name) for name in _ARRAYS}
         self._append(
             {
@@ -210,22 +210,16 @@ class Journal:
         fs.write(self._descriptor, memoryview(f"{digest_bytes(text.encode())} {text}\n".encode()), self._path)
 
     def close(self) -> None:
-        """Close the file; harmless when done twice."""
+        """Close the file; may be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
 
 def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[int, Finished]] | None:
-    """Read which run a journal is of, the fields of its result, and what is finished; None where there is none.
+    """Return the identity of a journal's run, the fields of its result and the finished tasks; None without a journal.
 
-    What follows the last sound line is cut off, so that more can be appended.
+    All after the last valid line is cut off, so that entries can be appended.
     """
     try:
         data = read_regular(path)
@@ -242,7 +236,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
             else:
                 entry = decode(_JournalEntry, document, str(path))
                 tasks[entry.task] = _finished_of(entry, header.fields)
-        except ValueError:  # a FormatError is one, and what base64 and NumPy say of bytes that they cannot take
+        except ValueError:  # also FormatError, and errors of base64 and NumPy about invalid bytes
             break
         sound += len(line)
     if header is None or header.version != _VERSION:
@@ -290,14 +284,14 @@ def _field_document(field: Field) -> dict[str, Any]:
 
 
 class ResumeState(NamedTuple):
-    """The fields of the result and the tasks that are finished."""
+    """The fields of the result and the finished tasks of an interrupted run."""
 
     fields: tuple[Field, ...]
     finished: Mapping[int, Finished]
 
     @classmethod
     def at(cls, folder: Path, steps: int) -> Self | None:
-        """Read what a run of `steps` steps left and prepare to resume it; None if it left nothing."""
+        """Read the journal of a run of `steps` steps and prepare its folder to resume; None without a journal."""
         found = read_journal(journal_path(folder))
         if found is None:
             return None
@@ -306,10 +300,7 @@ class ResumeState(NamedTuple):
         return cls(fields, finished)
 
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
-        """The finished tasks whose rows are on the disk as they were written, byte for byte.
-
-        Rows changed since, by a crash or by hand, count as not done.
-        """
+        """Return the finished tasks whose rows on the disk still match their digests."""
         found = {}
         with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:
             for index, finished in self.finished.items():
@@ -327,7 +318,7 @@ class ResumeState(NamedTuple):
 
 
 def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:
-    """Tell whether an unfinished run of this identity lies in a folder; UsageError if another one does."""
+    """Whether a folder has an unfinished run of this identity; UsageError if it has another one."""
     found = read_journal(journal_path(folder))
     if found is None:
         return False

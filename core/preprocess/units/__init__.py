@@ -1,1 +1,1 @@
-"""User functions, and the units of rows that one call takes."""
+"""User functions and the units of rows that one call takes."""

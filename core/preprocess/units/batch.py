@@ -11,24 +11,23 @@ from ...ted import EPISODE, NEXT, Field, Key, role_of, rows_equal, state_keys
 from ..block import Block, BlockColumn, Pieces, flagged, marked, marked_pieces, numbers_episodes
 from ..failures import ResultRefused, counted
 from ..processor import LoadedProcessor
-from .tensors import ColumnBuffer, chunk_of, table_of
-from .user_function import UserFunction, mixed_seed, seed_generators
+from .user_function import ColumnBuffer, UserFunction, chunk_of, mixed_seed, seed_generators, table_of
 
 __all__ = ["EpisodeUnit", "StepUnit"]
 
 
 class StepUnit(LoadedProcessor):
-    """Unit `step`: K rows in, any number of rows out. Random numbers are seeded by the first row's number."""
+    """Unit `step`: K rows in, any number of rows out. Generators are seeded by the number of the first row."""
 
     def __init__(self, function: UserFunction, seed: int) -> None:
         self._function = function
         self._seed = seed
 
     def apply(self, block: Block) -> Block:
-        """Return the rows that the function makes of the block.
+        """Return the function's rows for the block.
 
-        As many as given keep their episodes, whatever they bear. Of another number, the column `episode` says which
-        rows each episode has left, maybe none; one that ends without a flag now is marked truncated.
+        If there are as many as in the block, all keep their episodes. Otherwise the column `episode` decides which rows
+        each episode has left, maybe none; an episode that now ends without a flag is marked truncated.
         """
         steps = (block.first, block.first + block.rows)
         before = _Ends.of(block)
@@ -43,7 +42,7 @@ class StepUnit(LoadedProcessor):
 
 
 class _Ends:
-    """What the function may edit of a block and is needed after: episode numbers and flags of its runs."""
+    """Episode numbers and end flags of a block's runs, taken before the function may change them."""
 
     def __init__(self, episodes: NDArray[np.int64] | None, marked: NDArray[np.bool_]) -> None:
         self.episodes = episodes
@@ -63,7 +62,7 @@ class _Ends:
 def _left(
     pieces: Pieces, episodes: NDArray[np.int64] | None, columns: Mapping[Key, BlockColumn], rows: int, given: int
 ) -> Pieces:
-    """The runs of a block of which `rows` rows are left that bear numbers of its episodes, in its order."""
+    """The runs of a block after a function: `rows` rows, with episode numbers of the block in the same order."""
     counts = np.zeros(len(pieces), np.int64)
     if not rows:
         return Pieces(pieces.episode, counts, pieces.begins, pieces.ends)
@@ -101,9 +100,9 @@ def _left(
 
 
 class EpisodeUnit(LoadedProcessor):
-    """Unit `episode`: the T rows of an episode in, any number of rows out, also none or those of several episodes.
+    """Unit `episode`: the T rows of an episode in, any number of rows out, of no, one or several episodes.
 
-    Random numbers are seeded by the number of the episode among those that take part. Blocks hold whole episodes.
+    Generators are seeded by the number of the episode among those that take part. Blocks hold whole episodes.
     """
 
     def __init__(self, function: UserFunction, seed: int) -> None:
@@ -111,10 +110,10 @@ class EpisodeUnit(LoadedProcessor):
         self._seed = seed
 
     def apply(self, block: Block) -> Block:
-        """Return the rows that the function makes of each episode.
+        """Return the function's rows for each episode.
 
-        What it returns falls into several episodes where the column `episode` changes, and after a done flag that is
-        not followed by the row after it. Ends without a flag are marked truncated where the episode given bore one.
+        They are split into episodes where the column `episode` changes, and after a done flag whose next observation
+        differs from the following row. Ends without a flag are marked truncated if the original episode had one.
         """
         grown = ColumnBuffer(block.rows)
         runs: list[tuple[int, int, bool, bool]] = []
@@ -131,7 +130,7 @@ class EpisodeUnit(LoadedProcessor):
         return Block(grown.columns(), Pieces.of(*columns), block.first)
 
     def _call(self, block: Block, place: int, start: int, given: int, grown: ColumnBuffer) -> list[int]:
-        """Let an episode's rows grow what there is, and return how many there are of each run of them."""
+        """Append the rows of one episode; return the lengths of its runs."""
         part = {
             key: BlockColumn(dtype, values[start : start + given]) for key, (dtype, values) in block.columns.items()
         }
@@ -153,7 +152,7 @@ class EpisodeUnit(LoadedProcessor):
 
 
 def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int) -> NDArray[np.int64]:
-    """The rows, but the last, after which another episode begins."""
+    """The rows, except the last, that end an episode."""
     ends = np.zeros(rows - 1, np.bool_)
     if numbers_episodes(columns):
         numbers = columns[EPISODE].values.reshape(rows)

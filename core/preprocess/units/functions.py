@@ -1,9 +1,11 @@
-"""References to user functions, and the processor that applies one to steps, rows or episodes."""
+"""References to user functions, their fingerprints, and the processor that applies one."""
 
 from __future__ import annotations
 
 import builtins
 import difflib
+import functools
+import hashlib
 import importlib
 import os
 import pickle
@@ -11,7 +13,7 @@ import shlex
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import decode_source
@@ -19,12 +21,12 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import cloudpickle
+import numpy as np
 
 from ...errors import UsageError
 from ...format import digest_file, fs, read_regular
 from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor, Unit
-from .fingerprints import fingerprint_of
 from .modules import imported_modules, only_from
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "ModuleFunction",
     "PickledFunction",
     "find_function",
+    "fingerprint_of",
 ]
 
 Loaded: TypeAlias = Callable[[Any], Any]
@@ -43,24 +46,24 @@ _IN_PROCESS = "say num_workers=0 to run it in this process, or put it into a fil
 
 
 class ChunkFunction(ABC):
-    """A function by reference. `label` is how people name it; loading it may run the user's code."""
+    """A reference to a function. `label` is its name in messages; loading it may run user code."""
 
     label: str
 
     @abstractmethod
     def load(self) -> Loaded:
-        """Return the function itself, or raise UsageError."""
+        """Return the function; UsageError where that fails."""
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that decide what the function does; empty where they are not known."""
+        """Digests of the files that define the function; empty where they are not known."""
         return {}
 
     def fingerprint(self) -> str:
-        """Tell a function without `inputs` apart from others of its name, as far as that can be seen; else empty."""
+        """A digest that differs between functions of one name and without `inputs`; else empty."""
         return ""
 
     def user_modules(self) -> frozenset[str]:
-        """Top-level names of the modules that `inputs` covers; a run has to import them anew."""
+        """Top-level names of the modules that `inputs` covers, which each run imports again."""
         return frozenset()
 
     def portable(self) -> ChunkFunction:
@@ -70,7 +73,7 @@ class ChunkFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FileFunction(ChunkFunction):
-    """`FILE.py:NAME`. The file is run anew at each load, with its own folder on the import path."""
+    """`FILE.py:NAME`. Each load runs the file, with its folder on the import path."""
 
     path: Path
     name: str
@@ -80,16 +83,16 @@ class FileFunction(ChunkFunction):
         return f"{self.path.name}:{self.name}"
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the file and of those below its folder that its import statements lead to.
+        """Digests of the file and of the files below its folder that its import statements reach.
 
-        Not covered, so that a change there goes unnoticed: what the file imports without such a statement
-        (`importlib.import_module`, a changed `sys.path`), what is installed elsewhere, and files it reads.
+        Changes elsewhere are not noticed: imports by other means (`importlib.import_module`, a changed `sys.path`),
+        installed modules, and files that the function reads.
         """
         files = (self.path, *imported_modules(self.path).values())
         return {Path(os.path.relpath(file, self.path.parent)).as_posix(): digest_file(file) for file in files}
 
     def user_modules(self) -> frozenset[str]:
-        """Top-level names of the modules below the file's folder that its import statements lead to."""
+        """Top-level names of the modules below the file's folder that its import statements reach."""
         return frozenset(name.partition(".")[0] for name in imported_modules(self.path))
 
     def load(self) -> Loaded:
@@ -98,8 +101,8 @@ class FileFunction(ChunkFunction):
             sys.path.insert(0, folder)
         module = types.ModuleType(f"preprocess_{self.path.stem}")
         module.__file__ = str(self.path)
-        sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
-        importlib.invalidate_caches()  # a module beside it may be younger than what the import system remembers
+        sys.modules[module.__name__] = module  # for dataclasses and pickle
+        importlib.invalidate_caches()  # a module in the folder may be newer than the import system's caches
         try:
             code = compile(decode_source(read_regular(self.path)), str(self.path), "exec")
             builtins.exec(code, module.__dict__)
@@ -126,12 +129,12 @@ class ModuleFunction(ChunkFunction):
                 module = importlib.import_module(self.module)
         except Exception as error:
             raise UsageError(
-                f"module {self.module} cannot be imported: {error_text(error)}", hint=self._beside(error)
+                f"module {self.module} cannot be imported: {error_text(error)}", hint=self._hint(error)
             ) from error
         return _attribute(module, self.name, f"module {self.module}")
 
-    def _beside(self, error: Exception) -> str:
-        """Say how a module that it misses, and that is in the folder too, is found."""
+    def _hint(self, error: Exception) -> str:
+        """How to import a module that is missing but exists in the same folder; empty for other errors."""
         missed = error.name if isinstance(error, ModuleNotFoundError) else None
         file = self.folder.joinpath(*self.module.split(".")).with_suffix(".py")
         found = missed and PathFinder.find_spec(missed.partition(".")[0], [str(self.folder)])
@@ -143,7 +146,7 @@ class ModuleFunction(ChunkFunction):
 
 @dataclass(frozen=True, slots=True)
 class GivenFunction(ChunkFunction):
-    """A callable at hand."""
+    """A callable object."""
 
     function: Loaded
 
@@ -156,11 +159,11 @@ class GivenFunction(ChunkFunction):
         return self.function
 
     def fingerprint(self) -> str:
-        """A digest of the function's code and of what it encloses."""
+        """A digest of the function's code and its values, see `fingerprint_of`."""
         return fingerprint_of(self.function)
 
     def portable(self) -> ChunkFunction:
-        """Pickle the function: by its name where workers can import it, else with its code and what it encloses."""
+        """Pickle the function: by name where workers can import it, else with its code and closure."""
         try:
             return PickledFunction(self.label, cloudpickle.dumps(self.function), self.fingerprint())
         except Exception as error:
@@ -171,19 +174,19 @@ class GivenFunction(ChunkFunction):
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction(ChunkFunction):
-    """A callable that this very run pickled; no pickle is ever read from a file."""
+    """A callable that this run has pickled for its workers."""
 
     label: str
     data: bytes
     made_of: str = ""
 
     def fingerprint(self) -> str:
-        """That of the function which was pickled."""
+        """The fingerprint of the callable."""
         return self.made_of
 
     def load(self) -> Loaded:
         try:
-            function: Loaded = pickle.loads(self.data)
+            function: Loaded = pickle.loads(self.data)  # safe: from `GivenFunction.portable` in the parent, no file
         except Exception as error:
             raise UsageError(
                 f"{self.label} does not load in a worker process: {error_text(error)}", hint=_IN_PROCESS
@@ -192,9 +195,9 @@ class PickledFunction(ChunkFunction):
 
 
 def find_function(function: Loaded | str) -> ChunkFunction:
-    """Understand a callable, `FILE.py:NAME` or `module:name`, without running any of the user's code.
+    """Return the reference for a callable, `FILE.py:NAME` or `module:name`, without running user code.
 
-    UsageError for what is none of these, and for a file that is not there.
+    UsageError for anything else and for a missing file.
     """
     if callable(function):
         return GivenFunction(function)
@@ -234,15 +237,122 @@ def _near(part: str, known: Mapping[str, Any]) -> str:
     return f"; it has {', '.join(own)}" if own else ""
 
 
+_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, range)
+
+_TENSORS = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
+
+
+def fingerprint_of(function: Any) -> str:
+    """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without a call.
+
+    Equal in every process for the same code and data. Changes in C code, in modules that it uses, and in objects whose
+    data is not in their attributes are not noticed.
+    """
+    return _Digests().of(function).hex()
+
+
+class _Digests:
+    """Digests of values by their contents; each value is visited once, and cycles end where they close."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[Any, bytes]] = {}  # with the value, so that its id stays unique
+        self._open: list[Any] = []
+
+    def of(self, value: Any) -> bytes:
+        """Return the digest of a value."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return _digest(kind, [repr(value).encode("utf-8", "surrogatepass")])
+        for depth, outer in enumerate(self._open):
+            if outer is value:
+                return _digest(kind, [str(depth).encode()])
+        if id(value) not in self._done:
+            self._open.append(value)
+            if kind in (set, frozenset):
+                parts = sorted(map(self.of, value))
+            else:
+                parts = [part if type(part) is _Raw else self.of(part) for part in _contents(value)]
+            self._open.pop()
+            self._done[id(value)] = value, _digest(kind, parts)
+        return self._done[id(value)][1]
+
+
+def _digest(kind: type, parts: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for part in (f"{kind.__module__}.{kind.__qualname__}".encode(), *parts):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+class _Raw(bytes):
+    """Bytes that are digested without their type."""
+
+
+def _contents(value: Any) -> Iterator[Any]:
+    """Yield the contents of a value, values or raw bytes, by its exact type: methods of subclasses are user code."""
+    kind = type(value)
+    if kind is types.CodeType:
+        yield from (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
+    elif kind is types.FunctionType:
+        yield from (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__)
+        yield from _globals_of(value.__code__, value.__globals__)
+    elif kind is types.CellType:
+        try:
+            yield value.cell_contents
+        except ValueError:
+            yield None  # not filled yet
+    elif kind is types.MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is functools.partial:
+        yield from (value.func, value.args, value.keywords)
+    elif kind in (list, tuple):
+        yield from value
+    elif kind is dict:
+        for key, item in value.items():
+            yield from (key, item)
+    elif kind is np.ndarray and not value.dtype.hasobject:
+        yield from (str(value.dtype), value.shape, _Raw(np.ascontiguousarray(value).tobytes()))
+    elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        yield str(getattr(value, "__qualname__", None) or value.__name__)
+    else:
+        yield from _object(value)
+
+
+def _globals_of(code: types.CodeType, known: dict[str, Any]) -> Iterator[Any]:
+    """Yield the globals that a function, or one inside it, uses."""
+    for name in code.co_names:
+        if name in known:
+            yield from (name, known[name])
+    for constant in code.co_consts:
+        if type(constant) is types.CodeType:
+            yield from _globals_of(constant, known)
+
+
+def _object(value: Any) -> Iterator[Any]:
+    """Yield `__call__` of an object's type and the object's attributes; of a tensor on the CPU its elements."""
+    kind = type(value)
+    if (kind.__module__, kind.__name__) in _TENSORS and value.device.type == "cpu" and not value.is_sparse:
+        yield from (str(value.dtype), tuple(value.shape))
+        bits = value.detach().contiguous().resolve_conj().resolve_neg().view(-1).view(sys.modules["torch"].uint8)
+        yield _Raw(bits.numpy().tobytes())
+        return
+    yield from (vars(base).get("__call__") for base in kind.__mro__[:-1])
+    try:
+        yield object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        yield None
+
+
 @dataclass(frozen=True)
 class FunctionProcessor(Processor):
-    """A function by reference, and what one call of it sees.
+    """Applies a user function in one of three units.
 
-    `unit` `step`: K rows at once, `[K]`, and it returns any number of rows. `row`: one row, `[]`, and it returns one.
-    `episode`: a whole episode, `[T]`, and it returns any number of rows. `vmap` is for unit `row`: True puts all rows
-    of a block through `torch.vmap`, False calls the function row by row, None lets `probe` decide.
+    `step`: K rows, `[K]`, to any number of rows. `row`: one row, `[]`, to one row. `episode`: a whole episode, `[T]`,
+    to any number of rows. `vmap` is for unit `row`: True calls the function once for all rows of a block with
+    `torch.vmap`, False calls it row by row, None decides that with `probe`.
 
-    UsageError for a unit that there is not, and for `vmap` with another unit than `row`.
+    UsageError for an unknown unit and for `vmap` with another unit than `row`.
     """
 
     function: ChunkFunction
@@ -261,14 +371,14 @@ class FunctionProcessor(Processor):
 
     @property
     def label(self) -> str:
-        """The function, as people name it."""
+        """The function's name in messages."""
         return self.function.label
 
     def load(self, context: Context) -> LoadedProcessor:
-        """Load the function; UsageError where that cannot be done."""
+        """Load the function; UsageError where that fails."""
         from .batch import EpisodeUnit, StepUnit
         from .row import RowUnit
-        from .user_function import UserFunction  # whoever only describes the work needs no torch
+        from .user_function import UserFunction  # describing the processor needs no torch
 
         function = UserFunction(self.label, self.function.load())
         if self.unit == "row":
@@ -276,30 +386,30 @@ class FunctionProcessor(Processor):
         return (StepUnit if self.unit == "step" else EpisodeUnit)(function, context.seed)
 
     def arguments(self) -> dict[str, Any]:
-        """The function's name and the unit; for unit `row` whether it runs under vmap, None while that is open."""
+        """The function's name and the unit; for unit `row` also `vmap`, None while it is not decided."""
         vmap = {"vmap": self.vmap} if self.unit == "row" else {}
         return {"function": self.label, "unit": self.unit, **vmap}
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the file of the function and of what it imports from its folder; empty for other functions."""
+        """Digests of the function's file and its imports from the same folder; empty for other functions."""
         return self.function.inputs()
 
     def keeps_rows(self) -> bool:
-        """True for functions of a single row."""
+        """Whether the unit is `row`."""
         return self.unit == "row"
 
     def fingerprint(self) -> str:
-        """A digest of what a callable is made of, as far as it can be seen; empty for other functions."""
+        """The fingerprint of a callable; empty for other functions."""
         return self.function.fingerprint()
 
     def portable(self) -> Processor:
-        """Return an equal work that can be pickled."""
+        """Return an equal processor that can be pickled."""
         return replace(self, function=self.function.portable())
 
     def user_modules(self) -> frozenset[str]:
-        """Top-level names of the modules beside the function's file that a run has to import anew."""
+        """Top-level names of the modules next to the function's file that each run imports again."""
         return self.function.user_modules()
 
     def with_probe(self, answer: bool) -> Processor:
-        """Return the work that runs under vmap or not."""
+        """Return the processor with `vmap` decided."""
         return replace(self, vmap=answer)

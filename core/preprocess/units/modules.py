@@ -1,4 +1,4 @@
-"""Finds the module files that a file imports from its own folder, without running any of them."""
+"""Modules of user code: the files that a file imports from its folder, and imports that leave no trace."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _INSTALLED = frozenset(("dist-packages", "site-packages"))
 
 
 def imported_modules(path: Path) -> dict[str, Path]:
-    """Name the modules below the folder of `path` that its import statements lead to, over each other too.
+    """Return the modules below the folder of `path` that its import statements reach, also indirectly; none is run.
 
-    Statements count wherever they stand, inside functions as well; what they name is looked up in that folder
-    alone, as if it came first on the import path. What is imported by other means than a statement is not found.
+    Statements inside functions count too. Names are looked up in that folder only, as if it were first on the import
+    path. Imports by other means than a statement are not found.
     """
     folder, found, left = path.parent, {}, [(path, "")]
     looked_up: dict[str, ModuleSpec | None] = {}
@@ -54,15 +54,15 @@ def imported_modules(path: Path) -> dict[str, Path]:
 
 
 def _imports_of(file: Path, package: str) -> Iterator[str]:
-    """Yield the dotted names that the statements of a file may import; none where it cannot be read as Python."""
+    """Yield the dotted names that the statements of a file may import; none for an invalid file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # running the file gives them
+            warnings.simplefilter("ignore")  # shown when the file runs
             nodes = list(ast.walk(ast.parse(read_regular(file))))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # running the file says what is wrong
+        return  # reported when the file runs
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,20 +81,20 @@ def _base(node: ast.ImportFrom, package: str) -> str:
 
 
 def _resolve(name: str, folder: Path, looked_up: dict[str, ModuleSpec | None]) -> Iterator[ModuleSpec]:
-    """Yield the modules that importing a dotted name runs, outermost first; `*` stands for any submodule."""
+    """Yield the modules that importing a dotted name runs, outermost first; `*` is any submodule."""
     places, full = [str(folder)], ""
     for part in name.split("."):
         names = _submodules(places) if part == "*" else [part]
         specs = [spec for one in names if (spec := _find(f"{full}.{one}".lstrip("."), places, looked_up)) is not None]
         yield from specs
         if len(specs) != 1 or specs[0].submodule_search_locations is None:
-            return  # a plain module has nothing below it that could be imported
+            return  # a module that is no package has no submodules
         full, places = specs[0].name, list(specs[0].submodule_search_locations)
 
 
 def _find(name: str, places: list[str], looked_up: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
     if name not in looked_up:
-        # Finders of our own: those of the import system may remember the folder as it was.
+        # New finders: those of the import system may have an outdated cache of the folder.
         found = (FileFinder(place, *_LOADERS).find_spec(name) for place in places)
         looked_up[name] = next((spec for spec in found if spec is not None), None)
     return looked_up[name]
@@ -107,14 +107,14 @@ def _submodules(places: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def only_from(folder: Path, name: str) -> Iterator[None]:
-    """Have the module or package of one top-level name, and no other, found in a folder as if it came first.
+    """Import the module or package of one top-level name, and no other, from a folder as if it were first on the path.
 
     With the folder on the import path, later imports of `json` or `torch` would find its `json.py` or `torch.py`.
     """
     finders = _OneModule(name, folder, regular=True), _OneModule(name, folder, regular=False)
     importlib.invalidate_caches()
     sys.meta_path.insert(0, finders[0])
-    sys.meta_path.append(finders[1])  # a folder without `__init__.py` comes after all modules on the import path
+    sys.meta_path.append(finders[1])  # a folder without `__init__.py` is searched after all modules on the import path
     try:
         yield
     finally:
@@ -138,9 +138,9 @@ class _OneModule(MetaPathFinder):
 
 
 class FreshModules:
-    """Sets loaded modules and the import path aside, so that a run imports modules of these top-level names anew.
+    """Unloads modules of these top-level names, so that a run imports them again; `restore` undoes that.
 
-    `restore` puts both back. Modules that are installed, and this package itself, stay loaded: much holds on to them.
+    It also restores the import path. Installed modules and this package stay loaded.
     """
 
     def __init__(self, roots: frozenset[str]) -> None:
@@ -149,7 +149,7 @@ class FreshModules:
         self._set_aside = self._take()
 
     def restore(self) -> None:
-        """Forget what was imported in the meantime and put back what was there; harmless when done twice."""
+        """Unload what was imported since, and restore the modules and the import path; may be called twice."""
         self._take()
         sys.modules.update(self._set_aside)
         sys.path[:] = self._import_path
@@ -165,7 +165,7 @@ class FreshModules:
 
 
 def _stays(module: ModuleType | None) -> bool:
-    """Tell whether a module is installed, built in or part of this package."""
+    """Whether a module is installed, built in or part of this package."""
     if module is None:
         return False
     if module.__name__ == __name__.partition(".")[0] or module.__name__ in sys.stdlib_module_names:

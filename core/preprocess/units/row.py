@@ -15,8 +15,18 @@ from ...ted import Key, numpy_dtype
 from ..block import Block, BlockColumn, Pieces
 from ..failures import FunctionFailed, ResultRefused
 from ..processor import LoadedProcessor
-from .tensors import Layout, chunk_of, columns_of, require_layout, row_of, tensor_of_column
-from .user_function import RandomState, UserFunction, mixed_seed, seed_generators
+from .user_function import (
+    Layout,
+    RandomState,
+    UserFunction,
+    chunk_of,
+    columns_of,
+    mixed_seed,
+    require_layout,
+    row_of,
+    seed_generators,
+    tensor_of_column,
+)
 
 __all__ = ["RowResults", "RowUnit"]
 
@@ -25,7 +35,7 @@ _NO_BATCH = torch.Size([])
 
 @dataclass(slots=True)
 class _RowLeaf:
-    """Where one leaf of the rows goes, and what it has to be to be copied there at once."""
+    """The destination of one leaf, and the tensors that can be copied there without conversion."""
 
     key: Key
     dtype: torch.dtype
@@ -33,7 +43,7 @@ class _RowLeaf:
     rows: tuple[torch.Tensor, ...] = ()
 
     def takes(self, value: Any) -> bool:
-        """Tell whether a value is a plain tensor that needs no second look."""
+        """Whether a value is a plain tensor of the expected type and shape."""
         return (
             type(value) is torch.Tensor
             and value.dtype is self.dtype
@@ -50,9 +60,9 @@ _Plan: TypeAlias = "tuple[tuple[str, _RowLeaf | _Plan], ...]"
 
 
 class RowResults:
-    """`rows` results, each copied as it comes: a function may use its memory anew for the next one.
+    """The results of `rows` rows, each copied at once: the function may reuse its memory for the next one.
 
-    The first row decides keys, element types and shapes. Rows are put within the stretch that `begin` names last.
+    The first row decides keys, element types and shapes. `put` counts rows within the last stretch of `start`.
     """
 
     def __init__(self, rows: int) -> None:
@@ -64,18 +74,18 @@ class RowResults:
         self._plan: _Plan = ()
 
     def forget_first(self) -> None:
-        """Let the first row decide anew, if it lies in the stretch that is begun."""
+        """Let the first row decide again if it is in this stretch."""
         if not self._stretch[0]:
             self._layout, self._arrays, self._leaves, self._plan = {}, {}, [], ()
 
-    def begin(self, start: int, stop: int) -> None:
-        """Take the rows `[start, stop)` next; no more of them should be begun than a few hundred."""
+    def start(self, start: int, stop: int) -> None:
+        """Select the rows `[start, stop)`, a few hundred at most, for the next calls of `put`."""
         self._stretch = (start, stop)
         for leaf in self._leaves:
             leaf.rows = self._tensor(leaf.key)[start:stop].unbind(0)
 
     def put(self, place: int, result: Any) -> None:
-        """Take the result for the row `place` of the stretch; ResultRefused unless it is one row like the first."""
+        """Copy the result for the row `place` of the stretch; ResultRefused unless it is one row like the first."""
         if self._layout and self._put_at_once(place, result):
             return
         columns = row_of(result)
@@ -87,7 +97,7 @@ class RowResults:
             self._arrays[key][self._stretch[0] + place] = column.values
 
     def columns(self) -> dict[Key, BlockColumn]:
-        """All rows, once they were put."""
+        """The columns of all rows, after the last `put`."""
         return {key: BlockColumn(self._layout[key][0], array) for key, array in self._arrays.items()}
 
     def _put_at_once(self, place: int, result: Any) -> bool:
@@ -95,7 +105,7 @@ class RowResults:
             return False
         try:
             return _copied(result, self._plan, place)
-        except (ValueError, RuntimeError):  # another number of entries; a tensor without a plain shape
+        except (ValueError, RuntimeError):  # another number of entries, or a tensor that has no shape
             return False
 
     def _decide(self, layout: Layout, result: Any) -> None:
@@ -104,7 +114,7 @@ class RowResults:
             key: np.zeros((self._rows, *shape), numpy_dtype(dtype)) for key, (dtype, shape) in layout.items()
         }
         self._plan = self._planned(result, ())
-        self.begin(*self._stretch)
+        self.start(*self._stretch)
 
     def _planned(self, nest: Any, prefix: Key) -> _Plan:
         return tuple((part, self._leaf_or_plan(value, (*prefix, part))) for part, value in nest.items())
@@ -122,7 +132,7 @@ class RowResults:
 
 
 def _copied(nest: Any, plan: _Plan, place: int) -> bool:
-    """Copy a nest that looks as planned, and tell whether it did."""
+    """Copy a nest with the planned entries; return whether it has them."""
     if type(nest) is not TensorDict and type(nest) is not dict:
         return False
     entries: Mapping[str, Any] = nest
@@ -149,9 +159,9 @@ _PROBED = 8
 class RowUnit(LoadedProcessor):
     """Unit `row`: one row of batch size `[]` in, one out.
 
-    Row by row, random numbers are seeded by the number of the row, so that they do not depend on blocks; under vmap,
-    which draws for all rows at once, by that of the first. A function that draws none is not made to wait for the
-    seeding of three generators: some rows are tried without, and done again with it if that touched a generator.
+    Row by row, generators are seeded by the number of the row, so that random numbers do not depend on blocks; under
+    vmap, which draws for all rows at once, by that of the first. Seeding takes time that a function without random
+    numbers need not spend: a stretch of rows runs without it, and again with it if that has changed a generator.
     """
 
     def __init__(self, function: UserFunction, seed: int, vmap: bool | None) -> None:
@@ -161,22 +171,22 @@ class RowUnit(LoadedProcessor):
         self._draws = False
 
     def apply(self, block: Block) -> Block:
-        """Return as many rows as given, which stay in their episodes."""
+        """Return one row for each row of the block; episodes stay the same."""
         with self._function.running():
             columns = self._at_once(block, block.first) if self._vmap else self._one_by_one(block)
         return Block(columns, block.pieces, block.first)
 
     def probe(self, block: Block) -> bool:
-        """Tell whether vmap can be used: whether some rows come out alike with it and without."""
+        """Whether vmap can be used: whether some rows have equal results with and without it."""
         if not block.rows:
             return False
         try:
             with self._function.running():
-                # Other random numbers than the loop takes: a function that draws any must not come out alike.
+                # Another seed than that of the loop: the results of a function with random numbers must differ.
                 at_once = self._at_once(_sample(block), ~block.first)
                 return _alike(at_once, self._one_by_one(_sample(block)))
         except (FunctionFailed, ResultRefused):
-            return False  # if it fails without vmap too, the run itself says so, and where
+            return False  # if it fails without vmap too, the run reports that
 
     def _at_once(self, block: Block, number: int) -> dict[Key, BlockColumn]:
         seed_generators(mixed_seed(self._seed, number))
@@ -192,7 +202,7 @@ class RowUnit(LoadedProcessor):
         start, size = 0, _FIRST
         while start < block.rows:
             stop = min(start + size, block.rows)
-            results.begin(start, stop)
+            results.start(start, stop)
             self._stretch(_taken(block, slice(start, stop), block.first + start), results)
             start, size = stop, min(2 * size, _MOST)
         return results.columns()
@@ -231,14 +241,14 @@ class RowUnit(LoadedProcessor):
 
 
 def _taken(block: Block, rows: Any, first: int) -> Block:
-    """Some rows of a block as if they were one run; a view for a slice, a copy for row numbers."""
+    """Some rows of a block as a single run; views for a slice, copies for row numbers."""
     columns = {key: BlockColumn(dtype, values[rows]) for key, (dtype, values) in block.columns.items()}
     count = len(range(block.rows)[rows]) if isinstance(rows, slice) else len(rows)
     return Block(columns, Pieces.of([0], [count], [True], [True]), first)
 
 
 def _sample(block: Block) -> Block:
-    """A few rows from all over a block, copied."""
+    """Copies of a few evenly spaced rows of a block."""
     return _taken(block, np.linspace(0, block.rows - 1, min(_PROBED, block.rows)).astype(np.int64), block.first)
 
 
@@ -254,7 +264,7 @@ def _unbound(block: Block) -> _Rows:
 
 
 def _row(rows: _Rows, place: int) -> TensorDict:
-    """One row of a nest as a tensordict of batch size `[]`, without the checks that take longer than all the rest."""
+    """One row of a nest as a tensordict of batch size `[]`; `_new_unsafe` because checks take most of the time."""
     entries: dict[Any, Any] = {
         name: inner[place] if isinstance(inner, tuple) else _row(inner, place) for name, inner in rows.items()
     }
@@ -263,7 +273,7 @@ def _row(rows: _Rows, place: int) -> TensorDict:
 
 
 def _alike(one: Mapping[Key, BlockColumn], other: Mapping[Key, BlockColumn]) -> bool:
-    """Tell whether two results agree in keys, element types, shapes and, to rounding, values."""
+    """Whether two results agree in keys, element types, shapes and, up to rounding, values."""
     if one.keys() != other.keys():
         return False
     try:

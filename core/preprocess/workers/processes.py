@@ -1,4 +1,4 @@
-"""Worker processes and how they are started: anew, or by fork from here. `forkserver` has the third way."""
+"""The parent's side of worker processes: their start by spawn, fork or a fork server, and their end."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-import traceback
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import NoReturn
 
 from ..processor import Job
-from .worker import START, import_runner, serve, settle_after_fork
+from .worker import NEW_WORKER, NUMBER, START, fork, import_runner, kill_group, reaped, serve
 
 __all__ = [
     "STOP_SECONDS",
-    "ChildProcess",
+    "ForkServerStarter",
     "ForkStarter",
     "ProcessStarter",
     "SpawnStarter",
     "WorkerProcess",
-    "ending_of",
-    "fork",
-    "kill_group",
-    "launch",
-    "reaped",
 ]
 
 STOP_SECONDS = 5.0
-"""How long to wait for what should come at once."""
+"""Time limit for what should happen at once."""
 
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {} import main; main(int(sys.argv[1]))"
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    f"from {__package__}.worker import {{}} as run; run(int(sys.argv[1]))"
+)
 
 _our_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 _forking = threading.Lock()
 
 
 def _forget_our_ends() -> None:
-    """Close what this process inherited by fork: held open, it would keep workers from noticing their parent's end."""
+    """Close the inherited ends of pipes in a fork: left open, workers would not notice the end of their parent."""
     _forking.release()
     for connection in list(_our_ends):
         connection.close()
@@ -56,7 +52,7 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 
 def _pipe() -> tuple[Connection, Connection]:
-    """Return our end of a new pipe, which nobody forked from here keeps, and the worker's."""
+    """Return both ends of a new pipe: ours, which forks of this process close, and the worker's."""
     with _forking:
         ours, theirs = Pipe()
         _our_ends.add(ours)
@@ -64,10 +60,10 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 class WorkerProcess(ABC):
-    """A worker process at the other end of a pipe."""
+    """A worker process, its pipe and its end."""
 
     sentinel: int | None = None
-    """A descriptor to wait for: it becomes readable when the process ends, or sometimes sooner."""
+    """A descriptor that is readable once the process has ended, and sometimes before."""
 
     def __init__(self) -> None:
         self.connection, self._theirs = _pipe()
@@ -78,10 +74,10 @@ class WorkerProcess(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Send SIGKILL to the process and what it started: they have nothing to put in order."""
+        """Send SIGKILL to the process and the processes it started."""
 
     def wait(self, seconds: float) -> str | None:
-        """Wait so long for the ending."""
+        """Wait at most so long for the end; return `ending()`."""
         deadline = time.monotonic() + seconds
         while (found := self.ending()) is None and (left := deadline - time.monotonic()) > 0:
             if self.sentinel is not None:
@@ -91,7 +87,7 @@ class WorkerProcess(ABC):
         return found
 
     def stop(self) -> None:
-        """Kill the process, wait for it and close the pipe; harmless when done twice."""
+        """Kill the process, wait for its end and close the pipe; may be called twice."""
         self.kill()
         self.wait(STOP_SECONDS)
         self.connection.close()
@@ -99,21 +95,21 @@ class WorkerProcess(ABC):
 
 
 class ProcessStarter(ABC):
-    """Starts members for one job."""
+    """Starts workers for one job."""
 
     greeting: bytes | None = None
-    """The call to send to each of them first, where they do not know the job from the start."""
+    """The first call to send to each worker; None where workers have the job from the start."""
 
     @abstractmethod
     def start(self) -> WorkerProcess:
-        """Start one without waiting until it can work; OSError where the system allows no more processes."""
+        """Start a worker without waiting until it is ready; OSError where the system allows no more processes."""
 
     def close(self) -> None:
-        """End what helps to start members, after them."""
+        """End helper processes, after the workers."""
 
 
 class ChildProcess(WorkerProcess):
-    """A child of this process, made by a function that is given the worker's end of the pipe."""
+    """A child of this process; `make` starts it with the worker's end of the pipe and returns its process id."""
 
     def __init__(self, make: Callable[[Connection], int]) -> None:
         super().__init__()
@@ -134,7 +130,7 @@ class ChildProcess(WorkerProcess):
             try:
                 code = reaped(self._pid)
                 self._ending = ending_of(code) if code is not None else None
-            except ChildProcessError:  # somebody else waits for any child there is
+            except ChildProcessError:  # other code in this process reaps all children
                 self._ending = "ended"
             if self._ending is not None and self.sentinel is not None:
                 os.close(self.sentinel)
@@ -147,17 +143,17 @@ class ChildProcess(WorkerProcess):
 
 
 class SpawnStarter(ProcessStarter):
-    """Runs Python anew for each: not multiprocessing's spawn, which would run the caller's script again."""
+    """Starts a new interpreter for each worker; multiprocessing's spawn would run the caller's script again."""
 
     def __init__(self, job: Job) -> None:
         self.greeting = pickle.dumps((START, (job,)))
 
     def start(self) -> WorkerProcess:
-        return ChildProcess(lambda theirs: launch(f"{__package__}.worker", theirs.fileno()))
+        return ChildProcess(lambda theirs: launch("main", theirs.fileno()))
 
 
 class ForkStarter(ProcessStarter):
-    """Forks this process, which imports first what a worker needs. The job goes along in memory."""
+    """Forks this process after it has imported what workers need; they inherit the job in memory."""
 
     def __init__(self, job: Job) -> None:
         import_runner()
@@ -167,21 +163,117 @@ class ForkStarter(ProcessStarter):
         return ChildProcess(lambda theirs: fork(lambda: serve(theirs, self._job)))
 
 
-def launch(module: str, descriptor: int) -> int:
-    """Start `module.main(descriptor)` in a new interpreter with our import path; return the process's number.
+class ForkServerStarter(ProcessStarter):
+    """Forks workers from a server process that has only their imports; replaces a lost server."""
 
-    Without `-P` the interpreter would take the modules that it imports first from the current folder.
+    def __init__(self, job: Job) -> None:
+        self.greeting = pickle.dumps((START, (job,)))
+        self._server = _server()
+
+    def start(self) -> WorkerProcess:
+        if self._server.ending() is not None:
+            self._server.stop()
+            self._server = _server()
+        return _ServerChild(self._server)
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+def _server() -> ChildProcess:
+    return ChildProcess(lambda theirs: launch("serve_forks", theirs.fileno()))
+
+
+class _ServerChild(WorkerProcess):
+    """A child of the fork server, see `serve_forks`."""
+
+    def __init__(self, server: ChildProcess) -> None:
+        super().__init__()
+        self._server = server
+        self._pid: int | None = None
+        self._ending: str | None = None
+        self.sentinel, news = os.pipe()
+        os.set_blocking(self.sentinel, False)
+        with contextlib.suppress(OSError):  # `_news` notices a server that has ended
+            self._ask(NEW_WORKER, (self._theirs.fileno(), news))
+        self._theirs.close()
+        os.close(news)
+
+    def _ask(self, number: int, descriptors: Sequence[int] = ()) -> None:
+        control = socket.socket(fileno=self._server.connection.fileno())
+        try:
+            socket.send_fds(control, [NUMBER.pack(number)], descriptors)
+        finally:
+            control.detach()
+
+    def ending(self) -> str | None:
+        while self._ending is None and (number := self._news()) is not None:
+            if self._pid is None:
+                self._pid = number
+            else:
+                self._set_ending(ending_of(number))
+        return self._ending
+
+    def _news(self) -> int | None:
+        assert self.sentinel is not None, "open until the ending is known"
+        try:
+            data = os.read(self.sentinel, NUMBER.size)
+        except BlockingIOError:
+            return None
+        if data:
+            number: int = NUMBER.unpack(data)[0]
+            return number
+        if self._pid is None:
+            self._set_ending("could not be forked")
+        else:
+            kill_group(self._pid)
+            _wait_for(self._pid)
+            self._set_ending("was lost with the process that it was forked from")
+        return None
+
+    def _set_ending(self, ending: str) -> None:
+        assert self.sentinel is not None, "only once"
+        os.close(self.sentinel)
+        self._ending, self.sentinel = ending, None
+
+    def kill(self) -> None:
+        if self.ending() is None and self._pid is not None:
+            try:
+                self._ask(self._pid)
+            except OSError:
+                kill_group(self._pid)
+
+    def stop(self) -> None:
+        self.connection.close()  # ends a worker that is forked later or has lost its server
+        self.kill()
+        if self._pid is not None:
+            super().stop()
+
+
+def _wait_for(pid: int) -> None:
+    """Wait for the end of a process that is not a child of this one."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            wait([descriptor], STOP_SECONDS)
+            os.close(descriptor)
+
+
+def launch(function: str, descriptor: int) -> int:
+    """Run a function of the module `worker` with a descriptor in a new interpreter; return the process id.
+
+    The import path is that of this process. `-P` keeps the current folder from shadowing the standard library.
     """
     path = json.dumps([str(entry) for entry in sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM.format(module), str(descriptor), path],
+        [sys.executable, "-P", "-c", _PROGRAM.format(function), str(descriptor), path],
         stdin=subprocess.DEVNULL,
-        stdout=_standard_error(),  # what the function prints must not mix with our own result
+        stdout=_standard_error(),  # prints of the function must not mix with this process's output
         pass_fds=(descriptor,),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        process_group=0,  # Ctrl-C in a terminal is for the parent, which stops its workers
+        process_group=0,  # Ctrl-C in a terminal goes to the parent, which stops its workers
     )
-    process.returncode = 0  # it is waited for by its number
+    process.returncode = 0  # `reaped` waits for it
     return process.pid
 
 
@@ -193,55 +285,8 @@ def _standard_error() -> int:
     return 2
 
 
-def fork(run: Callable[[], NoReturn], unneeded: Sequence[int] = ()) -> int:
-    """Run something in a process forked from this one, which never comes back here; return its number.
-
-    It closes the descriptors that are `unneeded` there.
-    """
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn where there are threads
-            pid = os.fork()
-        if not pid:
-            _run_in_child(run, unneeded)
-        with contextlib.suppress(OSError):  # done there as well: whichever comes first
-            os.setpgid(pid, pid)
-        return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-
-
-def _run_in_child(run: Callable[[], NoReturn], unneeded: Sequence[int]) -> NoReturn:
-    try:
-        settle_after_fork()
-        for descriptor in unneeded:
-            os.close(descriptor)
-        run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def kill_group(pid: int) -> None:
-    """Send SIGKILL to a worker and what it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def reaped(pid: int) -> int | None:
-    """Return the exit status of a child, or the negative number of the signal, if it has ended; then kill its group."""
-    if hasattr(os, "waitid"):  # leaves the number taken until what the process started is dead as well
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
-        kill_group(pid)
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
-
-
 def ending_of(code: int) -> str:
-    """Say how a process ended, from its exit status or the negative number of the signal."""
+    """Describe the end of a process by its exit status or the negative signal number."""
     if code >= 0:
         return f"ended with exit status {code}"
     try:

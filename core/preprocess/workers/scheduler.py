@@ -1,4 +1,4 @@
-"""Schedules requests on workers of any kind, and retries those that fail or lose their worker."""
+"""The scheduler: assigns requests to workers of any kind, and retries those that fail or lose their worker."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .worker import Answer
 __all__ = ["Scheduler", "WorkerHandle"]
 
 _QUEUED = 2
-"""Requests a worker has before it: the one it works on, and one it can begin before it is heard."""
+"""Requests assigned to a worker: the one that it runs, and one that it can start before its answer is read."""
 
 _START_TRIES = 3
-"""So many workers in a row may end before they could do anything."""
+"""Workers in a row that may end during their set-up."""
 
 _LONG_SECONDS = 3600.0
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A call that one worker is to answer, maybe for a task of a run; `tries` counts those that failed."""
+    """A call for one worker, of a `run` if it has a task; `tries` counts the failed ones."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -37,10 +37,10 @@ class _Request:
 
 
 class WorkerHandle(ABC):
-    """A worker, and what it has to answer: first to calls that set it up, then to requests, in order.
+    """The parent's side of a worker: the set-up calls and then the requests that it has to answer, in order.
 
-    `begun` is the task of which it has something already, `beginning` whether it was told to compute that before
-    anybody asks for it, and has not answered yet.
+    `started_task` is the task whose rows the worker computes or keeps ahead of the `run`; `starting` is true until
+    it has answered that.
     """
 
     def __init__(self) -> None:
@@ -52,57 +52,57 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def send(self, call: bytes) -> None:
-        """Let it do something; where it has ended already, `received` is to say so."""
+        """Send a call. Does not raise where the worker has ended: `received` does."""
 
     @abstractmethod
     def received(self) -> bytes | None:
-        """Return the next answer if there is one; WorkerFailed where it has ended and none will come."""
+        """Return the next answer, None if there is none yet; WorkerFailed where the worker has ended."""
 
     @abstractmethod
     def is_lost(self) -> bool:
-        """Whether it is known to have ended, though nothing is asked of it."""
+        """Whether the worker is known to have ended while it was idle."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, and wait for that."""
+        """End the worker and wait for its end."""
 
     def set_up(self, call: bytes | None) -> None:
-        """Let it do what makes it ready; None is what it does by itself."""
+        """Send a set-up call; None is one that the worker runs by itself."""
         self.setups += 1
         if call is not None:
             self.send(call)
 
     def submit(self, request: _Request) -> None:
-        """Let it answer a request."""
+        """Assign a request."""
         if not self.requests:
             self._started_at = time.monotonic()
         self.requests.append(request)
         self.send(pickle.dumps((request.method, request.arguments)))
 
     def answer(self, timeout: float | None) -> Answer | None:
-        """Return the next answer if there is one.
+        """Return the next answer, None if there is none yet.
 
-        WorkerFailed where it has ended, or has worked on its first request for longer than `timeout`.
+        WorkerFailed where the worker has ended; TaskTimeout where its first request runs for longer than `timeout`.
         """
         data = self.received()
         if data is not None:
             self._started_at = time.monotonic()
-            return _decoded(data)
+            return _unpickled(data)
         if self.left(timeout) <= 0:
             raise TaskTimeout(f"a worker process took longer than {timeout:g} s", "")
         return None
 
     def left(self, timeout: float | None) -> float:
-        """Seconds until its time is up."""
+        """Seconds until the timeout of the first request."""
         if timeout is None or self.setups or not self.requests:
             return _LONG_SECONDS
         return self._started_at + timeout - time.monotonic()
 
 
 class Scheduler(Executor):
-    """Deals requests out to workers in order, two ahead to each.
+    """Assigns requests to workers in order, at most two to each.
 
-    A worker that is lost is replaced by one that is told the same. What it was working on counts as tried; what was
+    A lost worker is replaced by one with the same set-up calls. The request that it ran counts as tried; the one
     queued behind that does not.
     """
 
@@ -112,7 +112,7 @@ class Scheduler(Executor):
         self._workers: list[WorkerHandle | None] = [None] * workers
         self._lost_starts = 0
         self._ahead: deque[Task] = deque()
-        self._ended: dict[Task, WorkerFailed] = {}  # tasks in which a worker ended that had begun them
+        self._ended: dict[Task, WorkerFailed] = {}  # tasks in whose early start a worker ended
 
     @abstractmethod
     def _start(self) -> WorkerHandle:
@@ -120,10 +120,10 @@ class Scheduler(Executor):
 
     @abstractmethod
     def _await(self, workers: Sequence[WorkerHandle], seconds: float) -> Sequence[WorkerHandle]:
-        """Wait so long, at most, for some that answered or ended, or may have."""
+        """Wait, at most for `seconds`, for workers that have answered or ended; return those that may have."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Let the first worker do it."""
+        """Call the method on the first worker."""
         for _, (good, value) in self._answers(deque([_Request(method, arguments)]), 1):
             if not good:
                 raise value
@@ -133,7 +133,7 @@ class Scheduler(Executor):
         raise AssertionError("each request is answered")
 
     def broadcast(self, method: str, *arguments: Any) -> None:
-        """Let all workers do it, and wait until one has; if another cannot, whatever is asked next raises that."""
+        """Call the method on all workers and wait for the first answer; a later failure is raised by the next call."""
         self._ahead.clear()
         self._fill(len(self._workers))
         call = pickle.dumps((method, arguments))
@@ -146,9 +146,9 @@ class Scheduler(Executor):
             self._fill(len(self._workers))
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Let workers but the first each compute a task, as soon as they are ready and until all are told something.
+        """Start a task on each worker but the first as soon as it is ready, until the next `broadcast` or `run`.
 
-        Not where there is a limit on the time, for nobody looks at it.
+        Does nothing where tasks have a time limit, which is not checked for set-up calls.
         """
         if self._limits.timeout is None:
             self._ahead = deque(tasks[: len(self._workers) - 1])
@@ -161,7 +161,7 @@ class Scheduler(Executor):
                 worker.set_up(pickle.dumps(("begin", (worker.started_task,))))
 
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Keep all workers busy until every task is done. What a worker has begun is dealt to it first."""
+        """Run all tasks on all workers; a task that a worker has started is assigned to it first."""
         self._ahead.clear()
         left = deque(_Request(method, (task,), task) for task in tasks)
         for request, (good, value) in self._answers(left, len(self._workers)):
@@ -174,7 +174,10 @@ class Scheduler(Executor):
             self._drop(worker)
 
     def _answers(self, left: deque[_Request], places: int) -> Iterator[tuple[_Request, Answer]]:
-        """Let the workers of the first places answer all requests; whoever still works when this is closed is lost."""
+        """Yield the answers to all requests by the workers of the first `places`.
+
+        Closing the iterator ends workers that still run a request.
+        """
         try:
             while True:
                 yield from self._failed_ahead(left)
@@ -195,7 +198,7 @@ class Scheduler(Executor):
                     self._drop(worker)
 
     def _submit(self, left: deque[_Request], places: int) -> None:
-        """Queue requests at those that are ready, first at those with the fewest."""
+        """Assign requests to ready workers, first to those with the fewest."""
         ready = [worker for worker in self._present(places) if not worker.setups]
         while left and ready:
             worker = min(ready, key=lambda one: len(one.requests))
@@ -209,7 +212,7 @@ class Scheduler(Executor):
                 worker.submit(request)
 
     def _next(self, worker: WorkerHandle, left: deque[_Request]) -> _Request | None:
-        """The request to deal to a worker: what it has begun, else the first one that no other has."""
+        """The next request for a worker: that of the task it has started, else the first that no other has started."""
         own, worker.started_task = worker.started_task, None
         if own is not None:
             for request in left:
@@ -219,7 +222,7 @@ class Scheduler(Executor):
         return next((request for request in left if request.task not in others), None)
 
     def _failed_ahead(self, left: deque[_Request]) -> Iterator[tuple[_Request, Answer]]:
-        """Count the end of a worker in a task that it had begun as a try of that task."""
+        """Count the end of a worker during the early start of a task as a try of that task."""
         for task in list(self._ended):
             for request in [request for request in left if request.task == task]:
                 left.remove(request)
@@ -230,7 +233,7 @@ class Scheduler(Executor):
     def _receive(
         self, worker: WorkerHandle, left: deque[_Request], places: int = 0
     ) -> Iterator[tuple[_Request, Answer]]:
-        """Take one answer from a worker, or notice that it is lost; yield what a request came to in the end."""
+        """Take one answer of a worker, or replace it if it is lost; yield a request that is settled."""
         try:
             answer = worker.answer(self._limits.timeout)
         except WorkerFailed as trouble:
@@ -243,12 +246,12 @@ class Scheduler(Executor):
             return
         request = worker.requests.popleft()
         settled = self._settled(request, answer, left)
-        self._submit(left, places)  # before whoever awaits the answer takes its time
+        self._submit(left, places)  # first: the consumer of the answer may take long
         if settled:
             yield request, answer
 
     def _settled(self, request: _Request, answer: Answer, left: deque[_Request]) -> bool:
-        """Put a request that is worth another try back in front of the others; tell whether it is done with."""
+        """Whether an answer is final; a request that is retried goes to the front of `left`."""
         good, value = answer
         if good or request.tries >= self._limits.retries or not TaskFailed.may_pass(value):
             return True
@@ -270,7 +273,7 @@ class Scheduler(Executor):
     def _on_worker_lost(
         self, worker: WorkerHandle, trouble: WorkerFailed, left: deque[_Request]
     ) -> Iterator[tuple[_Request, Answer]]:
-        """Deal what a lost worker had before it to others."""
+        """Return the requests of a lost worker to the queue."""
         self._drop(worker)
         if worker.starting and worker.started_task is not None:
             self._ended[worker.started_task] = trouble
@@ -290,14 +293,14 @@ class Scheduler(Executor):
         return [worker for worker in self._workers[:places] if worker is not None]
 
     def _fill(self, places: int) -> None:
-        """Start whom the first places lack."""
+        """Start workers for empty places among the first `places`."""
         for worker in self._present(places):
             if not worker.requests and not worker.setups and worker.is_lost():
                 self._drop(worker)
         empty = [place for place in range(places) if self._workers[place] is None]
         for place in empty:
             self._workers[place] = self._start()
-        for place in empty:  # when all are on their way: some need a while until they listen
+        for place in empty:  # after all are started: a spawned worker needs seconds until it reads
             started = self._workers[place]
             assert started is not None
             for call in self._setup_calls:
@@ -308,15 +311,15 @@ class Scheduler(Executor):
         worker.stop()
 
     def _ready_workers(self, workers: Sequence[WorkerHandle]) -> list[WorkerHandle]:
-        """Wait for workers that answer, end or take too long."""
+        """Wait for workers that answer, end or exceed the timeout."""
         limit = self._limits.timeout
         found = self._await(workers, max(0.0, min(worker.left(limit) for worker in workers)))
         return [worker for worker in workers if worker in found or worker.left(limit) <= 0]
 
 
-def _decoded(data: bytes) -> Answer:
+def _unpickled(data: bytes) -> Answer:
     try:
-        answer: Answer = pickle.loads(data)
+        answer: Answer = pickle.loads(data)  # safe: from a process that this one has started, through its own pipe
     except Exception as error:
         return False, WorkerFailed(f"the answer of a worker process cannot be read: {error_text(error)}", "")
     return answer

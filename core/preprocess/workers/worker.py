@@ -1,7 +1,8 @@
-"""What a worker process does: answer the calls that come through its pipe, one after the other."""
+"""The child's side of worker processes: calls that come through a pipe, and the server that forks workers."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import io
@@ -9,10 +10,14 @@ import os
 import pickle
 import queue
 import signal
+import socket
+import struct
 import sys
 import threading
 import traceback
-from multiprocessing.connection import Connection
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, TypeAlias
 
 from ...errors import RbtoolError
@@ -20,67 +25,85 @@ from ..failures import FunctionFailed, ResultRefused, WorkerFailed, error_text
 from ..processor import Job
 from ..units.modules import FreshModules
 
-__all__ = ["START", "Answer", "CallServer", "import_runner", "main", "pickled", "serve", "settle_after_fork"]
+__all__ = [
+    "NEW_WORKER",
+    "NUMBER",
+    "START",
+    "Answer",
+    "CallServer",
+    "fork",
+    "import_runner",
+    "kill_group",
+    "main",
+    "pickled",
+    "reaped",
+    "serve",
+    "serve_forks",
+]
 
 Answer: TypeAlias = tuple[bool, Any]
-"""Whether the call came to its end, and then what it returned, else the exception it raised."""
+"""Whether the call succeeded, and its result or else its exception."""
 
 START = "start"
-"""The first call: its argument is the job."""
+"""The name of the first call, whose argument is the job."""
+
+NUMBER = struct.Struct("<q")
+NEW_WORKER = 0
+"""Messages to and from the fork server."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt
 
 _kept: list[Any] = []
-"""Objects of the process we were forked from that must not be finalised here: it will do that itself."""
+"""Objects of the parent that must not be finalised in a fork of it."""
 
 
 def main(descriptor: int) -> NoReturn:
-    """Serve the parent at the other end of `descriptor`, in an interpreter started for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and decides
+    """Run a worker in a new interpreter, with a pipe to the parent at `descriptor`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and stops its workers
     os.set_inheritable(descriptor, False)
     serve(Connection(descriptor))
 
 
 def serve(connection: Connection, job: Job | None = None) -> NoReturn:
-    """Answer calls until the parent hangs up; a job at hand is as good as one that was sent.
+    """Answer calls, each the name of a method of `TaskRunner` and its arguments, until the parent closes the pipe.
 
-    A call is a method of `TaskRunner` and its arguments. Whatever the user's function does, this never returns.
+    `job` is given in a fork and sent otherwise. Never returns, not even in a process that the user function forks.
     """
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
     if job is not None:
         calls.put((START, (job,)))
-    os.register_at_fork(after_in_child=connection.close)  # what the function forks must not keep the pipe open
+    os.register_at_fork(after_in_child=connection.close)  # a fork made by the function must not keep the pipe open
     threading.Thread(target=_listen, args=(connection, calls), daemon=True).start()
     process, spare, serving = os.getpid(), _spare_stderr(), CallServer()
     try:
         while True:
             answer = serving.answer(*calls.get())
             if os.getpid() != process:
-                break  # a child that the function forked came back from it: the answer is its parent's to give
+                break  # a child that the function forked returned: only its parent answers
             _reopen_streams(spare)
             connection.send_bytes(pickled(answer))
     except OSError:
-        pass  # the parent is gone, or the function closed the pipe: the parent misses us
+        pass  # the parent has ended, or the function closed the pipe, which the parent notices
     finally:
         os._exit(0 if os.getpid() != process else 1)
 
 
 def _listen(connection: Connection, calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
-    """Hear calls, and the end of the parent even while the user's function runs."""
+    """Receive calls, and notice the end of the parent even while the user function runs."""
     try:
         while True:
-            calls.put(pickle.loads(connection.recv_bytes()))
+            calls.put(pickle.loads(connection.recv_bytes()))  # safe: the pipe's other end is the parent's alone
     except (EOFError, OSError):
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # what the function started has nobody to work for either
+            os.killpg(0, signal.SIGKILL)  # processes that the function started end too
     except BaseException:
         traceback.print_exc()  # a call that cannot be unpickled
     os._exit(1)
 
 
 def pickled(answer: Answer) -> bytes:
-    """Put an answer into bytes; one that cannot be pickled becomes WorkerFailed that says so."""
-    # Not `connection.send`: torch teaches it to pass tensors as descriptors, which nobody here waits for.
+    """Pickle an answer; one that cannot be pickled becomes a WorkerFailed with the reason."""
+    # Not `connection.send`: torch registers reducers there that pass tensors as descriptors of shared memory.
     try:
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -92,14 +115,14 @@ def _trouble(error: BaseException) -> WorkerFailed:
 
 
 class CallServer:
-    """The runner behind the calls."""
+    """Answers calls with a `TaskRunner`, which the first call makes."""
 
     def __init__(self) -> None:
         self._runner: Any = None
         self._modules: FreshModules | None = None
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> Answer:
-        """Do what is asked; also KeyboardInterrupt and SystemExit, which only user code raises here, are answers."""
+        """Run a call; KeyboardInterrupt and SystemExit, which only user code raises here, are answers too."""
         try:
             if method == START:
                 self._start(*arguments)
@@ -113,19 +136,19 @@ class CallServer:
     def _start(self, job: Job) -> None:
         import torch
 
-        from .task_runner import TaskRunner
+        from .executor import TaskRunner
 
         _keep_freed_memory()
         torch.set_num_threads(1)
-        self._modules = FreshModules(job.processor.user_modules())  # a fork has the parent's, which may be out of date
+        self._modules = FreshModules(job.processor.user_modules())  # a fork has the parent's, maybe outdated
         self._runner = TaskRunner(job)
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc, where it is, keep what a task frees for the next one, up to 64 MB at the end of the heap.
+    """Let glibc keep freed memory for the next task, up to 64 MB at the end of the heap.
 
-    It gives blocks as large as a chunk's leaves back to the system at once, and a quarter of a task's time goes into
-    page faults when they are asked for again.
+    By default it returns blocks of the size of a chunk's leaves to the system at once, and page faults for new ones
+    take a quarter of a task's time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -134,20 +157,20 @@ def _keep_freed_memory() -> None:
 
 
 def import_runner() -> None:
-    """Import all that a worker needs, so that those forked from here have it."""
+    """Import all that a worker needs, for the workers forked from this process."""
     import torch  # noqa: F401
 
     from ..units import batch, row  # noqa: F401
-    from . import task_runner  # noqa: F401
+    from . import executor  # noqa: F401
 
 
-def settle_after_fork() -> None:
-    """Make a process of its own of one just forked, whose signals are all blocked and stay so until this is done.
+def _settle_after_fork() -> None:
+    """Separate a forked process, whose signals are blocked until then, from its parent.
 
-    Nothing that the parent owns is finalised here: no garbage of its is collected, no stream of its flushed.
+    Nothing that the parent owns is finalised: none of its garbage is collected, none of its streams flushed.
     """
     gc.freeze()
-    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, which stops its workers
+    os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the parent, which stops its workers
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -159,7 +182,7 @@ def settle_after_fork() -> None:
 
 
 def _renew_streams() -> None:
-    """Read nothing and print to the standard error alone: the standard output is for the parent's result."""
+    """Read nothing and print to the standard error only: the standard output is for the parent's result."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         os.fstat(2)
@@ -187,9 +210,113 @@ def _spare_stderr() -> int:
 
 
 def _reopen_streams(spare: int) -> None:
-    """Open what the function has closed: else the next file opened takes the number, and the next print goes there."""
+    """Reopen standard descriptors that the function closed: prints would go to the next file that gets the number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.dup2(spare, descriptor)
+
+
+def fork(run: Callable[[], NoReturn], unneeded: Sequence[int] = ()) -> int:
+    """Run a function in a fork of this process, without the `unneeded` descriptors; return the process id."""
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn where there are threads
+            pid = os.fork()
+        if not pid:
+            _run_in_child(run, unneeded)
+        with contextlib.suppress(OSError):  # the child does the same: one of the two is first
+            os.setpgid(pid, pid)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+def _run_in_child(run: Callable[[], NoReturn], unneeded: Sequence[int]) -> NoReturn:
+    try:
+        _settle_after_fork()
+        for descriptor in unneeded:
+            os.close(descriptor)
+        run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to a worker and the processes it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def reaped(pid: int) -> int | None:
+    """Return the exit status of a child, or the negative signal number, and kill its group; None while it runs."""
+    if hasattr(os, "waitid"):  # keeps the process id reserved until its group is killed
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        kill_group(pid)
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def serve_forks(descriptor: int) -> NoReturn:
+    """Run the fork server: fork a worker for each request of the parent, until it closes the socket at `descriptor`.
+
+    A request is NEW_WORKER, with the worker's end of its pipe and a descriptor for news, or the process id of a worker
+    to kill. The news of a worker are its process id and, after its end, what `reaped` returns.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and stops its workers
+    os.set_inheritable(descriptor, False)
+    import_runner()
+    awake, wake = os.pipe()
+    os.set_blocking(awake, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only interrupts the wait
+    control = socket.socket(fileno=descriptor)
+    forked: dict[int, int] = {}
+    while True:
+        ready = wait([control, awake])
+        if awake in ready:
+            os.read(awake, 4096)
+            _report_exits(forked)
+        if control in ready:
+            _serve_request(control, forked, (awake, wake))
+
+
+def _serve_request(control: socket.socket, forked: dict[int, int], ours: Sequence[int]) -> None:
+    data, descriptors, _, _ = socket.recv_fds(control, NUMBER.size, 2)
+    if not data:
+        os._exit(0)
+    number: int = NUMBER.unpack(data)[0]
+    if number in forked:
+        kill_group(number)
+    if number != NEW_WORKER:
+        return
+    pipe, news = descriptors
+    os.set_inheritable(pipe, False)
+    os.set_inheritable(news, False)
+    with contextlib.suppress(OSError):  # too many processes: the news end without a process id
+        pid = fork(lambda: serve(Connection(pipe)), (control.fileno(), news, *ours, *forked.values()))
+        forked[pid] = news
+        _write(news, pid)
+    os.close(pipe)
+    if news not in forked.values():
+        os.close(news)
+
+
+def _report_exits(forked: dict[int, int]) -> None:
+    for pid, news in list(forked.items()):
+        code = reaped(pid)
+        if code is not None:
+            _write(news, code)
+            os.close(news)
+            del forked[pid]
+
+
+def _write(news: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # the parent has closed the worker
+        os.write(news, NUMBER.pack(number))

@@ -15,7 +15,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format import TedReader
-from rbtool.core.preprocess.engine.background import BackgroundCall, SerialExecutor
+from rbtool.core.preprocess.preprocessing import BackgroundCall, SerialExecutor
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.scheduler import Scheduler, WorkerHandle

@@ -17,7 +17,7 @@ import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import TaskFailed
 from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.ray_executor import RayExecutor
+from rbtool.core.preprocess.workers.pool import RayExecutor
 from rbtool.core.testing.walks import write_walks
 
 

@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
-from rbtool.core.preprocess.units.tensors import chunk_of, columns_of
+from rbtool.core.preprocess.units.user_function import chunk_of, columns_of
 from rbtool.core.ted import DTYPES, Field
 
 ROWS = 4

@@ -1,4 +1,4 @@
-"""Assembles the result from the rows of finished tasks, and the table of its episodes."""
+"""Assembly of the result: the rows of finished tasks, the table of episodes, and what the manifest carries over."""
 
 from __future__ import annotations
 
@@ -9,36 +9,56 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...format import (
+from ..format import (
+    ENV_METADATA,
     Array,
+    Closing,
+    Dropped,
     EpisodeTable,
     FieldRange,
     FileRecord,
+    Origin,
     PositionedTree,
+    Provenance,
+    Request,
+    StepReader,
     TreeWriter,
     fs,
     merge_ranges,
     running_return,
 )
-from ...ted import EPISODE, NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, as_numbers, end_reason, rows_equal, state_keys
-from ..processor import Finished, Processor, Task
-from ..step_selection import StepSelection, result_return_field
-from ..workspace import PartFile, part_path, placed_folder, result_folder
+from ..ted import (
+    ACTION,
+    EPISODE,
+    NEXT,
+    NEXT_DONE,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    as_numbers,
+    end_reason,
+    rows_equal,
+    state_keys,
+)
+from .processor import Finished, Processor, Task
+from .step_selection import StepSelection, result_return_field
+from .workspace import PartFile, part_path, placed_folder, result_folder
 
-__all__ = ["Assembled", "Assembly", "Changes", "ResultEpisodes", "RowAccess"]
+__all__ = ["Assembled", "Assembly", "result_origin"]
 
 
 class RowAccess(Protocol):
-    """Reads rows of one task's result, counted from its first."""
+    """The rows of one task's result, counted from its first."""
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of one leaf."""
 
 
 class Changes(NamedTuple):
-    """`numbers`: ranges of rows, start and count, whose episodes need the number that follows.
+    """Rows that change when a task is known in its place.
 
-    `unmarked`: the last row before this task ends an episode now, and has to bear `truncated`.
+    `numbers`: start and count of ranges of rows, and the new number of their episode. `unmarked`: the last row before
+    the task now ends an episode and needs `truncated`.
     """
 
     numbers: list[tuple[int, int, int]]
@@ -47,7 +67,7 @@ class Changes(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenEpisode:
-    """The episode that the last task left unfinished, as far as its rows go."""
+    """The episode that continues in the next task, with the totals of its rows so far."""
 
     source: int
     id: int
@@ -57,14 +77,14 @@ class _OpenEpisode:
     terminated: bool
     truncated: bool
     following: dict[Key, Array]
-    """What the row after the last one has to begin with."""
+    """The next observations of its last row, with which the following row has to begin."""
 
 
 class ResultEpisodes:
-    """Follows the finished tasks from the front and keeps the books on the episodes of the result.
+    """The episode table of the result, built from the finished tasks in order.
 
-    `reward` is the leaf that adds up to the return of an episode, None where there is none.
-    `renumbered` counts the episodes whose number another one had already, `emptied` those that came to nothing.
+    `reward` is the leaf whose sum is the return of an episode, None where there is none. `renumbered` counts the
+    episodes whose number was taken, `emptied` those without rows.
     """
 
     def __init__(self, selection: StepSelection, fields: Sequence[Field], reward: Field | None) -> None:
@@ -79,7 +99,7 @@ class ResultEpisodes:
         self.emptied = 0
 
     def take(self, finished: Finished, rows: RowAccess) -> Changes:
-        """Take the next task; return what has to change in the rows now that it is known what came before."""
+        """Add the next task; return the changes of rows that follow from the tasks before it."""
         pieces = finished.pieces
         if not len(pieces):
             return Changes([], False)
@@ -109,13 +129,13 @@ class ResultEpisodes:
         return Changes(renumbered, unmarked)
 
     def _end_is_missing(self, was: _OpenEpisode) -> bool:
-        """Whether the row that bore the mark of the episode's end is gone, and no other bears one."""
+        """Whether the source's episode has an end flag and none of its rows in the result has one."""
         table = self._selection.table
         marked = bool(table.terminated[was.source] or table.truncated[was.source])
         return marked and not (was.terminated or was.truncated)
 
     def _continue(self, was: _OpenEpisode, count: int, columns: dict[str, Array], rows: RowAccess) -> None:
-        """Add what the episode had before to the first run, which belongs to it too."""
+        """Add the episode's earlier rows to the first run, which continues it."""
         columns["episode"][0] = was.id
         columns["length"][0] += was.rows
         if not count:
@@ -130,13 +150,13 @@ class ResultEpisodes:
             columns["total"][0] = running_return(was.total, rewards)
 
     def _take_returns_of_source(self, columns: dict[str, Array]) -> None:
-        """Without rewards, an episode that has all its steps has the return it had."""
+        """Keep the return of the source for episodes that have all their steps, where the result has no rewards."""
         source, table = columns["source"], self._selection.table
         whole = columns["length"] == table.length[source]
         columns["total"][whole] = self._selection.returns[source[whole]]
 
     def _number(self, ids: Array, fresh: Array) -> None:
-        """Give episodes whose number is taken another one, above all of the source."""
+        """Replace episode numbers that are taken by numbers above all of the source."""
         wanted = ids[fresh].tolist()
         distinct = set(wanted)
         if len(distinct) == len(wanted) and self._used.isdisjoint(distinct):
@@ -169,21 +189,21 @@ class ResultEpisodes:
 
     @property
     def sources(self) -> Array:
-        """The row of the table of what was taken that each episode comes from."""
+        """The row of the selection's table that each episode comes from."""
         return self._whole("source").astype(np.int64)
 
     def table(self) -> EpisodeTable:
-        """The table, once all tasks were taken. What the source said of an end stays where the flags do."""
+        """The episode table of all tasks. End reasons of the source are kept where the flags are unchanged."""
         source, table = self.sources, self._selection.table
         length = self._whole("length")
         terminated, truncated = self._whole("terminated"), self._whole("truncated")
         reasons = table.end_reason[source].copy()
         changed = (terminated != table.terminated[source]) | (truncated != table.truncated[source])
-        changed[:-1] |= source[:-1] == source[1:]  # of an episode in pieces only the last one ends where it did
+        changed[:-1] |= source[:-1] == source[1:]  # of an episode's runs only the last has its end
         for row in np.flatnonzero(changed).tolist():
             reasons[row] = end_reason(bool(terminated[row]), bool(truncated[row]))
         first = np.ones(len(source), bool)
-        first[1:] = source[1:] != source[:-1]  # what begins later was not begun by the seed
+        first[1:] = source[1:] != source[:-1]  # the seed belongs to the first run of an episode
         columns: dict[str, Any] = {
             "episode": self._whole("episode"), "start": np.cumsum(length) - length, "length": length,
             "return": self._whole("total"), "terminated": terminated, "truncated": truncated, "end_reason": reasons,
@@ -194,13 +214,13 @@ class ResultEpisodes:
         return EpisodeTable.from_columns(columns)
 
     def text(self) -> list[dict[str, str]]:
-        """Text that belongs to the episodes."""
+        """The text of the episodes."""
         texts = self._selection.reader.episode_text
         return [] if texts is None else [texts[row] for row in self._selection.rows[self.sources].tolist()]
 
 
 class Assembled(NamedTuple):
-    """What a result consists of."""
+    """The files of a result and what its manifest needs."""
 
     data: Sequence[FileRecord]
     ranges: Mapping[Key, FieldRange]
@@ -211,7 +231,7 @@ class Assembled(NamedTuple):
 
 
 class _PlacedRows:
-    """The rows of a task that lie at their place."""
+    """The rows of a task in its own place of the result's files."""
 
     def __init__(self, tree: PositionedTree, start: int) -> None:
         self._tree = tree
@@ -222,11 +242,11 @@ class _PlacedRows:
         return self._tree.read(key, self._start + start, self._start + stop)
 
 
-class Assembly:
-    """Takes finished tasks in any order and keeps the books from the front.
+class Assembly(Closing):
+    """Takes finished tasks in any order and processes them from the front.
 
-    While every task returned as many rows as it took, digests are taken of the files it wrote to, as soon as what
-    comes before is there too. Once one did not, the rows are copied into new files at the end. A context manager.
+    While every task has returned as many rows as it took, the result's files are digested as far as they are complete
+    from the front. After a task with another number of rows, all rows are copied into new files at the end.
     """
 
     def __init__(
@@ -237,7 +257,7 @@ class Assembly:
         processor: Processor,
         tasks: int,
         *,
-        anew: bool = True,
+        resumed: bool = False,
     ) -> None:
         self._folder = folder
         self._fields = tuple(fields)
@@ -249,14 +269,14 @@ class Assembly:
         self._ranges: dict[Key, FieldRange] = {}
         self._episodes = ResultEpisodes(selection, fields, result_return_field(selection, processor, fields))
         placed = placed_folder(folder)
-        if anew:
+        if not resumed:
             fs.make_folder(placed)
             fs.make_folder(part_path(folder, 0).parent)
-        self._tree = PositionedTree(placed, fields, selection.steps, anew=anew)
+        self._tree = PositionedTree(placed, fields, selection.steps, anew=not resumed)
         self._tasks = tasks
 
     def take(self, task: Task, finished: Finished) -> None:
-        """Take a finished task."""
+        """Add a finished task, and process all that have no gap before them."""
         self._waiting[task.index] = task, finished
         while (found := self._waiting.pop(len(self._done), None)) is not None:
             self._front(*found)
@@ -282,15 +302,15 @@ class Assembly:
         return PartFile(part_path(self._folder, task.index), self._fields, finished.rows)
 
     def _mark_last_row(self) -> None:
-        """Let the last row so far bear `truncated`: the rest of its episode came to nothing."""
+        """Set `truncated` in the last row so far: the rest of its episode has no rows."""
         task, finished = next(found for found in reversed(self._done) if found[1].rows)
         for field in self._fields:
             if field.key in (NEXT_TRUNCATED, NEXT_DONE):
                 self._write(task, finished, field.key, finished.rows - 1, np.ones((1, *field.shape), field.numpy))
-        self._in_place = False  # its digest may be taken already
+        self._in_place = False  # the file may be digested already
 
     def _write(self, task: Task, finished: Finished, key: Key, start: int, array: Array) -> None:
-        """Change rows of a task, where there is such a leaf."""
+        """Change rows of a task if the result has the leaf."""
         if key not in self._keys:
             return
         if finished.placed:
@@ -300,11 +320,11 @@ class Assembly:
 
     @property
     def rows(self) -> int:
-        """Rows of the result so far."""
+        """Number of rows so far."""
         return sum(finished.rows for _, finished in self._done)
 
     def finish(self) -> Assembled:
-        """Complete the files of the result, once all tasks were taken."""
+        """Complete the files of the result after all tasks."""
         assert len(self._done) == self._tasks, "a task is missing"
         if self._in_place:
             data = self._tree.finish()
@@ -326,11 +346,49 @@ class Assembly:
             writer.close()
 
     def close(self) -> None:
-        """Close the files; harmless when done twice."""
+        """Close the files; may be called twice."""
         self._tree.close()
 
-    def __enter__(self) -> Assembly:
-        return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+_SPACES = {"observation": "observation", "action": ACTION[0]}
+
+
+def result_origin(
+    reader: StepReader,
+    fields: Sequence[Field],
+    asked: str,
+    step: Provenance,
+    notes: Sequence[str],
+    dropped_keys: Sequence[Dropped],
+    rescaled: frozenset[Key],
+) -> Origin:
+    """Carry over from the source's manifest all that the new fields do not contradict.
+
+    A space is kept if its leaves keep their keys, element types, shapes and scale; `env_metadata.json`, which
+    describes both spaces, is kept only with both.
+    """
+    manifest = reader.manifest
+    spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
+    for name, root in _SPACES.items():
+        changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
+        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
+            del spaces[name]
+            dropped.append(name)
+    if dropped:
+        documents.pop(ENV_METADATA, None)
+    notes = [*manifest.notes, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
+    request = Request(source="preprocess", asked=asked, id=manifest.request.id)
+    return Origin(
+        request=request,
+        provenance=(*manifest.provenance, step),
+        resolved_revision=manifest.resolved_revision,
+        spaces=spaces,
+        renamed_keys=manifest.renamed_keys,
+        dropped_keys=(*manifest.dropped_keys, *dropped_keys),
+        notes=tuple(notes),
+        documents=documents,
+    )
+
+
+def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
+    return {field.key: (field.dtype, field.shape) for field in fields if field.key[0] == root}

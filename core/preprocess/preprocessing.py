@@ -1,50 +1,39 @@
-"""Applies a processor to a dataset, task by task, and publishes the new dataset whole or not at all."""
+"""Apply a processor to a dataset, task by task, and publish the new dataset whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
-from ...errors import CorruptDataError, RbtoolError, SchemaError, UsageError
-from ...format import (
-    ENV_METADATA,
-    Dropped,
-    EpisodeTable,
-    Manifest,
-    Origin,
-    Provenance,
-    Request,
-    SoundSteps,
-    Staging,
-    StepReader,
-    digest_bytes,
-    write_manifest,
-)
-from ...progress import Progress, Silent
-from ...ted import ACTION, Field, Key
-from ..failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
-from ..processor import Finished, Job, Processor, Task
-from ..step_selection import Plan, StepSelection, task_order
-from ..workers.executor import Executor, InProcessExecutor, Limits
-from ..workspace import Journal, ResumeState, journal_path, result_folder, same_run
-from .assembly import Assembled, Assembly
-from .background import BackgroundCall, SerialExecutor
+from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..format import Dropped, Manifest, Provenance, SoundSteps, Staging, digest_bytes, write_manifest
+from ..progress import Progress, Silent
+from ..ted import Field
+from .assembly import Assembled, Assembly, result_origin
+from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
+from .processor import Finished, Job, Processor, Task
+from .step_selection import Plan, StepSelection, task_order
+from .workers.executor import Executor, InProcessExecutor, Limits
+from .workspace import Journal, ResumeState, journal_path, result_folder, same_run
 
-__all__ = ["Preprocessing", "Settings", "result_origin"]
+__all__ = ["BackgroundCall", "Preprocessing", "SerialExecutor", "Settings"]
 
 _NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
-"""What another go at the same tasks would run into again."""
+"""Errors that another run of the same tasks would raise again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a run goes about it: nothing here changes what comes out.
+    """How a run is executed; nothing here changes the result.
 
-    `engine` is `local` or `ray`. `resume` goes on with what an earlier run of the same work has finished;
-    `keep_going` finishes all other tasks when one fails, so that a later run has only that one to do.
+    `engine` is `local` or `ray`. `resume` keeps the chunks that an earlier run of the same work has finished;
+    `keep_going` finishes all other tasks when one fails.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -55,7 +44,7 @@ class Settings:
 
     @property
     def needs_workers(self) -> str:
-        """What of it cannot be done in this process; empty if nothing."""
+        """The setting that needs worker processes; empty if none does."""
         if self.engine == "ray":
             return "engine ray"
         return "" if self.limits.timeout is None else "a timeout"
@@ -63,10 +52,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A dataset, the steps of it that are taken, a work and a plan.
+    """The steps of a dataset that are taken, a processor and a plan.
 
-    Every task is done by whichever process is free; random numbers are seeded by the place in the dataset.
-    `source_files` tells how the files of the source are now: all that is read has to be of these.
+    Any worker may run any task: random numbers are seeded by the place in the dataset. `source_files` is the state of
+    the source's files at the start; all that is read has to be of these.
     """
 
     selection: StepSelection
@@ -80,7 +69,7 @@ class Preprocessing:
         object.__setattr__(self, "source_files", self.selection.reader.files_state())
 
     def preview(self) -> tuple[Field, ...]:
-        """Run the first task in this process and say which fields come out; nothing is written."""
+        """Run the first task in this process and return the fields of the result; nothing is written."""
         with self.reporter.reported(), InProcessExecutor(self._job(), Limits(retries=0)) as executor:
             self.prepared(executor, Silent())
             return self.fields(executor)
@@ -88,8 +77,8 @@ class Preprocessing:
     def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
         """Run all tasks and publish the result at the destination of `staging`.
 
-        `asked` is the source as the user named it, `step` what the provenance says of this run. Whatever goes wrong,
-        nothing half-done is published; finished tasks are kept beside the destination for a run that resumes.
+        `asked` is the source as the user named it, `step` the provenance of this run. After an error nothing is
+        published; finished tasks are kept next to the destination for a run that resumes.
         """
         with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
             run = _Run(self, executor, staging, progress)
@@ -119,24 +108,24 @@ class Preprocessing:
 
     @property
     def _sound(self) -> Any:
-        """The rows of the table of a damaged source that are taken as sound; None where it is whole."""
+        """The rows of a damaged source's episode table that are taken as sound; None where it is whole."""
         reader = self.selection.reader
         return reader.rows if isinstance(reader, SoundSteps) else None
 
     def _executor(self) -> Executor:
         settings, job = self.settings, self._job()
         if settings.engine == "ray":
-            from ..workers.ray_executor import RayExecutor
+            from .workers.pool import RayExecutor
 
             return RayExecutor(replace(job, processor=self.processor.portable()), self.plan.workers, settings.limits)
         if not self.plan.workers:
             return InProcessExecutor(job, settings.limits)
-        from ..workers.pool import WorkerPool
+        from .workers.pool import WorkerPool
 
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
     def prepared(self, executor: Executor, progress: Progress) -> Processor:
-        """Let the work look at the rows beforehand, where it has to; return the one that knows."""
+        """Run the processor's probe and measurements where it needs them; return the processor with their results."""
         processor = self.processor
         if processor.needs_probing:
             answer = _asked(executor, "probe", self.plan.tasks()[0])
@@ -148,7 +137,7 @@ class Preprocessing:
         return processor
 
     def fields(self, executor: Executor) -> tuple[Field, ...]:
-        """The fields that come out of the first task that returns any rows."""
+        """The fields of the first task that returns any rows."""
         fields: tuple[Field, ...] = ()
         tasks = self.plan.tasks()
         executor.begin(task_order(tasks)[1:])
@@ -172,7 +161,7 @@ class Preprocessing:
         return [found[index] for index in sorted(found)]
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result, as JSON; two runs whose identity is the same do the same tasks."""
+        """Everything that decides the result, as JSON; equal identities mean equal tasks."""
         return {
             "source": self.selection.reader.manifest.content_digest,
             "files of the source": self.source_files,
@@ -187,7 +176,7 @@ class Preprocessing:
         }
 
     def same_run(self, folder: Path) -> bool:
-        """Tell whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
+        """Whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
         return same_run(folder, self.identity())
 
     def _complete(
@@ -209,14 +198,14 @@ class Preprocessing:
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
-        """A change in place may have come after that part was verified; what replaces the source is not read."""
-        reader: StepReader = self.selection.reader
+        """Raise CorruptDataError if files of the source changed, also those that were verified before the change."""
+        reader = self.selection.reader
         if reader.files_state() != self.source_files:
             raise CorruptDataError(f"{reader.path} was changed while it was read", hint="run it again")
 
 
 class _Run:
-    """One go at the tasks of a preprocessing: from nothing, or from where an earlier one ended."""
+    """One run of the tasks of a preprocessing: from the start, or from a resume state."""
 
     def __init__(self, processor: Preprocessing, executor: Executor, staging: Staging, progress: Progress) -> None:
         self._of = processor
@@ -229,11 +218,11 @@ class _Run:
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether something is finished that a later run can take up."""
+        """Whether a task is finished that a later run can keep."""
         return self._finished > 0 and journal_path(self._folder).exists()
 
     def note_kept(self, error: BaseException) -> None:
-        """Say how to go on, with the error or, where a signal ends the run, beside it."""
+        """Add how to resume to the error's hint or, where a signal ends the run, as a note."""
         are = "is" if self._finished == 1 else "are"
         kept = f"{self._finished:,} of {len(self._tasks):,} chunks {are} kept: add --resume to go on from there"
         if isinstance(error, RbtoolError):
@@ -252,10 +241,10 @@ class _Run:
             kept = self._unfinished.sound(self._folder, self._tasks, of.selection.steps)
         else:
             fields = of.fields(executor)
-        anew = self._unfinished is None
+        resumed = self._unfinished is not None
         with (
-            Assembly(self._folder, fields, of.selection, processor, len(self._tasks), anew=anew) as assembly,
-            SerialExecutor() as books,
+            Assembly(self._folder, fields, of.selection, processor, len(self._tasks), resumed=resumed) as assembly,
+            SerialExecutor() as line,
         ):
             executor.broadcast("open", self._folder, fields)
             with self._journal(fields) as journal:
@@ -263,17 +252,17 @@ class _Run:
                 self._add_kept(assembly, kept)
                 left = [task for task in task_order(self._tasks) if task.index not in kept]
                 for task, finished in self._run(journal, left):
-                    books.do(assembly.take, task, finished)
+                    line.do(assembly.take, task, finished)
                     if verified.failed:
                         self._require_sound(verified)
                 executor.dismiss()
-                books.finish()
+                line.finish()
                 self._progress.done()
             self._require_sound(verified)
             return assembly.finish(), fields, processor
 
     def _require_sound(self, verified: BackgroundCall[None]) -> None:
-        """What came of a damaged source, or of one that changed, must not bear a sound manifest."""
+        """Raise where the source is damaged or has changed: its result must not get a valid manifest."""
         self._of.refuse_changed_source()
         verified.result()
 
@@ -292,7 +281,7 @@ class _Run:
             self._progress.advance(task.stop - task.start)
 
     def _run(self, journal: Journal, tasks: list[Task]) -> Iterator[tuple[Task, Finished]]:
-        """Run tasks and yield those that are finished; what failed is raised in the end, or at once."""
+        """Run tasks and yield those that are finished; failures are raised at the end, or at once."""
         failed: list[TaskFailed] = []
         for task, answer in self._executor.run("run", tasks):
             if isinstance(answer, TaskFailed):
@@ -310,7 +299,7 @@ class _Run:
 
 
 def _asked(executor: Executor, method: str, task: Task) -> Any:
-    """Let one member look at a task; what fails names it."""
+    """Call a method of one worker's TaskRunner with a task; TaskFailed where that fails."""
     try:
         return executor.call(method, task)
     except (FunctionFailed, ResultRefused) as error:
@@ -318,7 +307,7 @@ def _asked(executor: Executor, method: str, task: Task) -> Any:
 
 
 def _notes(label: str, found: Assembled) -> Iterator[str]:
-    table: EpisodeTable = found.table
+    table = found.table
     bare = int((~table.terminated & ~table.truncated).sum())
     if bare:
         end = "ends" if bare == 1 else "end"
@@ -331,52 +320,59 @@ def _notes(label: str, found: Assembled) -> Iterator[str]:
 
 
 def _same_result(staging: Staging, manifest: Manifest) -> Manifest:
-    """Somebody else published here in the meantime: fine if it is the very same."""
+    """Return the manifest that another run published meanwhile; UsageError unless it is of the same data."""
     there = Manifest.load(staging.destination)
     if there.content_digest != manifest.content_digest:
         raise UsageError(f"{staging.destination} was put there in the meantime", hint="add --force to replace it")
     return there
 
 
-_SPACES = {"observation": "observation", "action": ACTION[0]}
+_Result = TypeVar("_Result")
 
 
-def result_origin(
-    reader: StepReader,
-    fields: Sequence[Field],
-    asked: str,
-    step: Provenance,
-    notes: Sequence[str],
-    dropped_keys: Sequence[Dropped],
-    rescaled: frozenset[Key],
-) -> Origin:
-    """Carry over everything but what the new fields contradict.
+class BackgroundCall(Generic[_Result]):
+    """A call in a daemon thread; unlike that of an executor, it does not delay the exit of the process."""
 
-    A space is kept while its leaves keep their keys, element types, shapes and scale; `env_metadata.json` describes
-    both spaces and goes with either.
-    """
-    manifest = reader.manifest
-    spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
-    for name, root in _SPACES.items():
-        changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
-        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
-            del spaces[name]
-            dropped.append(name)
-    if dropped:
-        documents.pop(ENV_METADATA, None)
-    notes = [*manifest.notes, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
-    request = Request(source="preprocess", asked=asked, id=manifest.request.id)
-    return Origin(
-        request=request,
-        provenance=(*manifest.provenance, step),
-        resolved_revision=manifest.resolved_revision,
-        spaces=spaces,
-        renamed_keys=manifest.renamed_keys,
-        dropped_keys=(*manifest.dropped_keys, *dropped_keys),
-        notes=tuple(notes),
-        documents=documents,
-    )
+    def __init__(self, call: Callable[[], _Result]) -> None:
+        self._future: Future[_Result] = Future()
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def _run(self, call: Callable[[], _Result]) -> None:
+        try:
+            self._future.set_result(call())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has raised by now."""
+        return self._future.done() and self._future.exception() is not None
+
+    def result(self) -> _Result:
+        """Wait for the call; return its result or raise its exception."""
+        return self._future.result()
 
 
-def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
-    return {field.key: (field.dtype, field.shape) for field in fields if field.key[0] == root}
+class SerialExecutor:
+    """Runs calls in order in one thread. On exit, the call that runs is awaited and those that wait are dropped."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1)
+        self._calls: deque[Future[Any]] = deque()
+
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Append a call; raise what an earlier one raised."""
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()
+        self._calls.append(self._executor.submit(call, *arguments))
+
+    def finish(self) -> None:
+        """Wait for all calls; raise what one of them raised."""
+        while self._calls:
+            self._calls.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._executor.shutdown(cancel_futures=True)

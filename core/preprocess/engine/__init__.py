@@ -1,1 +1,0 @@
-"""The engine: a dataset through a processor, task by task."""
