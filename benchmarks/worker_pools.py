@@ -1,6 +1,6 @@
 """Compare the worker pool of preprocess with `concurrent.futures` and `pebble` on the same tasks.
 
-    python benchmarks/worker_pools.py [--chunks 200] [--rounds 5] [--workers 2] [--only PART]
+    python benchmarks/worker_pools.py [--chunks 200] [--rounds 5] [--workers 2] [--only PART] [--methods NAME ...]
 
 Every pool calls `TaskRunner.measure` for the chunks of one dataset; pebble is left out where it is not installed.
 `start`: seconds until all workers have answered once. `throughput`: rows per second of a chunk function in workers that
@@ -173,6 +173,7 @@ class Bench:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.workers, self.rounds = folder, options.workers, options.rounds
+        self.methods: list[str] = options.methods
         steps = ROWS * options.chunks
         write_walks(folder / "walks", [(ROWS, "truncated")] * options.chunks)
         self.reader = open_steps(folder / "walks")
@@ -186,16 +187,18 @@ class Bench:
         return Job(self.reader, digest, ChunkWork(fault, at, flag), None, len(self.tasks) * ROWS, False, 0)
 
     def ready(self, run: Run) -> None:
-        """Run tasks until every worker has answered."""
+        """Run tasks until every worker has answered; a library may give ten rounds of them to fewer workers."""
         seen: set[int] = set()
-        while len(seen) < self.workers:
-            seen |= {answer[0] for _, answer in run(self.tasks[: self.workers])}
+        for _ in range(10):
+            seen |= {answer[0] for _, answer in run(self.tasks[: 4 * self.workers])}
+            if len(seen) == self.workers:
+                break
 
     def turns(self, job: Callable[[Any, str], float]) -> dict[tuple[str, str], float]:
         """Medians of what `job` returns for each pool and start method, after a round that does not count."""
         found: dict[tuple[str, str], list[float]] = {}
         for _ in range(self.rounds + 1):
-            for method in METHODS:
+            for method in self.methods:
                 for name, pool in POOLS.items():
                     found.setdefault((name, method), []).append(job(pool, method))
         return {place: statistics.median(values[1:]) for place, values in found.items()}
@@ -240,7 +243,7 @@ def fault(bench: Bench, kind: str) -> None:
             except Exception:
                 usable = False
         kinds = sorted({type(error).__name__ for error in failed})
-        print(f"  {name:20} {len(failed):4} lost {kinds}, {seconds:5.1f} s, usable afterwards: {usable}")
+        print(f"  {name:20} {len(failed):4} lost {kinds}, {seconds:5.1f} s, usable afterwards: {usable}", flush=True)
 
 
 def killed(bench: Bench) -> None:
@@ -256,7 +259,7 @@ def limit(bench: Bench) -> None:
 def parent(bench: Bench) -> None:
     """Kill the owner of a pool while all its workers are in a task, and time the end of the workers."""
     print("\nseconds until all processes have ended after SIGKILL of their parent, and how many have not after 5 s")
-    for method in METHODS:
+    for method in bench.methods:
         for name in POOLS:
             flag = bench.folder / "flag"
             flag.unlink(missing_ok=True)
@@ -270,7 +273,7 @@ def parent(bench: Bench) -> None:
             started = time.perf_counter()
             _, left = psutil.wait_procs(workers, 5)
             alive = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-            print(f"  {name:20} {method:12} {time.perf_counter() - started:5.2f} s, {len(alive)} alive")
+            print(f"  {name:20} {method:12} {time.perf_counter() - started:5.2f} s, {len(alive)} alive", flush=True)
             for one in alive:
                 one.kill()
 
@@ -309,14 +312,17 @@ def script(bench: Bench) -> None:
             lines, code = done.stdout.split("\n"), done.returncode
         except subprocess.TimeoutExpired as error:
             lines, code = (error.stdout or b"").decode().split("\n"), "still running after 60 s"
-        print(f"  {name:20} script run {lines.count('script runs')} times, {lines[-2:-1]}, exit status {code}")
+        print(
+            f"  {name:20} script run {lines.count('script runs')} times, {lines[-2:-1]}, exit status {code}", flush=True
+        )
 
 
 def show(title: str, found: dict[tuple[str, str], float], form: str) -> None:
     """Print a table of pools and start methods."""
-    print(f"\n{title}\n  {'':20}" + "".join(f"{method:>14}" for method in METHODS))
+    methods = list(dict.fromkeys(method for _, method in found))
+    print(f"\n{title}\n  {'':20}" + "".join(f"{method:>14}" for method in methods))
     for name in POOLS:
-        print(f"  {name:20}" + "".join(f"{form.format(found[name, method]):>14}" for method in METHODS))
+        print(f"  {name:20}" + "".join(f"{form.format(found[name, method]):>14}" for method in methods), flush=True)
 
 
 def main() -> None:
@@ -326,6 +332,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--own", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.own:

@@ -106,12 +106,6 @@ class Preprocessing:
         digest = selection.reader.manifest.content_digest
         return Job(selection.reader, digest, self.processor, chosen, selection.steps, selection.cut, self.seed)
 
-    @property
-    def _sound(self) -> Any:
-        """The rows of a damaged source's episode table that are taken as sound; None where it is whole."""
-        reader = self.selection.reader
-        return reader.rows if isinstance(reader, SoundSteps) else None
-
     def _executor(self) -> Executor:
         settings, job = self.settings, self._job()
         if settings.engine == "ray":
@@ -162,8 +156,10 @@ class Preprocessing:
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides the result, as JSON; equal identities mean equal tasks."""
+        reader = self.selection.reader
+        sound = {"sound episodes": digest_bytes(reader.rows.tobytes())} if isinstance(reader, SoundSteps) else {}
         return {
-            "source": self.selection.reader.manifest.content_digest,
+            "source": reader.manifest.content_digest,
             "files of the source": self.source_files,
             "work": self.processor.arguments(),
             "inputs": self.processor.inputs(),
@@ -172,7 +168,7 @@ class Preprocessing:
             "steps": self.selection.steps,
             "chunk_size": self.plan.chunk_size,
             "seed": self.seed,
-            **({} if self._sound is None else {"sound episodes": digest_bytes(self._sound.tobytes())}),
+            **sound,
         }
 
     def same_run(self, folder: Path) -> bool:

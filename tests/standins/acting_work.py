@@ -107,13 +107,13 @@ def die(how: str) -> None:
 _setup_calls: list[None] = []
 
 
-def be_told() -> None:
+def count_set_up() -> None:
     """Count, in each process."""
     _setup_calls.append(None)
 
 
-def times_told(first: int) -> tuple[int, int]:
-    """Who this is, and how often it was told."""
+def counted_set_ups(first: int) -> tuple[int, int]:
+    """The process id, and the number of its set-ups."""
     return os.getpid(), len(_setup_calls)
 
 

@@ -17,7 +17,7 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 def block_of(lengths: Sequence[int], first: int = 0, ids: Sequence[int] | None = None) -> Block:
-    """Whole episodes of these lengths, each ending terminated; episode 3 and up unless told."""
+    """Whole episodes of these lengths, each ending terminated; episode 3 and up by default."""
     rows, starts = sum(lengths), np.cumsum(lengths) - lengths
     numbers = np.arange(3, 3 + len(lengths)) if ids is None else np.asarray(ids)
     step = np.arange(first, first + rows + 1, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The same function, however the work is cut up and dealt out: the same dataset."""
+"""The same function, however the work is divided among workers: the same dataset."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_closure_can_be_sent_and_stays_what_it_is(unit: Unit) -> None:
     assert block.columns["more",].values.tolist() == [40, 41, 42, 43, 44]
 
 
-def test_files_are_told_apart_by_their_digest(tmp_path: Path) -> None:
+def test_files_differ_by_their_digest(tmp_path: Path) -> None:
     path = tmp_path / "prep.py"
     path.write_text("from beside import f")
     (tmp_path / "beside.py").write_text("def f(rows): return rows")

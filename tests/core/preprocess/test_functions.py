@@ -35,7 +35,7 @@ def test_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "function_offset")
 
 
-def test_a_file_is_run_anew_each_time_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_run_again_each_time_and_leaves_nothing_next_to_it(tmp_path: Path) -> None:
     path = prep(tmp_path, "def f(x): return 1")
     function, before = find_function(f"{path}:f"), find_function(f"{path}:f").inputs()
     assert function.load()(0) == 1
@@ -160,7 +160,7 @@ def test_things_are_counted() -> None:
         (lambda td: [][0], "IndexError: list index out of range", ()),
     ],
 )
-def test_missing_keys_are_told_with_those_there(act, text: str, there: tuple[str, ...]) -> None:
+def test_missing_keys_are_named_with_the_existing_ones(act, text: str, there: tuple[str, ...]) -> None:
     with pytest.raises(LookupError) as caught:
         act(TensorDict({"a": torch.ones(1), "next": {"b": torch.ones(1)}}))
     failed = pickle.loads(pickle.dumps(FunctionFailed.of(caught.value)))

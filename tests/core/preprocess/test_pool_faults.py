@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from acting_work import TASKS, Acting, be_told, die, job_of, once, times_told
+from acting_work import TASKS, Acting, count_set_up, counted_set_ups, die, job_of, once
 
 from rbtool.core.errors import UsageError
 from rbtool.core.format import TedReader
@@ -128,7 +128,7 @@ def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
-def test_whatever_is_raised_is_an_answer_and_the_worker_goes_on(
+def test_an_exception_is_an_answer_and_the_worker_continues(
     pool: Callable[..., WorkerPool], error: BaseException
 ) -> None:
     def act(first: int) -> int:
@@ -143,18 +143,18 @@ def test_whatever_is_raised_is_an_answer_and_the_worker_goes_on(
     assert len(set(found.values())) == 1
 
 
-def test_an_answer_that_cannot_be_sent_is_told(pool: Callable[..., WorkerPool]) -> None:
+def test_an_answer_that_cannot_be_sent_is_a_failure(pool: Callable[..., WorkerPool]) -> None:
     found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
     assert "cannot pickle" in found.pop(2).cause.text
     assert found == all_but(2)
 
 
-def test_tasks_are_begun_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
+def test_tasks_are_assigned_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
     tasks = TASKS[::-1]
     assert [task for task, _ in pool(lambda first: first, workers=1).run("measure", tasks)] == tasks
 
 
-def test_the_member_that_is_called_is_dealt_the_first_task(pool: Callable[..., WorkerPool]) -> None:
+def test_the_worker_that_is_called_gets_the_first_task(pool: Callable[..., WorkerPool]) -> None:
     executor = pool(lambda first: os.getpid(), workers=3)
     called = executor.call("measure", TASKS[0])
     assert answers(executor)[0] == called
@@ -176,10 +176,10 @@ def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: 
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_those_who_replace_lost_members_are_told_the_same(pool: Callable[..., WorkerPool], at_work: bool) -> None:
+def test_replacements_of_lost_workers_get_the_same_set_up(pool: Callable[..., WorkerPool], at_work: bool) -> None:
     executor = pool(lambda first: None, limits=Limits(retries=2))
-    executor.broadcast("use_processor", Acting(times_told, be_told))
-    executor.broadcast("use_processor", Acting(times_told, be_told))
+    executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
+    executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
     seen = set()
     for _, (pid, times) in executor.run("measure", TASKS):
         assert times == 2
@@ -194,13 +194,13 @@ def test_those_who_replace_lost_members_are_told_the_same(pool: Callable[..., Wo
     assert at_work or seen.isdisjoint(pid for pid, _ in again)
 
 
-def test_what_cannot_be_told_is_raised(pool: Callable[..., WorkerPool]) -> None:
+def test_a_broadcast_that_fails_is_raised(pool: Callable[..., WorkerPool]) -> None:
     with pytest.raises(WorkerFailed, match="AttributeError") as caught:
         pool(lambda first: first).broadcast("no such method")
     assert "Traceback" in caught.value.trace
 
 
-def test_a_work_that_does_not_start_is_told_at_once(pool: Callable[..., WorkerPool]) -> None:
+def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., WorkerPool]) -> None:
     def refuse() -> None:
         raise UsageError("not like this")
 
@@ -239,9 +239,9 @@ def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
             os.kill(os.getpid(), signal.SIGKILL)
         return first
 
-    begun = time.monotonic()
+    started = time.monotonic()
     assert answers(pool(act, limits=Limits(retries=0))).pop(2).cause.text == LOST["kill"]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     os.set_blocking(held, True)
     with open(held, "rb") as file:
         assert file.read() == b"here", "at the end of the file nobody has it open"

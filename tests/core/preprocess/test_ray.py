@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting_work import TASKS, Acting, be_told, end_at_20, job_of, surroundings, times_told
+from acting_work import TASKS, Acting, count_set_up, counted_set_ups, end_at_20, job_of, surroundings
 
 import rbtool
 from rbtool.core.errors import UsageError
@@ -40,7 +40,7 @@ def ray() -> Iterator[Any]:
         ray.shutdown()
 
 
-def test_a_missing_ray_is_told_with_how_to_get_it(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_an_error_with_its_installation(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="not installed") as caught:
         RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits())
@@ -48,11 +48,11 @@ def test_a_missing_ray_is_told_with_how_to_get_it(walks: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_survived_by_one_that_is_told_the_same(ray: Any, walks: Path) -> None:
+def test_the_replacement_of_a_lost_worker_gets_the_same_set_up(ray: Any, walks: Path) -> None:
     with RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits(retries=2)) as executor:
         assert executor.call("measure", TASKS[0])["threads"] == 1
-        executor.broadcast("use_processor", Acting(times_told, be_told))
-        executor.broadcast("use_processor", Acting(times_told, be_told))
+        executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
+        executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
         killed, seen = 0, set()
         for _, (pid, times) in executor.run("measure", TASKS):
             assert times == 2
@@ -119,7 +119,7 @@ def test_a_ray_of_our_own_gives_the_same_digest_and_is_left(walks: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_cluster_out_of_reach_is_told(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_out_of_reach_is_an_error(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     ray.shutdown()
     monkeypatch.setenv("RAY_ADDRESS", "auto")

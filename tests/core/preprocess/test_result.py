@@ -174,7 +174,7 @@ def test_the_first_steps_only(walks: Path, tmp_path: Path, steps: int, lengths: 
     assert float(table.total_reward[-1]) == pytest.approx(float(whole["next", "reward"][-lengths[-1] :].sum()))
 
 
-def test_the_return_of_a_cut_episode_is_counted_anew_even_without_reward(walks: Path, tmp_path: Path) -> None:
+def test_the_return_of_a_cut_episode_is_summed_again_even_without_reward(walks: Path, tmp_path: Path) -> None:
     run(walks, lambda td: td.select("action"), tmp_path / "made", num_frames=11)
     expected = TensorDict.load_memmap(walks)["next", "reward"][7:11].sum()
     assert float(open_steps(tmp_path / "made").episodes.total_reward[-1]) == pytest.approx(float(expected))

@@ -93,7 +93,7 @@ def test_what_fails_at_once_leaves_nothing_to_resume(walks: Path, tmp_path: Path
     assert [entry.name for entry in tmp_path.iterdir()] == ["walks"]
 
 
-def test_all_other_chunks_are_done_before_a_failure_is_told(walks: Path, tmp_path: Path) -> None:
+def test_all_other_chunks_are_done_before_a_failure_is_raised(walks: Path, tmp_path: Path) -> None:
     def fails_on_two(td):
         if {3, 5} & set(td["episode"].tolist()):
             raise ValueError(f"episode {td['episode'].max().item()}")
@@ -131,7 +131,7 @@ def cut_short(walks: Path, dest: Path, fail_in) -> Path:
 
 
 @pytest.mark.parametrize("options", [{"chunk_size": 4}, {"seed": 1}, {"num_frames": 30}, {"unit": "episode"}])
-def test_another_run_is_not_gone_on_with(walks: Path, tmp_path: Path, fail_in, options: dict) -> None:
+def test_another_run_is_not_resumed(walks: Path, tmp_path: Path, fail_in, options: dict) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
     with pytest.raises(rbtool.UsageError, match="is another one") as caught:
         run(walks, noisy, tmp_path / "made", resume=True, **options)

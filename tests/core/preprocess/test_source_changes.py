@@ -74,7 +74,7 @@ def test_damage_ends_the_run_as_soon_as_it_is_known(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
 
 
-def test_chunks_of_other_files_are_not_gone_on_with(walks: Path, tmp_path: Path) -> None:
+def test_chunks_of_other_files_are_not_resumed(walks: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mended"
 
     def function(td):

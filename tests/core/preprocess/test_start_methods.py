@@ -128,7 +128,7 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
 
 
 @pytest.mark.parametrize("user_modules", [frozenset(), frozenset(("forked_value",))])
-def test_forked_workers_import_the_users_modules_anew(
+def test_forked_workers_import_the_users_modules_again(
     walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_modules: frozenset[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -199,7 +199,7 @@ def test_another_word_is_refused(walks: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_too_many_processes_are_told(walks: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_too_many_processes_are_an_error(walks: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     def refuse(*arguments: object, **more: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

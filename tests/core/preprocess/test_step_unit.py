@@ -57,7 +57,7 @@ def test_episodes_keep_the_rows_that_bear_their_number(kept: list[int], rows: li
     assert found["done"] == sorted(found["terminated"] + found["truncated"])
 
 
-def test_an_end_that_lies_in_another_block_is_not_marked() -> None:
+def test_an_end_in_another_block_is_not_marked() -> None:
     result = started(keeping([0, 1])).apply(part_of(block_of([4]), 0, 3))
     assert runs_of(result) == [(0, 2, True, False)]
     assert ends(result)["truncated"] == []
@@ -111,7 +111,7 @@ def test_results_that_are_refused(function: Callable[[Any], Any], message: str) 
         started(function).apply(block_of([4, 3, 2]))
 
 
-def test_episodes_of_one_number_cannot_be_told_apart() -> None:
+def test_episodes_of_one_number_cannot_be_separated() -> None:
     with pytest.raises(ResultRefused, match=r"several episodes are numbered 5; .* use --unit episode"):
         started(keeping([0])).apply(block_of([2, 2], ids=[5, 5]))
 

@@ -27,7 +27,7 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-def beside(dest: Path) -> list[str]:
+def entries_next_to(dest: Path) -> list[str]:
     """What is published there; the hidden folder of a run that ended early waits for one that resumes."""
     entries = (entry for entry in dest.parent.iterdir() if entry.suffix not in (".py", ".fifo"))
     return sorted(entry.name for entry in entries if not entry.name.startswith(".made.rbtool-new-"))
@@ -87,7 +87,7 @@ def test_an_error_in_a_worker_names_rows_and_shows_its_traceback(walks: Path, tm
     )
     assert isinstance(caught.value.__cause__, WorkerTrace)
     assert 'prep.py", line 6, in raises' in str(caught.value.__cause__)
-    assert beside(walks) == ["walks"]
+    assert entries_next_to(walks) == ["walks"]
 
 
 def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> None:
@@ -97,15 +97,15 @@ def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> 
     assert str(caught.value) == (
         "a worker process ended with exit status 7 while prep.py:leaves worked on steps 40 to 49 (episodes 8 to 10)"
     )
-    assert beside(walks) == ["walks"]
+    assert entries_next_to(walks) == ["walks"]
 
 
-def test_a_file_that_loads_in_no_worker_is_told_in_one_sentence(walks: Path, tmp_path: Path) -> None:
+def test_a_file_that_loads_in_no_worker_is_an_error_in_one_sentence(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(f"import os\nif os.getpid() != {os.getpid()}: 1 / 0\ndef f(td): return td\n")
     with pytest.raises(rbtool.UsageError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", num_workers=2, chunk_size=10)
     assert str(caught.value) == f"{tmp_path}/prep.py cannot be imported: ZeroDivisionError: division by zero"
-    assert beside(walks) == ["walks"]
+    assert entries_next_to(walks) == ["walks"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_file_that_loads_in_no_worker_is_told_in_one_sentence(walks: Path, tmp
         pytest.param("RLIMIT_FSIZE", "the limit on file size is reached", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_limits_met_in_a_worker_are_told_by_the_parent(
+def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(
     walks: Path, tmp_path: Path, limit: str, message: str, method: str
 ) -> None:
     script = f"""
@@ -140,7 +140,7 @@ assert ("torch" in sys.modules) == (imported or "{method}" == "fork"), "who only
     assert done.returncode == 0, done.stderr
     assert message in done.stdout
     assert ("OutOfSpaceError 6" in done.stdout) == (limit == "RLIMIT_FSIZE")
-    assert beside(walks) == ["walks"]
+    assert entries_next_to(walks) == ["walks"]
 
 
 WAITING = """
@@ -174,4 +174,4 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
         process.wait()
         process.read()
     assert process.returncode == -number
-    assert beside(walks) == ["walks"]
+    assert entries_next_to(walks) == ["walks"]

@@ -47,7 +47,7 @@ def test_every_chunk_is_computed_once(walks: Path, tmp_path: Path, workers: int,
 
 
 def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "begun"
+    folder = tmp_path / "started"
     folder.mkdir()
     first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
 
@@ -66,7 +66,7 @@ def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks:
 
 
 @pytest.mark.parametrize("timeout", [None, 20])
-def test_processes_that_end_in_a_chunk_begun_are_told_with_the_chunk(
+def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
     walks: Path, tmp_path: Path, timeout: float | None
 ) -> None:
     first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
@@ -108,16 +108,16 @@ def test_a_failure_does_not_wait_for_the_source_to_be_verified(
     def function(td):
         raise ValueError("no")
 
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         with pytest.raises(rbtool.RbtoolError, match="ValueError: no"):
             rbtool.preprocess(walks, function, tmp_path / "made", num_workers=0)
-        assert time.monotonic() - begun < 50
+        assert time.monotonic() - started < 50
     finally:
         done.set()
 
 
-def test_beside_hands_over_what_came_of_it() -> None:
+def test_a_background_call_returns_or_raises() -> None:
     assert BackgroundCall(lambda: 3).result() == 3
     with pytest.raises(KeyError):
         BackgroundCall(lambda: {}["missing"]).result()
@@ -139,18 +139,18 @@ def test_what_a_call_in_turn_raises_comes_out() -> None:
             line.finish()
 
 
-def test_leaving_drops_the_calls_that_have_not_begun() -> None:
-    begun, go, found = threading.Event(), threading.Event(), []
+def test_leaving_drops_the_calls_that_have_not_started() -> None:
+    started, go, found = threading.Event(), threading.Event(), []
 
     def first() -> None:
-        begun.set()
+        started.set()
         go.wait(30)
         found.append(0)
 
     with SerialExecutor() as line:
         line.do(first)
         line.do(found.append, 1)
-        begun.wait(30)
+        started.wait(30)
         threading.Timer(0.05, go.set).start()
     assert found == [0]
 
@@ -194,7 +194,7 @@ class Silent(WorkerHandle):
         pass
 
 
-class Deals(Scheduler):
+class PartlyStarted(Scheduler):
     """Workers of which only the first are ever started, as in a cluster with fewer cores."""
 
     def __init__(self, workers: int, started: int) -> None:
@@ -216,7 +216,7 @@ class Deals(Scheduler):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_nobody_waits_for_a_worker_that_never_starts(started: int, ahead: bool) -> None:
     tasks = [Task(index, index, index + 1) for index in range(9)]
-    executor = Deals(3, started)
+    executor = PartlyStarted(3, started)
     if ahead:
         executor.begin(tasks[1:])
         assert executor.call("schema", tasks[0]) == (tasks[0],)
