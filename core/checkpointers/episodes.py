@@ -12,8 +12,8 @@ from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import fs, is_inside, mend, provenance_step
 from ..progress import Silent
 from ..storages import LazyTensorStorage, PackedRecording, Storage, TensorStorage, register_checkpointer
-from ..storages.layout import is_tree
-from ..storages.structure import structure_of
+from ..storages.pytree import tree_spec_of
+from ..storages.tree_files import is_tree
 from ..ted import NEXT, key_name
 from ..torchrl import OWN_FORM, TorchrlKeys, TorchrlReader, torchrl_form, write_torchrl
 from .base import StorageCheckpointerBase
@@ -136,10 +136,10 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         fill_storage(held, reader, reader.filled)
         data: Any = held[:]
         data = self._through_load_hooks(data, target.contents)
-        structure = structure_of(data, target.ndim)
+        structure = tree_spec_of(data, target.ndim)
         if not is_tree(structure):
             raise SchemaError(f"load hooks made a {structure} of the rows, a tensordict is expected")
-        tensors = structure.leaves(data)
+        tensors = structure.flatten(data)
         lead, filled = tensors[0].shape[: target.ndim], reader.filled
         unchanged = tuple(lead) == filled.shape
         target.fill(

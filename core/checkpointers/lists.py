@@ -15,10 +15,11 @@ from ..format import Hasher, fs, load_json, open_regular, read_regular
 from ..format.ted.tree import require_own_files
 from ..storages import CompressedListStorage, ListStorage, Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
-from ..storages.compressed import Packed
-from ..storages.documents import parse, read_dtype, read_shape
-from ..storages.items import Node, NonTensorNode, TensorNode, ValueNode, take_apart
-from ..storages.items import Path as KeyPath
+from ..storages.compressed import CompressedTensor
+from ..storages.item_documents import document_of, read_dtype, read_shape, tree_from
+from ..storages.items import ObjectNode, Tree, tree_of
+from ..storages.pytree import ConstantNode, TensorNode, TreeSpec
+from ..storages.pytree import Path as KeyPath
 from ..ted import file_stem, safe_part
 from .base import StorageCheckpointerBase
 from .folders import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, open_folder
@@ -45,10 +46,10 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Write the checkpoint to the folder `path`, where an older one is replaced at one instant."""
         items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
-        document = _document(_apart(items))
+        document = _document(map(tree_of, items))
         with CheckpointStaging(path) as staging:
             fs.require_space(staging.path, document["bytes"])
-            document["digest"] = _write_tensors(staging.path / _DATA_FILE, _apart(items))
+            document["digest"] = _write_tensors(staging.path / _DATA_FILE, map(tree_of, items))
             fs.write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
             staging.publish_noted()
 
@@ -80,20 +81,16 @@ def _list_storage(storage: Storage) -> ListStorage:
     return storage
 
 
-def _apart(items: Any) -> Iterator[Node]:
-    return (take_apart(item, lambda tensor: tensor) for item in items)
-
-
 def _describe(tensor: torch.Tensor) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
 
 
-def portable_documents(nodes: Iterator[Node], describe: Any) -> Iterator[dict[str, Any]]:
+def portable_documents(trees: Iterator[Tree], describe: Any) -> Iterator[dict[str, Any]]:
     """Describe items with plain JSON; SchemaError names the row of one that cannot be."""
     row = 0
     try:
-        for node in nodes:
-            yield node.document(describe, portable=True)
+        for tree in trees:
+            yield document_of(tree, describe, portable=True)
             row += 1  # here, so that it is right where taking the next item apart fails
     except SchemaError as error:
         raise SchemaError(f"row {row}: {error}", hint=error.hint) from None
@@ -101,12 +98,12 @@ def portable_documents(nodes: Iterator[Node], describe: Any) -> Iterator[dict[st
         raise SchemaError(f"row {row} holds itself, or is nested too deeply for a checkpoint") from None
 
 
-def _document(nodes: Iterator[Node]) -> dict[str, Any]:
+def _document(trees: Iterator[Tree]) -> dict[str, Any]:
     known: dict[str, int] = {}
     kinds: list[Any] = []
     sizes: list[int] = []
     numbers = []
-    for document in portable_documents(nodes, _describe):
+    for document in portable_documents(trees, _describe):
         written = json.dumps(document)
         if written not in known:
             known[written] = len(kinds)
@@ -125,16 +122,16 @@ def _bytes_of(document: Any) -> int:
         nonlocal total
         total += byte_count(read_dtype(about.get("dtype")), read_shape(about.get("shape")))
 
-    parse(document, add)
+    tree_from(document, add)
     return total
 
 
-def _write_tensors(path: Path, nodes: Iterator[Node]) -> str:
+def _write_tensors(path: Path, trees: Iterator[Tree]) -> str:
     """Write the bytes of all tensors and return their digest."""
     descriptor, hasher = fs.create(path), Hasher()
     try:
-        for node in nodes:
-            for _, tensor in node.leaves():
+        for tree in trees:
+            for tensor in tree.leaves:
                 data = tensor_bytes(tensor)
                 fs.write(descriptor, data, path)
                 hasher.update(data)
@@ -200,13 +197,13 @@ class _DataFile:
 
 
 def _read_item(kind: Any, file: _DataFile, what: str) -> Any:
-    return put_together(parse(kind, file.next_tensor), lambda tensor: tensor, what)
+    return put_together(tree_from(kind, file.next_tensor), lambda tensor: tensor, what)
 
 
-def put_together(node: Node, unpack: Any, what: str) -> Any:
+def put_together(tree: Tree, unpack: Any, what: str) -> Any:
     """Build an item, or raise FormatError if its parts contradict each other."""
     try:
-        return node.build(unpack)
+        return tree.unflatten(unpack)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         raise FormatError(f"{what} contradicts itself: {str(error).splitlines()[0]}") from error
 
@@ -240,20 +237,20 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
         SchemaError (a RuntimeError) for an object that would take a pickle.
         """
         source = _compressed(storage)
-        nodes = list(source.nodes())
+        trees = list(source.trees())
         if self._save_hooks:
-            nodes = source.compressed(list(self._through_save_hooks(source, source[:], path)))
-        documents = list(portable_documents(iter(nodes), _describe_compressed))
-        for node in nodes:
-            require_own_files(_stem_path(key) for key, _ in node.leaves())
+            trees = source.compressed(list(self._through_save_hooks(source, source[:], path)))
+        documents = list(portable_documents(iter(trees), _describe_compressed))
+        for tree in trees:
+            require_own_files(map(_stem_path, tree.spec.paths()))
         with CheckpointStaging(path) as staging:
-            fs.require_space(staging.path, sum(packed.nbytes for node in nodes for _, packed in node.leaves()))
+            fs.require_space(staging.path, sum(leaf.nbytes for tree in trees for leaf in tree.leaves))
             _write_json(staging.path / _METADATA, documents)
-            _write_json(staging.path / _INDICES, list(range(len(nodes))))
+            _write_json(staging.path / _INDICES, list(range(len(trees))))
             fs.make_folder(staging.path / _DATA)
             _write_json(staging.path / _DATA / "meta.json", _STACK)
-            for row, node in enumerate(nodes):
-                _write_item(staging.path / _DATA / str(row), node)
+            for row, tree in enumerate(trees):
+                _write_item(staging.path / _DATA / str(row), tree.spec, iter(tree.leaves))
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
@@ -270,11 +267,11 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
         _check_lists(folder, documents, places)
         if len(documents) > target.max_size:
             raise SchemaError(f"{folder} holds {len(documents)} objects; this storage has room for {target.max_size}")
-        nodes = [_read_node(target, folder, place, document) for document, place in zip(documents, places, strict=True)]
+        trees = [_read_tree(target, folder, place, document) for document, place in zip(documents, places, strict=True)]
         if not self._load_hooks:
-            target.replace_nodes(nodes)
+            target.replace_trees(trees)
             return
-        items: Any = [put_together(node, target.unpacked, f"row {row} of {folder}") for row, node in enumerate(nodes)]
+        items: Any = [put_together(tree, target.unpacked, f"row {row} of {folder}") for row, tree in enumerate(trees)]
         for hook in self._load_hooks:
             items = hook(items, out=target[:] or None)
         target.replace_all(list(items))
@@ -290,7 +287,7 @@ def _compressed(storage: Storage) -> CompressedListStorage:
 # Writing -------------------------------------------------------------------------------------------
 
 
-def _describe_compressed(packed: Packed) -> dict[str, Any]:
+def _describe_compressed(packed: CompressedTensor) -> dict[str, Any]:
     """Describe a compressed tensor with TorchRL's tags; the codec is our addition."""
     return {
         "shape": {"__type__": "torch.Size", "value": list(packed.shape)},
@@ -304,28 +301,28 @@ def _write_json(path: Path, document: Any) -> None:
     fs.write_file(path, json.dumps(document, allow_nan=False).encode())
 
 
-def _write_item(folder: Path, node: Node) -> None:
+def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]) -> None:
     """Write one tensordict of vectors of bytes; what has no tensors is in the metadata, and here for TorchRL."""
     fs.make_folder(folder)
     entries: dict[str, Any] = {}
-    for key, child in {_BARE: node}.items() if isinstance(node, TensorNode) else node.children.items():
+    for key, child in {_BARE: spec}.items() if isinstance(spec, TensorNode) else spec.children.items():
         name = safe_part(str(key))
         if isinstance(child, TensorNode):
-            data = to_bytestream(child.payload.data)
+            data = to_bytestream(next(leaves).data)
             entries[name] = {"device": "cpu", "shape": [len(data)], "dtype": "torch.uint8", "is_nested": False}
             fs.write_file(folder / f"{file_stem(name)}.memmap", data)
-        elif isinstance(child, NonTensorNode):
+        elif isinstance(child, ConstantNode):
             entries[name] = {"type": "NonTensorData"}
             _write_non_tensor(folder / file_stem(name), child)
-        elif not isinstance(child, ValueNode):
+        elif not isinstance(child, ObjectNode):
             entries[name] = {"type": "TensorDict"}
-            _write_item(folder / file_stem(name), child)
+            _write_item(folder / file_stem(name), child, leaves)
     _write_json(folder / "meta.json", entries | _NODE)
 
 
-def _write_non_tensor(folder: Path, node: NonTensorNode) -> None:
+def _write_non_tensor(folder: Path, node: ConstantNode) -> None:
     fs.make_folder(folder)
-    value = node.document(_describe_compressed, portable=True)["value"]["value"]
+    value = document_of(Tree(node, []), _describe_compressed, portable=True)["value"]["value"]
     kind = "<class 'tensordict.tensorclass.NonTensorData'>"
     _write_json(folder / "meta.json", {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
 
@@ -350,19 +347,19 @@ def _check_lists(folder: Path, documents: Any, places: Any) -> None:
         raise FormatError(f"{folder / _INDICES} gives the same data to two objects")
 
 
-def _read_node(storage: CompressedListStorage, folder: Path, place: int | None, document: Any) -> Node:
-    def take(about: Mapping[str, Any], path: KeyPath) -> Packed:
+def _read_tree(storage: CompressedListStorage, folder: Path, place: int | None, document: Any) -> Tree:
+    def take(about: Mapping[str, Any], path: KeyPath) -> CompressedTensor:
         if place is None:
             raise CorruptDataError(f"{folder / _INDICES} names no data for an object that has tensors")
         *inner, name = _stem_path(path)
         place_of_leaf = folder.joinpath(_DATA, str(place), *map(file_stem, inner))
         data = _read_leaf(place_of_leaf, name)
         try:
-            return storage.packed(about, data)
+            return storage.compressed_tensor(about, data)
         except FormatError as error:
             raise type(error)(f"{place_of_leaf / name}: {error}", hint=error.hint) from error
 
-    return parse(document, take)
+    return tree_from(document, take)
 
 
 def _read_leaf(folder: Path, name: str) -> bytes:

@@ -14,8 +14,8 @@ from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, Ten
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
 from ..storages.dataset import tensor_of
-from ..storages.describe import structure_from
-from ..storages.structure import Leaf, Structure, TensorDictNode
+from ..storages.pytree import TensorDictNode, TreeSpec
+from ..storages.tree_files import spec_from_json
 from ..ted import NEXT, Field, Key, key_name
 from .lanes import LaneLeaf, Order
 from .storage_rows import rows_of_storage
@@ -90,16 +90,16 @@ def _dtype(field: Field) -> torch.dtype:
     return dtype_named(f"torch.{field.dtype}")
 
 
-def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> Structure:
+def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> TreeSpec:
     """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves.
 
     CorruptDataError if these are not the leaves there are.
     """
     keys = [field.key for field in reader.fields]
     if filled.structure is None:
-        return _nested(keys)
+        return TensorDictNode.nested(keys)
     try:
-        structure = structure_from(filled.structure)
+        structure = spec_from_json(filled.structure)
     except SchemaError:
         if storage is None or not storage.initialized or list(storage.structure.paths()) != keys:
             raise
@@ -107,21 +107,6 @@ def structure_for(storage: TensorStorage | None, reader: StepReader, filled: Fil
     if sorted(structure.paths()) != sorted(keys):
         raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
     return structure
-
-
-def _nested(keys: list[Key]) -> Structure:
-    nest: dict[str, Any] = {}
-    for *folders, name in keys:
-        inner = nest
-        for part in folders:
-            inner = inner.setdefault(part, {})
-        inner[name] = None
-    return _tensordict(nest)
-
-
-def _tensordict(nest: dict[str, Any]) -> Structure:
-    children = {key: Leaf() if inner is None else _tensordict(inner) for key, inner in nest.items()}
-    return TensorDictNode(children, torch.Size([]), None)
 
 
 Fetch: TypeAlias = Callable[[Field, int, int], Array]
@@ -204,5 +189,5 @@ def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, aske
         leaves = [tensor_of(reader.read(field.key, start, stop).copy(), field) for field in ordered]
         for number in range(stop - start):
             row = (start + number + filled.oldest) % filled.length
-            items[row] = structure.build(iter([leaf[number].clone() for leaf in leaves]), torch.Size([]))
+            items[row] = structure.unflatten(iter([leaf[number].clone() for leaf in leaves]), torch.Size([]))
     storage.replace_all(items, capacity=filled.rows, last_row=filled.last_row)

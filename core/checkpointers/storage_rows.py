@@ -17,9 +17,8 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format import Array, EpisodeTable, Manifest, PackedReader, Request, StepReader, created_by
 from ..storages import CompressedListStorage, ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
 from ..storages.cursors import last_row
-from ..storages.describe import describe
-from ..storages.layout import is_tree
-from ..storages.structure import Structure, structure_of
+from ..storages.pytree import TreeSpec, tree_spec_of
+from ..storages.tree_files import is_tree, spec_to_json
 from ..ted import DTYPES, NEXT, REWARD, Field, Key, key_name, role_of
 from .episode_ends import ELSEWHERE, KeyLike, done_keys_of, find_episodes, keys_of, require_keys, role_below_next
 from .folders import article
@@ -114,7 +113,7 @@ class StorageRows(EpisodeRows):
         keys, columns = list(storage.structure.paths()), storage.columns
         self.filled = FilledStorage(
             tuple(storage.shape), math.prod(columns.lead), next_row(storage, columns.lead[0]),
-            describe(storage.structure),
+            spec_to_json(storage.structure),
         )  # fmt: skip
         self._order = Order(storage.rows, math.prod(columns.others), self.filled.oldest)
         fields = fields_of(storage.structure, columns.leaves, storage.ndim)
@@ -140,7 +139,7 @@ def next_row(storage: Any, rows: int) -> int | None:
     return None if last is None else (last + 1) % rows
 
 
-def fields_of(structure: Structure, leaves: Sequence[Any], lead: int) -> list[Field]:
+def fields_of(structure: TreeSpec, leaves: Sequence[Any], lead: int) -> list[Field]:
     """Describe tensors, of whose dimensions `lead` count elements; SchemaError for types that no file can hold."""
     pairs = zip(structure.paths(), leaves, strict=True)
     return [Field(key, _dtype_name(leaf.dtype, key), tuple(leaf.shape[lead:]), role_of(key)) for key, leaf in pairs]
@@ -221,9 +220,9 @@ class RecordingRows(EpisodeRows):
     ) -> None:
         self._recording = recording
         count, first = len(recording), recording[:1]
-        structure = structure_of(first, 1)
-        self.filled = FilledStorage((count,), count, 0, describe(structure))
-        fields = fields_of(structure, structure.leaves(first), 1)
+        structure = tree_spec_of(first, 1)
+        self.filled = FilledStorage((count,), count, 0, spec_to_json(structure))
+        fields = fields_of(structure, structure.flatten(first), 1)
         dones = self._begin(type(recording).__name__, fields, done_keys, reward_keys)
         self._find(Order(count, 1, 0), dones)
 
@@ -254,11 +253,11 @@ class ListRows(EpisodeRows):
         row = next((row for row in range(1, len(storage)) if _looks(storage[row], row) != looks), None)
         if row is not None:
             raise _unlike(f"row {row} of the list has other entries, types or shapes than row 0")
-        structure = structure_of(first)
+        structure = tree_spec_of(first)
         self.filled = FilledStorage(
-            (len(storage),), storage.max_size, next_row(storage, storage.max_size), describe(structure)
+            (len(storage),), storage.max_size, next_row(storage, storage.max_size), spec_to_json(structure)
         )
-        fields = fields_of(structure, structure.leaves(first), 0)
+        fields = fields_of(structure, structure.flatten(first), 0)
         self._order = Order(len(storage), 1, self.filled.oldest)
         self._find(self._order, self._begin(type(storage).__name__, fields, done_keys, reward_keys))
 
@@ -278,11 +277,11 @@ def _looks(item: Any, row: int) -> tuple[Any, ...]:
             f"batch size {list(item.batch_size)}" if isinstance(item, TensorDictBase) else article(type(item).__name__)
         )
         raise _unlike(f"row {row} of the list is {what}")
-    structure = structure_of(item)
+    structure = tree_spec_of(item)
     leaves = tuple(
-        (path, leaf.dtype, leaf.shape) for path, leaf in zip(structure.paths(), structure.leaves(item), strict=True)
+        (path, leaf.dtype, leaf.shape) for path, leaf in zip(structure.paths(), structure.flatten(item), strict=True)
     )
-    return (leaves, describe(structure))
+    return (leaves, spec_to_json(structure))
 
 
 def _unlike(found: str) -> SchemaError:

@@ -11,8 +11,8 @@ from ..errors import FormatError, SchemaError, UsageError
 from ..format import load_json
 from ..storages import LazyMemmapStorage, LazyTensorStorage, Storage, TensorStorage, register_checkpointer
 from ..storages.cursors import last_row
-from ..storages.layout import is_tree
-from ..storages.structure import structure_of
+from ..storages.pytree import tree_spec_of
+from ..storages.tree_files import is_tree
 from ..torchrl import stat_fingerprint
 from .base import StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
@@ -61,8 +61,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             whole = source.columns.leaves
             return Contents(source.structure, source.ndim, whole, [leaf[: source.rows] for leaf in whole], length, last)
         data: Any = without_ragged(self._through_save_hooks(source, source[:], path))
-        structure = structure_of(data)
-        tensors = structure.leaves(data)
+        structure = tree_spec_of(data)
+        tensors = structure.flatten(data)
         return Contents(structure, 0, tensors, tensors, length, last)
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
@@ -84,10 +84,10 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return
         structure, tensors = saved.structure, saved.tensors
         if self._load_hooks:
-            data = with_ragged(structure.build(iter(tensors), saved.lead))
+            data = with_ragged(structure.unflatten(iter(tensors), saved.lead))
             data = self._through_load_hooks(data, target.contents)
-            structure = structure_of(data, target.ndim)
-            tensors = structure.leaves(data)
+            structure = tree_spec_of(data, target.ndim)
+            tensors = structure.flatten(data)
         target.fill(structure, tensors, saved.length, capacity=saved.capacity, last_row=saved.last_row)
 
 
@@ -133,7 +133,7 @@ class SavedTensorRows(StorageRows):
             raise SchemaError(f"{folder} is the checkpoint of a storage that nothing was ever written to")
         if not is_tree(saved.structure):
             raise SchemaError(f"{folder} holds a {saved.structure}; the steps of episodes are tensordicts")
-        storage = TensorStorage(saved.structure.build(iter(saved.tensors), saved.lead), device="auto", ndim=ndim)
+        storage = TensorStorage(saved.structure.unflatten(iter(saved.tensors), saved.lead), device="auto", ndim=ndim)
         last = saved.last_row
         if last is None and cursor is not None:
             last = (cursor - 1) % saved.lead[0]

@@ -15,10 +15,9 @@ from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format import Hasher, load_json
 from ..storages import TensorStorage
 from ..storages.codec import dtype_named, tensor_bytes
-from ..storages.describe import structure_from
-from ..storages.documents import read_shape
-from ..storages.layout import SUFFIX, single_name
-from ..storages.structure import Constant, Leaf, Node, Structure, TensorDictNode, place
+from ..storages.item_documents import read_shape
+from ..storages.pytree import ConstantNode, MappingNode, TensorDictNode, TensorNode, TreeSpec, place
+from ..storages.tree_files import SUFFIX, single_name, spec_from_json
 from ..ted import file_stem
 from ..torchrl import torchrl_form
 from .flat_layout import ROWS, SHAPES
@@ -31,7 +30,7 @@ __all__ = ["Saved", "listed_leaves", "read_contents", "read_length", "verify_ten
 class Saved:
     """What a checkpoint holds: how it is made, what is filled of its tensors, their leading shape, the length."""
 
-    structure: Structure
+    structure: TreeSpec
     tensors: Sequence[torch.Tensor]
     lead: torch.Size
     length: int
@@ -111,21 +110,21 @@ def _verified(folder: Path, manifest: StorageManifest) -> list[torch.Tensor]:
     return tensors
 
 
-def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> Structure:
+def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> TreeSpec:
     """Say how saved data is made; a class that is not loaded here is that of the target."""
     if manifest.structure is None:
         raise CorruptDataError("a manifest of leaves does not say how they belong together")
-    return structure_from(manifest.structure, target.structure if target.initialized and not raw else None)
+    return spec_from_json(manifest.structure, target.structure if target.initialized and not raw else None)
 
 
 def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Saved:
-    structure: Structure
+    structure: TreeSpec
     if metadata.get("is_pytree"):
         leaves = listed_leaves(folder, metadata["metadata"])
         if [leaf.name for leaf in leaves] == [()]:
-            structure = Leaf()
+            structure = TensorNode()
         elif target.initialized:
-            structure = Node({leaf.name[0]: Leaf() for leaf in leaves})
+            structure = MappingNode({leaf.name[0]: TensorNode() for leaf in leaves})
         else:
             raise SchemaError(
                 f"{folder} does not say whether its numbered entries are lists, tuples or dicts",
@@ -187,7 +186,7 @@ def _digest(tensor: torch.Tensor) -> str:
 _FIELDS = "_tensordict"
 
 
-def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[Structure, list[SavedLeaf]]:
+def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[TreeSpec, list[SavedLeaf]]:
     """Read the `meta.json` files of a memory-mapped tensordict, of whose dimensions `lead` count elements.
 
     Returns how the data is made and its leaves; those of differing shapes, where `ragged` allows for them, as
@@ -200,7 +199,7 @@ def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[Structu
 
 def _node(
     root: Path, inside: str, prefix: tuple[str, ...], lead: int, leaves: list[SavedLeaf], ragged: bool
-) -> Structure:
+) -> TreeSpec:
     path = root / f"{inside}meta.json"
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing")
@@ -211,18 +210,18 @@ def _node(
         return _constant(path, document, prefix)
     if (root / inside / _FIELDS / "meta.json").is_file() and "shape" not in document:
         return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves, ragged)  # a tensorclass
-    children: dict[str, Structure] = {}
+    children: dict[str, TreeSpec] = {}
     any_ragged = False
     for name, entry in document.items():
         if not isinstance(entry, dict):
             continue
         if ragged and entry.get("is_nested"):
             leaves += _ragged_leaves(root, inside, (*prefix, name), entry)
-            children[name] = TensorDictNode({ROWS: Leaf(), SHAPES: Leaf()}, torch.Size([]), None)
+            children[name] = TensorDictNode({ROWS: TensorNode(), SHAPES: TensorNode()}, torch.Size([]), None)
             any_ragged = True
         elif "dtype" in entry and "shape" in entry:
             leaves.append(_leaf(root, inside, (*prefix, name), entry))
-            children[name] = Leaf()
+            children[name] = TensorNode()
         elif "type" in entry:
             folder = f"{inside}{_folder(root, inside, name)}/"
             children[name] = _node(root, folder, (*prefix, name), lead, leaves, ragged)
@@ -230,7 +229,7 @@ def _node(
     return TensorDictNode(children, batch[lead:], None)
 
 
-def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) -> Structure:
+def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) -> TreeSpec:
     pickles = [name for name in ("other.pickle", "pickle.pkl") if (path.parent / name).exists()]
     if pickles or "data" not in document or "stack_dim" in document:
         what = f"a pickle, {pickles[0]}," if pickles else "a stack of values that are no tensors"
@@ -239,7 +238,7 @@ def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) 
             if pickles
             else f"{place(prefix)} of {path.parent} is {what}; a storage of tensors cannot hold it"
         )
-    return Constant(document["data"], torch.Size([]), None)
+    return ConstantNode(document["data"], torch.Size([]), None)
 
 
 def _folder(root: Path, inside: str, name: str) -> str:

@@ -17,10 +17,9 @@ from ..errors import CorruptDataError, FormatError
 from ..format import HIDDEN, Count, Hasher, decode, dump_json, fs, is_inside, load_json
 from ..storages import TensorStorage
 from ..storages.codec import dtype_named, tensor_bytes
-from ..storages.describe import describe
-from ..storages.documents import read_shape
-from ..storages.layout import is_tree, leaf_files, single_name, tree_documents
-from ..storages.structure import Structure
+from ..storages.item_documents import read_shape
+from ..storages.pytree import TreeSpec
+from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 
 __all__ = ["METADATA", "Contents", "SavedLeaf", "StorageManifest", "describe_in_place"]
 
@@ -142,7 +141,7 @@ class Contents:
     `ndim` dimensions count elements, of which there are `length`; `last_row` was written last.
     """
 
-    structure: Structure | None
+    structure: TreeSpec | None
     ndim: int
     whole: Sequence[torch.Tensor]
     filled: Sequence[torch.Tensor]
@@ -151,7 +150,7 @@ class Contents:
 
     def write(self, folder: Path) -> set[str]:
         """Write all files into an empty folder and sync them; return those of the leaves, whose digests are noted."""
-        described = None if self.structure is None else describe(self.structure)
+        described = None if self.structure is None else spec_to_json(self.structure)
         documents, leaves = self._documents(), self._leaves()
         fs.require_space(folder, sum(leaf.filled_size for leaf in leaves))
         noted = [_write_leaf(folder, leaf, tensor) for leaf, tensor in zip(leaves, self.filled, strict=True)]
@@ -178,7 +177,7 @@ class Contents:
         return tree_documents(self.structure, [(leaf.dtype, leaf.shape) for leaf in self.whole], lead) | metadata
 
 
-def metadata_bytes(structure: Structure | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
+def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
     """Return `storage_metadata.json`, by which TorchRL knows what kind of data it is and how much."""
     entries = {}
     nest = structure is not None and not is_tree(structure)

@@ -18,7 +18,7 @@ from ..format import ListedFiles, Manifest, PackedReader, TedReader, leaf_path, 
 from ..storages import MappedDataset, PackedStorage, Storage, TensorStorage, register_checkpointer
 from ..storages.columns import plain_column
 from ..storages.dataset import tensordict_of
-from ..storages.structure import structure_of
+from ..storages.pytree import tree_spec_of
 from ..ted import NEXT_DONE, Field, Key
 
 __all__ = [
@@ -185,8 +185,8 @@ class DatasetStorage(TensorStorage):
         """Read the rows from the disk again: edits that stay in this process are gone. CorruptDataError if the dataset
         was replaced since."""
         tensors = self._reopened()
-        structure = structure_of(tensors, self.ndim)
-        self._take(structure, structure.leaves(tensors))
+        structure = tree_spec_of(tensors, self.ndim)
+        self._take(structure, structure.flatten(tensors))
         self._wrapped = tensors
         self.set_length(len(tensors))
 
@@ -205,8 +205,8 @@ class DatasetStorage(TensorStorage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         tensors = self._reopened()
-        structure = structure_of(tensors, self.ndim)
-        self._take(structure, structure.leaves(tensors))
+        structure = tree_spec_of(tensors, self.ndim)
+        self._take(structure, structure.flatten(tensors))
         self._wrapped = tensors
 
 

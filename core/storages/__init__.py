@@ -10,7 +10,7 @@ from .lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from .list_storage import LazyStackStorage, ListStorage
 from .packed import PackedStorage
 from .packed_recording import PackedRecording
-from .structure import Structure, structure_of
+from .pytree import TreeSpec, tree_spec_of
 from .tensor import TensorStorage
 from .write_log import Change, Counter, WriteLog, Written
 
@@ -29,8 +29,8 @@ __all__ = [
     "PackedStorage",
     "StepStorage",
     "Storage",
-    "Structure",
     "TensorStorage",
+    "TreeSpec",
     "WriteLog",
     "Written",
     "as_index",
@@ -41,5 +41,5 @@ __all__ = [
     "register_checkpointer",
     "require_like",
     "rows_of",
-    "structure_of",
+    "tree_spec_of",
 ]

@@ -11,12 +11,12 @@ import torch
 from ..errors import FormatError, SchemaError, UsageError
 from .codec import CODECS, byte_count, codec_of_bytes, tensor_bytes, tensor_from_bytes, to_bytestream
 from .columns import Memory
-from .documents import parse, read_dtype, read_shape
-from .item_states import leaf_of_state, state_of_item
-from .items import Node, Path, ValueNode, take_apart
+from .item_documents import leaf_of_state, read_dtype, read_shape, state_of_item, tree_from
+from .items import ObjectNode, Tree, tree_of
 from .list_storage import ListStorage
+from .pytree import Path
 
-__all__ = ["CompressedListStorage", "Packed"]
+__all__ = ["CompressedListStorage", "CompressedTensor"]
 
 _Bytes: TypeAlias = bytes  # the storage has a method of that name
 
@@ -25,7 +25,7 @@ CUSTOM = "custom"
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class CompressedTensor:
     """A compressed tensor: bytes of a codec of ours, or the uint8 tensor that a custom function gave."""
 
     codec: str
@@ -93,10 +93,10 @@ class CompressedListStorage(ListStorage):
 
     def bytes(self) -> int:
         """Count the compressed bytes of all tensors."""
-        return sum(packed.nbytes for node in self._items for _, packed in node.leaves())
+        return sum(leaf.nbytes for tree in self._items for leaf in tree.leaves)
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every object taken apart, its tensors compressed: what a checkpoint is written from."""
+    def trees(self) -> Iterator[Tree]:
+        """Yield the tree of every object, its tensors compressed: what a checkpoint is written from."""
         return iter(self._items)
 
     # One tensor ------------------------------------------------------------------------------------
@@ -104,34 +104,34 @@ class CompressedListStorage(ListStorage):
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         return self.compressed(items)
 
-    def compressed(self, items: list[Any]) -> list[Node]:
+    def compressed(self, items: list[Any]) -> list[Tree]:
         """Compress objects as a write does, without keeping them."""
-        return [take_apart(item, self._pack) for item in items]
+        return [tree_of(item, self._pack) for item in items]
 
     def _shown(self, item: Any) -> Any:
-        return item.build(self.unpacked)
+        return item.unflatten(self.unpacked)
 
     def _gathered(self, items: list[Any]) -> Any:
-        return [item.build(self.unpacked) for item in items]
+        return [item.unflatten(self.unpacked) for item in items]
 
-    def _pack(self, tensor: torch.Tensor) -> Packed:
+    def _pack(self, tensor: torch.Tensor) -> CompressedTensor:
         shape = tuple(tensor.shape)
         if self.compression_fn is None:
-            return Packed(self.codec, self._codec.compress(tensor_bytes(tensor)), tensor.dtype, shape)
+            return CompressedTensor(self.codec, self._codec.compress(tensor_bytes(tensor)), tensor.dtype, shape)
         data: Any = self.compression_fn(tensor.detach().to(self._place_of_tensors))
         if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 1:
             found = f"{data.dtype} {list(data.shape)}" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
             raise SchemaError(f"compression_fn returned {found}, a vector of torch.uint8 is expected")
-        return Packed(CUSTOM, _apart(data, tensor), tensor.dtype, shape)
+        return CompressedTensor(CUSTOM, _apart(data, tensor), tensor.dtype, shape)
 
-    def unpacked(self, packed: Packed) -> torch.Tensor:
+    def unpacked(self, packed: CompressedTensor) -> torch.Tensor:
         """Make a compressed tensor again; CorruptDataError if its bytes were damaged."""
         if isinstance(packed.data, torch.Tensor):
             return self._unpack_custom(packed)
         data = CODECS[packed.codec]().decompress(packed.data, byte_count(packed.dtype, packed.shape))
         return tensor_from_bytes(data, packed.dtype, packed.shape).to(self._place_of_tensors)
 
-    def _unpack_custom(self, packed: Packed) -> torch.Tensor:
+    def _unpack_custom(self, packed: CompressedTensor) -> torch.Tensor:
         if self.decompression_fn is None:
             raise UsageError("the data was compressed by a function; this storage has no decompression_fn to undo it")
         about = {
@@ -144,7 +144,7 @@ class CompressedListStorage(ListStorage):
     def _place_of_tensors(self) -> torch.device:
         return self.device or torch.device("cpu")
 
-    def packed(self, document: Mapping[str, Any], data: _Bytes) -> Packed:
+    def compressed_tensor(self, document: Mapping[str, Any], data: _Bytes) -> CompressedTensor:
         """Make a compressed tensor of its bytes and what is recorded of it.
 
         TorchRL records no codec: it is that of this storage's `decompression_fn`, if there is one, or shows in the
@@ -161,11 +161,11 @@ class CompressedListStorage(ListStorage):
                     hint="make the storage with the function that undoes it",
                 )
             vector = tensor_from_bytes(data, torch.uint8, (len(data),))
-            return Packed(CUSTOM, vector.to(self._place_of_tensors), dtype, shape)
+            return CompressedTensor(CUSTOM, vector.to(self._place_of_tensors), dtype, shape)
         if not isinstance(codec, str) or codec not in CODECS:
             raise FormatError(f"the codec {codec!r} is not known; known are {', '.join(CODECS)}")
         CODECS[codec]().refuse_too_few(data, byte_count(dtype, shape))
-        return Packed(codec, data, dtype, shape)
+        return CompressedTensor(codec, data, dtype, shape)
 
     # State -----------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class CompressedListStorage(ListStorage):
 
         An item of `_storage` is a compressed tensor, a dict of them by dotted path, or another object as it is.
         """
-        states = [state_of_item(node, Packed.document) for node in self._items]
+        states = [state_of_item(tree, CompressedTensor.document) for tree in self._items]
         return {"_storage": [_as_tensors(kept) for kept, _ in states], "_metadata": [about for _, about in states]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -186,21 +186,21 @@ class CompressedListStorage(ListStorage):
         self.require_room(len(saved))
         if len(saved) != len(abouts):
             raise SchemaError(f"the state holds {len(saved)} objects and describes {len(abouts)}")
-        self._take_over([self._node(state, about) for state, about in zip(saved, abouts, strict=True)])
+        self._take_over([self._tree(state, about) for state, about in zip(saved, abouts, strict=True)])
 
-    def _node(self, state: Any, about: Any) -> Node:
+    def _tree(self, state: Any, about: Any) -> Tree:
         if isinstance(about, Mapping) and about.get("type") == "other":
-            return ValueNode(state)
+            return Tree(ObjectNode(state), [])
 
-        def take(document: Mapping[str, Any], path: Path) -> Packed:
-            return self.packed(document, to_bytestream(leaf_of_state(state, path)))
+        def take(document: Mapping[str, Any], path: Path) -> CompressedTensor:
+            return self.compressed_tensor(document, to_bytestream(leaf_of_state(state, path)))
 
-        return parse(about, take, portable=False)
+        return tree_from(about, take, portable=False)
 
-    def replace_nodes(self, nodes: list[Node]) -> None:
+    def replace_trees(self, trees: list[Tree]) -> None:
         """Forget all objects and keep these, whose tensors are compressed already; SchemaError if there is no room."""
-        self.require_room(len(nodes))
-        self._take_over(nodes)
+        self.require_room(len(trees))
+        self._take_over(trees)
 
 
 def _apart(made: Any, source: torch.Tensor) -> Any:
@@ -211,8 +211,8 @@ def _apart(made: Any, source: torch.Tensor) -> Any:
 
 
 def _as_tensors(kept: Any) -> Any:
-    if isinstance(kept, Packed):
+    if isinstance(kept, CompressedTensor):
         return kept.as_tensor
-    if isinstance(kept, dict) and all(isinstance(packed, Packed) for packed in kept.values()):
+    if isinstance(kept, dict) and all(isinstance(packed, CompressedTensor) for packed in kept.values()):
         return {path: packed.as_tensor for path, packed in kept.items()}
     return kept

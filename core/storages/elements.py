@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import MissingKeyError, SchemaError
 from .cursors import last_of_repeats
-from .structure import structure_of
+from .pytree import tree_spec_of
 from .write_log import Change, Reports
 
 __all__ = [
@@ -109,8 +109,8 @@ def _stacked(elements: list[Any]) -> Any:
 
 def require_like(data: Any, like: Any) -> None:
     """Raise SchemaError unless `data` has the keys, element types and shapes of `like`."""
-    structure = structure_of(like)
-    for path, found, expected in zip(structure.paths(), structure.leaves(data), structure.leaves(like), strict=True):
+    structure = tree_spec_of(like)
+    for path, found, expected in zip(structure.paths(), structure.flatten(data), structure.flatten(like), strict=True):
         if (found.dtype, found.shape) != (expected.dtype, expected.shape):
             name = ".".join(path) or "the tensor"
             raise SchemaError(

@@ -17,11 +17,11 @@ from tensordict import LazyStackedTensorDict
 from ..errors import SchemaError, UsageError
 from .base import Storage
 from .columns import Columns, zeros
-from .layout import leaf_files
 from .memory_maps import MemoryMaps
-from .structure import Path as Place
-from .structure import Structure, TensorDictNode, structure_of
+from .pytree import Path as Place
+from .pytree import TensorDictNode, TreeSpec, tree_spec_of
 from .tensor import TensorStorage
+from .tree_files import leaf_files
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "Schema"]
 
@@ -112,15 +112,15 @@ class LazyTensorStorage(TensorStorage):
             data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
         if isinstance(data, LazyStackedTensorDict):
             data = data.contiguous()
-        structure = structure_of(data, self.ndim if rows else self.ndim - 1)
-        leaves = structure.leaves(data)
+        structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
+        leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
             raise SchemaError("a tensor without dimensions was given as rows; its first dimension must count them")
         if self.device == "auto" and leaves:
             self.device = leaves[0].device
         self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
 
-    def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
+    def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         lanes = {shape[: self.ndim - 1] for _, shape in rows}
         if len(lanes) != 1 or len(min(lanes)) != self.ndim - 1 or not math.prod(min(lanes)):
             shapes = ", ".join(str(list(shape)) for _, shape in rows) or "no tensor"
@@ -139,7 +139,7 @@ class LazyTensorStorage(TensorStorage):
         self.max_size = capacity * math.prod(lane)
 
     def _make(
-        self, structure: Structure, wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], lead: tuple[int, ...]
+        self, structure: TreeSpec, wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], lead: tuple[int, ...]
     ) -> list[torch.Tensor]:
         """Make tensors of these types and shapes, all zeros."""
         if self._maps is not None:
@@ -159,7 +159,7 @@ class LazyTensorStorage(TensorStorage):
         self._take(structure, leaves)
         self.max_size = math.prod(self.columns.lead)
 
-    def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
+    def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
         super()._go_back(structure, columns)
         if columns is None:
             self.max_size = self._asked
@@ -183,8 +183,8 @@ class LazyTensorStorage(TensorStorage):
         except SchemaError:
             if self.schema == "fixed":
                 raise
-        brought = structure_of(data, len(lead))
-        values = dict(zip(brought.paths(), brought.leaves(data), strict=True))
+        brought = tree_spec_of(data, len(lead))
+        values = dict(zip(brought.paths(), brought.flatten(data), strict=True))
         self._grow(self.structure.joined(brought.placed(self.device)), values, len(lead))
         columns = self.columns
         found = [
@@ -194,7 +194,7 @@ class LazyTensorStorage(TensorStorage):
         columns.check(found, lead)
         return found
 
-    def _grow(self, structure: Structure, values: Mapping[Place, torch.Tensor], lead: int) -> None:
+    def _grow(self, structure: TreeSpec, values: Mapping[Place, torch.Tensor], lead: int) -> None:
         """Make columns, all zeros, for the entries that only `structure` has; `lead` dimensions count elements."""
         columns, known = self.columns, dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
         paths = list(structure.paths())

@@ -13,8 +13,8 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import IndexedStorage
 from .cursors import as_index, grown_rows, rows_of
 from .elements import NoRowsError, objects_of
-from .item_states import item_of_state, items_of_states, state_of_item
-from .items import Node, moved, take_apart
+from .item_documents import item_of_state, items_of_states, state_of_item
+from .items import Tree, to_device, tree_of
 
 __all__ = ["LazyStackStorage", "ListStorage", "NoRowsError"]
 
@@ -118,7 +118,7 @@ class ListStorage(IndexedStorage):
 
         `alone` says that they replace all that is there.
         """
-        return items if self.device is None else [moved(item, self.device) for item in items]
+        return items if self.device is None else [to_device(item, self.device) for item in items]
 
     def _place(self, rows: slice | torch.Tensor, grown: int, kept: list[Any]) -> None:
         """Put prepared objects in place; a reader never sees a row without its object."""
@@ -157,16 +157,16 @@ class ListStorage(IndexedStorage):
 
     # State -----------------------------------------------------------------------------------------
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every object taken apart, its tensors by reference: what a checkpoint is written from."""
-        return (take_apart(item, lambda tensor: tensor) for item in self._items)
+    def trees(self) -> Iterator[Tree]:
+        """Yield the tree of every object, its tensors by reference: what a checkpoint is written from."""
+        return map(tree_of, self._items)
 
     def save_state(self) -> dict[str, Any]:
         """Return `_storage`, a list, and `_metadata`, which describes it; tensors stand there by reference.
 
         An item of `_storage` is a tensor, a dict of an object's tensors by dotted path, or another object as it is.
         """
-        states = [state_of_item(node) for node in self.nodes()]
+        states = [state_of_item(tree) for tree in self.trees()]
         return {"_storage": [tensors for tensors, _ in states], "_metadata": [about for _, about in states]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -26,9 +26,8 @@ import torch
 from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
 from ..format import HIDDEN, Count, decode, fs, load_json
 from .codec import dtype_named
-from .describe import describe, structure_from
-from .layout import leaf_files, tree_documents
-from .structure import Structure
+from .pytree import TreeSpec
+from .tree_files import leaf_files, spec_from_json, spec_to_json, tree_documents
 
 __all__ = ["MemoryMaps"]
 
@@ -85,7 +84,7 @@ class MemoryMaps:
 
     def make(
         self,
-        structure: Structure,
+        structure: TreeSpec,
         wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]],
         lead: tuple[int, ...],
         *,
@@ -143,17 +142,17 @@ class MemoryMaps:
             fs.replace_file(folder / name, document)
         self._documents |= documents.keys()
 
-    def _publish(self, folder: Path, structure: Structure) -> None:
+    def _publish(self, folder: Path, structure: TreeSpec) -> None:
         leaves = [[name, str(file.dtype), list(file.shape)] for name, file in self._files.items()]
         fs.make_folder(folder / HIDDEN)
-        document = {"structure": describe(structure), "leaves": leaves}
+        document = {"structure": spec_to_json(structure), "leaves": leaves}
         fs.replace_file(folder / _PUBLISHED, json.dumps(document).encode())
 
-    def joined(self) -> tuple[Structure, list[torch.Tensor]]:
+    def joined(self) -> tuple[TreeSpec, list[torch.Tensor]]:
         """Open what another process made in the folder."""
         path = self.make_folder() / _PUBLISHED
         document = decode(_Published, load_json(path), str(path))
-        structure = structure_from(document.structure)
+        structure = spec_from_json(document.structure)
         names = leaf_files(structure)
         if [name for name, _, _ in document.leaves] != names:
             raise FormatError(f"{path} lists other files than its structure has", hint="make a new storage")

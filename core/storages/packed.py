@@ -21,7 +21,7 @@ from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 from .dataset import Pages, exceeds_memory, tensordict_of
 from .packed_recording import PackedRecording
-from .structure import Structure, structure_of
+from .pytree import TreeSpec, tree_spec_of
 
 __all__ = ["Numbers", "PackedLeaves", "PackedStorage"]
 
@@ -349,7 +349,7 @@ class PackedStorage(IndexedStorage):
                 found = [leaf.to(self.device) for leaf in found]
         if len(batch) != 1:
             found = [leaf.reshape((*batch, *leaf.shape[1:])) for leaf in found]
-        built: TensorDict = self._structure.build(iter(found), batch)
+        built: TensorDict = self._structure.unflatten(iter(found), batch)
         return built
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
@@ -396,9 +396,9 @@ class PackedStorage(IndexedStorage):
             )
 
 
-def _structure(fields: tuple[Field, ...]) -> tuple[Structure, list[Field]]:
+def _structure(fields: tuple[Field, ...]) -> tuple[TreeSpec, list[Field]]:
     """Say how the tensors of a batch belong together, and in which order."""
     by_path = {field.key: field for field in fields}
     nothing = {key: torch.empty((0, *field.shape)) for key, field in by_path.items()}
-    structure = structure_of(tensordict_of(nothing, (0,)), 1)
+    structure = tree_spec_of(tensordict_of(nothing, (0,)), 1)
     return structure, [by_path[path] for path in structure.paths()]

@@ -19,7 +19,7 @@ from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Ke
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
 from .dataset import tensor_of, tensordict_of
-from .structure import structure_of
+from .pytree import tree_spec_of
 from .write_log import Change
 
 __all__ = ["PackedRecording"]
@@ -110,8 +110,8 @@ class PackedRecording(IndexedStorage):
         if not isinstance(data, TensorDictBase):
             raise SchemaError(f"a recording takes tensordicts, found a {type(data).__name__}")
         found: dict[Key, Array] = {}
-        structure = structure_of(data)
-        for path, value in zip(structure.paths(), structure.leaves(data), strict=True):
+        structure = tree_spec_of(data)
+        for path, value in zip(structure.paths(), structure.flatten(data), strict=True):
             if path != _INDEX:
                 found[path] = _array(value)
         return found | missing_flags(found)

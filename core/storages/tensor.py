@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from ..errors import SchemaError, UsageError
 from .columns import Columns
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
-from .structure import Structure, structure_of
+from .pytree import TreeSpec, tree_spec_of
 from .tensor_state import TensorState
 from .write_log import Counter
 
@@ -50,8 +50,8 @@ class TensorStorage(TensorState):
         if storage is None:
             raise UsageError("a TensorStorage needs tensors to wrap, found None")
         self._begin(ndim)
-        structure = structure_of(storage, ndim)
-        self._take(structure, structure.leaves(storage))
+        structure = tree_spec_of(storage, ndim)
+        self._take(structure, structure.flatten(storage))
         lead = self.columns.lead
         super().__init__(math.prod(lead), checkpointer, compilable)
         if max_size not in (None, lead[0], self.max_size):
@@ -68,11 +68,11 @@ class TensorStorage(TensorState):
             raise UsageError(f"ndim is {ndim}; at least the first dimension counts elements")
         self.ndim = ndim
         self._filled = Counter()
-        self._structure: Structure | None = None
+        self._structure: TreeSpec | None = None
         self._columns: Columns | None = None
         self._wrapped = None
 
-    def _take(self, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
+    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
         """Make these tensors the contents. They must share their leading dimensions."""
         leads = {leaf.shape[: self.ndim] for leaf in leaves}
         if len(leads) != 1 or len(min(leads)) != self.ndim:
@@ -95,7 +95,7 @@ class TensorStorage(TensorState):
         return self._columns  # type: ignore[return-value]  # initialized means that they are there
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> TreeSpec:
         """How the data is made; SchemaError before the first write to a lazy storage."""
         if self._structure is None:
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
@@ -120,7 +120,7 @@ class TensorStorage(TensorState):
         """All tensors, valid rows or not, put together as the data is; None before the first write."""
         if self._wrapped is None and self.initialized:
             columns = self.columns
-            self._wrapped = self.structure.build(iter(columns.leaves), columns.lead)
+            self._wrapped = self.structure.unflatten(iter(columns.leaves), columns.lead)
         return self._wrapped
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class TensorStorage(TensorState):
             index = as_index(index, self.ndim)
         columns = self.columns
         found, batch = columns.read(index, self._filled.value)
-        return self.structure.build(iter(found), batch)
+        return self.structure.unflatten(iter(found), batch)
 
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
@@ -154,7 +154,7 @@ class TensorStorage(TensorState):
             return self
         size = torch.Size([len(self)])
         flat = [leaf[: self.rows].flatten(0, self.ndim - 1) for leaf in self.columns.leaves]
-        return TensorStorage(self.structure.build(iter(flat), size), device="auto", compilable=self.compilable)
+        return TensorStorage(self.structure.unflatten(iter(flat), size), device="auto", compilable=self.compilable)
 
     # Writing ---------------------------------------------------------------------------------------
 

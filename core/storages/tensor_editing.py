@@ -13,7 +13,7 @@ from ..errors import MissingKeyError, SchemaError
 from .base import IndexedStorage
 from .columns import Columns, zeros
 from .cursors import as_index, rows_of
-from .structure import Node, Path, Structure, TensorDictNode, structure_of
+from .pytree import MappingNode, Path, TensorDictNode, TreeSpec, tree_spec_of
 
 __all__ = ["TensorEditing"]
 
@@ -25,8 +25,8 @@ class TensorEditing(IndexedStorage):
     """
 
     device: Any
-    _structure: Structure | None
-    _declared: Structure | None = None
+    _structure: TreeSpec | None
+    _declared: TreeSpec | None = None
     """How the data is made without the entries that were added; None if there never were any."""
 
     @property
@@ -41,7 +41,7 @@ class TensorEditing(IndexedStorage):
 
     @property
     @abstractmethod
-    def structure(self) -> Structure:
+    def structure(self) -> TreeSpec:
         """How the data is made."""
 
     @property
@@ -50,7 +50,7 @@ class TensorEditing(IndexedStorage):
         """The number of valid rows."""
 
     @abstractmethod
-    def _take(self, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
+    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
         """Make these tensors the contents."""
 
     def _make_room(self, rows: slice | torch.Tensor) -> None:
@@ -69,10 +69,10 @@ class TensorEditing(IndexedStorage):
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
             raise IndexError(f"{len(index)} coordinates given, elements have {depth} dimensions")
-        if label and isinstance(structure, Node) and label in structure.children and label not in list(data.keys()):
+        if isinstance(structure, MappingNode) and label in structure.children and label not in list(data.keys()):
             kept = list(structure.paths()).index((label,))
             structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
-        values = structure.leaves(data)
+        values = structure.flatten(data)
         if kept is not None:
             values.insert(kept, columns.leaves[kept][: self.rows].transpose(0, dim)[index])
         columns.write_cells(index, self.rows, values, depth=depth, dim=dim, whole=kept)
@@ -107,7 +107,7 @@ class TensorEditing(IndexedStorage):
         if is_tensor_collection(data):
             return len(data.batch_size) < self.ndim + len(self._tail)
         try:
-            pairs = zip(self.structure.leaves(data), self.columns.leaves, strict=True)
+            pairs = zip(self.structure.flatten(data), self.columns.leaves, strict=True)
         except SchemaError:  # the write says what is wrong
             return False
         return any(value.dim() < leaf.dim() for value, leaf in pairs)
@@ -128,7 +128,7 @@ class TensorEditing(IndexedStorage):
             return data.expand(lead + tail).reshape(flat + tail)
         structure, columns = self.structure, self.columns
         try:
-            values = structure.leaves(data)
+            values = structure.flatten(data)
             if {
                 value.shape[: value.dim() - leaf.dim() + self.ndim]
                 for value, leaf in zip(values, columns.leaves, strict=True)
@@ -140,7 +140,7 @@ class TensorEditing(IndexedStorage):
         except SchemaError:  # the write says what is wrong
             return data
         fitting = [value.reshape(*flat, *value.shape[len(lead) :]) for value in spread]
-        return structure.build(iter(fitting), flat)
+        return structure.unflatten(iter(fitting), flat)
 
     # Entries ---------------------------------------------------------------------------------------
 
@@ -167,16 +167,16 @@ class TensorEditing(IndexedStorage):
                     f"{'.'.join(path)!r} is {list(value.shape)}, expected is {list(self.shape)} in front: "
                     "a new entry is one of all elements"
                 )
-        self._begin_entries(structure_of(_nested(values, self.shape, self.structure), self.ndim), values)
+        self._begin_entries(tree_spec_of(_nested(values, self.shape, self.structure), self.ndim), values)
         for path, value in values.items():
             self.editable(path).copy_(value)
 
     @property
     def _takes_entries(self) -> bool:
         """Whether entries can be added: the storage has rows and no other process shares them."""
-        return self.initialized and isinstance(self._structure, Node) and self.rows > 0 and not self.shared
+        return self.initialized and isinstance(self._structure, MappingNode) and self.rows > 0 and not self.shared
 
-    def _begin_entries(self, brought: Structure, values: Mapping[Path, torch.Tensor]) -> None:
+    def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor]) -> None:
         """Make columns, all zeros, for the entries that only `brought` has, like those of `values`."""
         columns, declared = self.columns, self._declared or self.structure
         known = dict(zip(self.structure.paths(), columns.leaves, strict=True))
@@ -198,21 +198,21 @@ class TensorEditing(IndexedStorage):
         if isinstance(index, int | tuple) or rows_of(index, self.rows, self.columns.lead[0]) != slice(0, self.rows):
             return
         try:
-            brought = structure_of(data, self.ndim)
+            brought = tree_spec_of(data, self.ndim)
         except SchemaError:  # the write raises the error
             return
-        values = dict(zip(brought.paths(), brought.leaves(data), strict=True))
+        values = dict(zip(brought.paths(), brought.flatten(data), strict=True))
         if values.keys() - set(self.structure.paths()) and all(v.dim() >= self.ndim for v in values.values()):
             self._begin_entries(brought, values)
 
     def _taken_apart(self, data: Any) -> list[torch.Tensor]:
         """Return the tensors of data; SchemaError if it has not the entries that the rows have, or had at first."""
         try:
-            return self.structure.leaves(data)
+            return self.structure.flatten(data)
         except SchemaError:
             if not self._leave_out_added(data):
                 raise
-            return self.structure.leaves(data)
+            return self.structure.flatten(data)
 
     def _leave_out_added(self, data: Any) -> bool:
         """Drop the added entries if the data lacks exactly these; return whether it did."""
@@ -220,7 +220,7 @@ class TensorEditing(IndexedStorage):
         if declared is None or declared is self._structure:
             return False
         try:
-            declared.leaves(data)
+            declared.flatten(data)
         except SchemaError:
             return False
         known = dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
@@ -228,7 +228,7 @@ class TensorEditing(IndexedStorage):
         return True
 
 
-def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: Structure) -> Any:
+def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: TreeSpec) -> Any:
     """Make a nest of the root's kind of tensors by path."""
     found: dict[str, Any] = {}
     for path, value in values.items():

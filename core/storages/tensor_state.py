@@ -10,9 +10,9 @@ import torch
 
 from ..errors import SchemaError
 from .columns import Columns
-from .describe import describe, structure_from
-from .structure import Leaf, Node, Structure, TensorDictNode, place
+from .pytree import MappingNode, TensorDictNode, TensorNode, TreeSpec, place
 from .tensor_editing import TensorEditing
+from .tree_files import spec_from_json, spec_to_json
 from .write_log import Counter
 
 __all__ = [
@@ -36,39 +36,26 @@ def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
 
 
 def saved_tensors(
-    saved: Any, description: Mapping[str, Any] | None, like: Structure | None
-) -> tuple[Structure, list[torch.Tensor]]:
+    saved: Any, description: Mapping[str, Any] | None, like: TreeSpec | None
+) -> tuple[TreeSpec, list[torch.Tensor]]:
     """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
 
     Classes that are not loaded are taken from `like`, how the data of the receiver is made.
     """
     if isinstance(saved, torch.Tensor):
-        return Leaf(), [saved]
+        return TensorNode(), [saved]
     tensors = {name: value for name, value in dict(saved).items() if not name.startswith("__")}
-    structure = structure_from(description, like) if description else _nested(list(tensors))
+    if description:
+        structure = spec_from_json(description, like)
+    else:
+        structure = TensorDictNode.nested(tuple(name.split(".")) for name in tensors)
     names = [".".join(path) for path in structure.paths()]
     if sorted(names) != sorted(tensors):
         raise SchemaError(f"the state holds {', '.join(tensors)}; it says that it holds {', '.join(names)}")
     return structure, [tensors[name] for name in names]
 
 
-def _nested(names: Sequence[str]) -> Structure:
-    nest: dict[str, Any] = {}
-    for name in names:
-        *folders, last = name.split(".")
-        inner = nest
-        for part in folders:
-            inner = inner.setdefault(part, {})
-        inner[last] = None
-    return _tensordict(nest)
-
-
-def _tensordict(nest: Mapping[str, Any]) -> Node:
-    children = {key: Leaf() if inner is None else _tensordict(inner) for key, inner in nest.items()}
-    return TensorDictNode(children, torch.Size([]), None)
-
-
-def in_order(names: Sequence[str], structure: Structure, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def in_order(names: Sequence[str], structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors, which belong together like `structure`, in the order of `names`."""
     found = {".".join(path): tensor for path, tensor in zip(structure.paths(), tensors, strict=True)}
     if sorted(found) != sorted(names):
@@ -77,16 +64,16 @@ def in_order(names: Sequence[str], structure: Structure, tensors: Sequence[torch
 
 
 def with_numbers(
-    key: str | None, structure: Structure, tensors: Sequence[torch.Tensor], columns: Columns
-) -> tuple[Structure, Sequence[torch.Tensor]]:
+    key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
+) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
     """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
     if key is None or key not in columns.names or not tensors:
         return structure, tensors
-    if not isinstance(structure, Node) or key in structure.children:
+    if not isinstance(structure, MappingNode) or key in structure.children:
         return structure, tensors
     like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
     numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
-    structure = structure.with_children({**structure.children, key: Leaf()})
+    structure = structure.with_children({**structure.children, key: TensorNode()})
     return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
 
 
@@ -98,7 +85,7 @@ def rows_to_fill(length: int, columns: Columns, max_size: int) -> int:
     return rows
 
 
-def refuse_other_constants(ours: Structure, saved: Structure) -> None:
+def refuse_other_constants(ours: TreeSpec, saved: TreeSpec) -> None:
     """Raise SchemaError if what is no tensor differs between a storage and what was saved of another."""
     known = dict(ours.constants())
     for path, value in saved.constants():
@@ -127,7 +114,7 @@ class TensorState(TensorEditing):
             "_storage": named_tensors(self.columns.names, self.columns.leaves),
             "_len": len(self),
             "initialized": True,
-            "_structure": describe(self.structure),
+            "_structure": spec_to_json(self.structure),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +131,7 @@ class TensorState(TensorEditing):
             self.fill(structure, tensors, int(state["_len"]), capacity=capacity)
 
     def fill(
-        self, structure: Structure, tensors: Sequence[torch.Tensor], length: int, write: _Write = None, *,
+        self, structure: TreeSpec, tensors: Sequence[torch.Tensor], length: int, write: _Write = None, *,
         capacity: int | None = None, last_row: int | None = None,
     ) -> None:  # fmt: skip
         """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
@@ -185,9 +172,9 @@ class TensorState(TensorEditing):
         self._filled.value = rows_to_fill(length, self.columns, self.max_size)
         self.mark_replaced(self._filled.value % self.columns.lead[0])
 
-    def _allocate(self, structure: Structure, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
+    def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         """Make tensors for rows of these types and shapes."""
 
-    def _go_back(self, structure: Structure | None, columns: Columns | None) -> None:
+    def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
         """Return to the tensors of before, because the write that new ones were made for failed."""
         self._structure, self._columns, self._wrapped = structure, columns, None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from ..storages import structure_of
+from ..storages import tree_spec_of
 
 __all__ = ["LANES", "Listener", "episode_steps", "overwrite", "same", "sample_rows", "spoiled"]
 
@@ -17,14 +17,14 @@ LANES = 3
 
 def same(one: Any, other: Any) -> bool:
     """Tell whether two nests of tensors have the same leaves, bit for bit and type for type."""
-    structure = structure_of(one)
-    pairs = zip(structure.leaves(one), structure.leaves(other), strict=True)
+    structure = tree_spec_of(one)
+    pairs = zip(structure.flatten(one), structure.flatten(other), strict=True)
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def overwrite(rows: Any) -> None:
     """Set every number of a nest of tensors to 0, in place."""
-    for leaf in structure_of(rows).leaves(rows):
+    for leaf in tree_spec_of(rows).flatten(rows):
         leaf.copy_(torch.zeros_like(leaf))
 
 
@@ -56,11 +56,11 @@ def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
 def spoiled(kind: str, ndim: int) -> Iterator[Any]:
     """Make two rows in which one tensor is wider than elsewhere: each of them in turn."""
     rows = sample_rows(kind, [50, 51], ndim)
-    structure = structure_of(rows, ndim)
-    leaves = structure.leaves(rows)
+    structure = tree_spec_of(rows, ndim)
+    leaves = structure.flatten(rows)
     for place, leaf in enumerate(leaves):
         wide = leaf.unsqueeze(-1).expand(*leaf.shape, 2).clone()
-        yield structure.build(iter([*leaves[:place], wide, *leaves[place + 1 :]]), leaves[0].shape[:ndim])
+        yield structure.unflatten(iter([*leaves[:place], wide, *leaves[place + 1 :]]), leaves[0].shape[:ndim])
 
 
 def episode_steps(first: int, count: int, every: int = 5) -> TensorDict:

@@ -18,7 +18,7 @@ from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, Usage
 from rbtool.core.format import Manifest, Origin, PackedSchema, RowCodec, TedReader, digest_file, write_dataset
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.storages import PackedStorage, dataset_tensors, packed
-from rbtool.core.storages.structure import structure_of
+from rbtool.core.storages.pytree import tree_spec_of
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.storages import ROWS, StorageTests
 from rbtool.core.testing.walks import write_walks
@@ -51,8 +51,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    structure = structure_of(expected)
-    for name, one, other in zip(structure.paths(), structure.leaves(found), structure.leaves(expected), strict=True):
+    structure = tree_spec_of(expected)
+    for name, one, other in zip(structure.paths(), structure.flatten(found), structure.flatten(expected), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape), name
         bits = [leaf.contiguous().reshape(-1).view(torch.uint8) if leaf.numel() else leaf for leaf in (one, other)]
         assert torch.equal(*bits), name
