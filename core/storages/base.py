@@ -24,9 +24,9 @@ _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 
 
 def register_checkpointer(storage_class: type[Any], factory: Callable[[], Any]) -> None:
-    """Say what makes the checkpointer of a storage, of this class or derived from it, that was given none.
+    """Register what makes the default checkpointer of storages of this class and of classes derived from it.
 
-    Checkpointers know storages and not the other way round: they register when `core.checkpointers` is imported.
+    Storages do not import checkpointers: these register when `core.checkpointers` is imported.
     """
     _CHECKPOINTERS[storage_class] = factory
 
@@ -320,7 +320,7 @@ class Storage(Entries, Saving, ABC):
         return self
 
     def contains(self, item: Any) -> Any:
-        """Tell whether an element is valid: a bool for an int, a bool tensor for a tensor of indices.
+        """Return whether an element is valid: a bool for an int, a bool tensor for a tensor of indices.
 
         Where `ndim` is more than 1, the last dimension of a tensor holds the coordinates of each element.
         """

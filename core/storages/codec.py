@@ -167,7 +167,7 @@ CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Zlib, Zstd)}
 
 
 def codec_of_bytes(data: bytes) -> str:
-    """Tell by which codec bytes were compressed, from how they begin; FormatError if by none that is known."""
+    """Return the codec of compressed bytes, by their first bytes; FormatError if it is none of `CODECS`."""
     if data[:4] == b"\x28\xb5\x2f\xfd":
         return "zstd"
     if len(data) > 1 and data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0:

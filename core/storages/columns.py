@@ -33,7 +33,7 @@ def plain_column(leaf: torch.Tensor) -> torch.Tensor:
 
 
 class Memory:
-    """The memory behind some tensors, as it lies now.
+    """The current memory of some tensors.
 
     Whole allocations are compared by their addresses: two views of one count as the same memory even where they
     do not overlap, and so do two that were wrapped separately around one buffer.
@@ -52,11 +52,11 @@ class Memory:
         return (self._starts[0], self._stops[-1]) if self._starts else (0, 0)
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
-        """Tell whether `tensor` may share an element with one of the tensors."""
+        """Whether `tensor` may share an element with one of the tensors."""
         return self.touches(*_addresses(tensor))
 
     def touches(self, start: int, stop: int) -> bool:
-        """Tell whether addresses from `start` to before `stop` lie in the memory of one of the tensors."""
+        """Whether addresses from `start` to before `stop` are in the memory of one of the tensors."""
         before = bisect_left(self._starts, stop)
         return before > 0 and self._stops[before - 1] > start
 
@@ -93,7 +93,7 @@ _MANY = 32 << 20
 class Columns:
     """The leaves of a storage, cut along their first dimension into rows.
 
-    `ndim` leading dimensions count elements; all leaves share them. What is handed over for writing must have been
+    `ndim` leading dimensions count elements; all leaves share them. What is written must have been
     compared with `check`.
     """
 
@@ -189,7 +189,7 @@ class Columns:
         if index.is_cpu:
             try:
                 return self._typed([column.index_select(0, index) for column in self._of(rows)])
-            except IndexError:  # a negative number, or one out of range: torch's indexing knows which
+            except IndexError:  # a negative number, or one out of range: torch's indexing handles both
                 pass
         elif index.numel() and not -rows <= int(index.min()) <= int(index.max()) < rows:
             # Indexing there would stop the device for the rest of the process.
@@ -334,7 +334,7 @@ class Columns:
 
 
 def _forwards(index: Index) -> bool:
-    """Tell whether torch takes an index as it is: it takes no slices with negative steps."""
+    """Whether torch takes an index as it is: it takes no slices with negative steps."""
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)

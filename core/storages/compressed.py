@@ -21,7 +21,7 @@ __all__ = ["CompressedListStorage", "CompressedTensor"]
 _Bytes: TypeAlias = bytes  # the storage has a method of that name
 
 CUSTOM = "custom"
-"""What stands for a codec where a function of the user's own compresses."""
+"""The codec of tensors that the user's own function compressed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def known_rows(index: Index, length: int) -> int | slice | torch.Tensor:
 
 
 def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:
-    """Say which rows a write at `index` concerns: a slice of step 1 where it can be, else a vector of row numbers.
+    """Return the rows that a write at `index` concerns: a slice of step 1 where possible, else a vector of row numbers.
 
     Negative numbers and open ends count from the last valid row. SchemaError for rows beyond the capacity.
     """
@@ -171,9 +171,9 @@ def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def last_row(cursor: Any) -> int | None:
-    """The row that a write at `cursor` filled last; None where it filled none, or the cursor does not say.
+    """Return the row that a write at `cursor` filled last; None where it filled none, or where this is not known.
 
-    Negative numbers and open ends of slices do not say.
+    It is not known for negative numbers and for slices with open ends.
     """
     index = cursor[0] if isinstance(cursor, tuple) and cursor else cursor
     if index is None or isinstance(index, bool | str):

@@ -42,7 +42,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def exceeds_memory(size: int) -> bool:
-    """Tell whether so many bytes of files cannot all stay in memory."""
+    """Whether so many bytes of files cannot all stay in memory."""
     available = available_memory()
     return available is not None and size > available
 
@@ -50,7 +50,7 @@ def exceeds_memory(size: int) -> bool:
 def available_memory() -> int | None:
     """Bytes that this process can have and the page cache can use: the system's, or its control group's if fewer.
 
-    None where the system does not say.
+    None where the system reports none.
     """
     found = [limit for limit in (_system(), *_groups()) if limit is not None]
     return min(found) if found else None
@@ -93,7 +93,7 @@ class Pages:
         advise_random(pages)
 
     def expect(self, starts: NDArray[Any], lengths: int | NDArray[Any]) -> None:
-        """Say that `lengths` bytes from each of `starts` on are about to be read; it is only a hint."""
+        """Hint that `lengths` bytes from each of `starts` on are about to be read."""
         will_need = getattr(mmap, "MADV_WILLNEED", None)
         if will_need is None or not len(starts):
             return
@@ -111,7 +111,7 @@ class Pages:
 
 
 def advise_random(pages: mmap.mmap) -> None:
-    """Say that a mapped file is read in no order."""
+    """Advise the kernel that a mapped file is read in random order."""
     advice = getattr(mmap, "MADV_RANDOM", None)
     if advice is not None:
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_writ
     costs no room under a limit on data memory (`RLIMIT_DATA`), but an edit in place ends the process.
 
     Raises FormatError for another layout and CorruptDataError for a file that is missing or has another size than
-    the manifest says.
+    in the manifest.
     """
     return MappedDataset(dataset, copy_on_write=copy_on_write).tensors
 
@@ -151,8 +151,8 @@ def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_writ
 class MappedDataset:
     """The maps of a dataset in layout `ted`: `tensors` is what `dataset_tensors` returns.
 
-    Where the files do not fit into memory, or `larger_than_memory` says so, the system is told that rows are read in
-    no order, and with `expect` which ones come next.
+    Where the files do not fit into memory, or with `larger_than_memory`, the kernel is advised that rows are read in
+    random order, and with `expect` which rows come next.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ class Entries(Reports):
     # Editing ---------------------------------------------------------------------------------------
 
     def lacks_dimensions(self, data: Any) -> bool:
-        """Tell whether data has fewer dimensions than all elements together."""
+        """Whether data has fewer dimensions than all elements together."""
         return False
 
     def repeated(self, index: Any, data: Any) -> Any:

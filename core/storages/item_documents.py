@@ -33,7 +33,7 @@ __all__ = [
 Document: TypeAlias = Mapping[str, Any]
 
 TakeLeaf: TypeAlias = Callable[[Document, Path], Any]
-"""Returns what stands for the tensor that a document at a path describes."""
+"""Returns the leaf that a document at a path describes."""
 
 
 def document_of(tree: Tree, describe: Callable[[Any], Document], *, portable: bool) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _lazy_stack(document: Document, items: list[TreeSpec]) -> LazyStackNode:
 
 
 def _untagged(value: Any) -> Any:
-    """Undo the tags, `{"__type__": …, "value": …}`, by which plain JSON stands for other values."""
+    """Undo the tags, `{"__type__": …, "value": …}`, with which plain JSON represents other values."""
     if isinstance(value, list):
         return [_untagged(part) for part in value]
     if not isinstance(value, Mapping):

@@ -92,13 +92,13 @@ class LazyStackNode(SequenceNode):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One item of a list: its tree spec, and what stands for each of its tensors."""
+    """One item of a list: its tree spec, and a leaf for each of its tensors: itself, or what it was packed into."""
 
     spec: TreeSpec
     leaves: Sequence[Any]
 
     def named_leaves(self) -> Iterator[tuple[Path, Any]]:
-        """Yield the path of every leaf and what stands for it."""
+        """Yield every leaf with its path."""
         return zip(self.spec.paths(), self.leaves, strict=True)
 
     def unflatten(self, unpack: Callable[[Any], torch.Tensor]) -> Any:

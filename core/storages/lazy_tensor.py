@@ -223,7 +223,7 @@ class LazyTensorStorage(TensorStorage):
             super().share()
 
     def cleanup(self) -> bool:
-        """Remove the files of a memory-mapped storage; tell whether there were any. Its tensors stay usable."""
+        """Remove the files of a memory-mapped storage; return whether there were any. Its tensors stay usable."""
         there = self._maps is not None and self._maps.folder is not None and self._maps.folder.is_dir()
         if there and self._maps is not None:
             self._maps.remove()

@@ -116,7 +116,7 @@ class ListStorage(IndexedStorage):
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         """Turn objects into what is kept of them; may raise, nothing has changed yet.
 
-        `alone` says that they replace all that is there.
+        With `alone` they replace all that is there.
         """
         return items if self.device is None else [to_device(item, self.device) for item in items]
 
@@ -173,7 +173,7 @@ class ListStorage(IndexedStorage):
         """Take over what `save_state` returned, here or in TorchRL; tensors are copied.
 
         SchemaError if there is no room for it. A state of TorchRL's with anything but tensors and tensordicts in it
-        does not say what it was: that raises TypeError, as it does there.
+        has lost their types: that raises TypeError, as it does there.
         """
         saved = state["_storage"]
         self.require_room(len(saved))

@@ -47,7 +47,7 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """What a process says of the files that it made, for others that use them."""
+    """The document with which a process describes the files that it made to others that use them."""
 
     structure: Mapping[str, Any]
     leaves: tuple[tuple[str, str, tuple[Count, ...]], ...]
@@ -56,7 +56,7 @@ class _Published:
 class MemoryMaps:
     """The files behind a storage, in `folder`; None is a temporary one. `remove` has them removed with the storage.
 
-    `replace` allows files of the same names to be replaced; whoever has mapped those keeps the old ones. A pickle
+    `replace` allows files of the same names to be replaced; processes that mapped those keep the old ones. A pickle
     holds the contents, and becomes a temporary folder of its own; a child process gets the same files.
     """
 

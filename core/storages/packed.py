@@ -34,7 +34,7 @@ _LARGE = 4 << 20
 
 
 class PackedLeaves:
-    """The leaves `fields` of a packed dataset, mapped read-only. `advise` says that it does not fit into memory."""
+    """The leaves `fields` of a packed dataset, mapped read-only. With `advise` it exceeds memory."""
 
     def __init__(self, reader: PackedReader, fields: Sequence[Field], *, advise: bool) -> None:
         self._schema, numbers = reader.schema, reader.numbers
@@ -75,7 +75,7 @@ class PackedLeaves:
         return self._typed(found)
 
     def gather_views(self, numbers: Numbers, device: torch.device) -> list[torch.Tensor]:
-        """As `gather`, but what lies in the records are views, with strides, of one tensor on `device`."""
+        """As `gather`, but fields of the records are views, with strides, of one tensor on `device`."""
         self._expect(numbers)
         spans = self._gatherer.spans(numbers)
         spans = spans if device.type == "cpu" else spans.to(device)
@@ -88,7 +88,7 @@ class PackedLeaves:
         return [rows if rows.device == device else rows.to(device) for rows in self._typed(found)]
 
     def _strided(self) -> list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
-        """How each leaf lies in a row of spans: its number, type, shape, and strides and offset counted in elements."""
+        """The layout of each leaf in a row of spans: number, type, shape, strides and offset counted in elements."""
         size, found = self._schema.record_bytes, []
         for number, column in self.columns.items():
             width = column.dtype.itemsize
@@ -163,7 +163,7 @@ class _File:
 
 
 class _OwnField:
-    """A field in a file of its own, and beside it the one of its explicit next rows."""
+    """A field in a file of its own, with the file of its explicit next rows."""
 
     def __init__(self, reader: PackedReader, one: PackedField, advise: bool) -> None:
         self._state = one.state
@@ -173,7 +173,7 @@ class _OwnField:
     def gather(
         self, steps: Numbers, records: Numbers, leaves: Sequence[bool], explicit: tuple[Numbers, Numbers]
     ) -> list[Array]:
-        """Read the rows of the steps, and of what came after them, as `leaves` says: [False, True] is both."""
+        """Read the rows of the steps, of what came after them, or both: [False], [True] or [False, True]."""
         if not self._state:
             return [self._rows.take(steps)]
         found = self._rows.take_all([records + after for after in leaves])
@@ -265,11 +265,11 @@ class PackedStorage(IndexedStorage):
     are views, with strides, of one tensor: the cheapest batch to make, which goes to another `device` in one copy.
     (Fields in files of their own, like images, are tensors apart.)
 
-    `larger_than_memory` says whether the files fit into memory, which is found out from their sizes by default: if
-    not, the system is told that access is random, and of the rows of each batch before they are read.
+    `larger_than_memory` is whether the files exceed memory, by default found out from their sizes: then the kernel is
+    advised that access is random, and of the rows of each batch before they are read.
 
     Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone and opens the
-    dataset anew. DatasetNotFoundError where nothing is, UsageError (a ValueError) for a dataset without steps,
+    dataset again. DatasetNotFoundError where nothing is, UsageError (a ValueError) for a dataset without steps,
     FormatError for another layout and what is no dataset, CorruptDataError for files that are missing or cut, and
     where what is reopened is another dataset.
     """
@@ -397,7 +397,7 @@ class PackedStorage(IndexedStorage):
 
 
 def _structure(fields: tuple[Field, ...]) -> tuple[TreeSpec, list[Field]]:
-    """Say how the tensors of a batch belong together, and in which order."""
+    """Return the tree spec of a batch, and the fields in the order of its leaves."""
     by_path = {field.key: field for field in fields}
     nothing = {key: torch.empty((0, *field.shape)) for key, field in by_path.items()}
     structure = tree_spec_of(tensordict_of(nothing, (0,)), 1)

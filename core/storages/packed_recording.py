@@ -41,7 +41,7 @@ class PackedRecording(IndexedStorage):
     The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
     without an `"episode"` the episodes are numbered from 0. Of the flags done, terminated and truncated under `next`
     those that are missing follow from the others, as done is terminated or truncated; `terminated` alone means that
-    nothing was truncated. SchemaError (a RuntimeError) for rows whose flags do not say why an episode ends, for other
+    nothing was truncated. SchemaError (a RuntimeError) for rows whose flags leave open why an episode ends, for other
     keys, types or shapes later, for writes elsewhere than at the end, and beyond `max_size`; nothing has changed then.
     UsageError where something is at `path`.
     """
@@ -219,7 +219,7 @@ class PackedRecording(IndexedStorage):
         fields = self._recorder.fields if self._recorder else ()
         field = next((field for field in fields if field.key == key), None)
         if field is None or self._source is None:
-            return super().entry(key, index)  # which says what is wrong
+            return super().entry(key, index)  # which raises the error
         numbers = row_numbers(as_index(index, 1), len(self))
         unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
         rows = self._read(field, unique)[place.reshape(-1)]
@@ -273,7 +273,7 @@ def _shown(cursor: Any) -> str:
 def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
     """Make those of the flags done, terminated and truncated under `next` that are not there out of the others.
 
-    SchemaError for flags that are not bool, differ in shape, or do not say why an episode ends.
+    SchemaError for flags that are not bool, differ in shape, or leave open why an episode ends.
     """
     found = {key: columns[key] for key in _FLAGS if key in columns}
     odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
@@ -304,5 +304,5 @@ def _array(value: torch.Tensor) -> Array:
 
 
 def _ends(done: Array) -> NDArray[np.bool_]:
-    """Tell of rows whether one of their flags is set."""
+    """Whether one of the flags of each row is set."""
     return np.asarray(done.reshape(len(done), -1).any(1))

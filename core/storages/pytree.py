@@ -297,14 +297,14 @@ def tree_spec_of(data: Any, lead: int = 0, prefix: Path = ()) -> TreeSpec:
         return TensorNode()
     if isinstance(data, list | tuple):
         parts = [tree_spec_of(item, lead, (*prefix, str(number))) for number, item in enumerate(data)]
-        kind = type(data)
-        return SequenceNode(parts, kind if hasattr(kind, "_fields") else tuple if isinstance(data, tuple) else list)
+        named = hasattr(data, "_fields")
+        return SequenceNode(parts, type(data) if named else tuple if isinstance(data, tuple) else list)
     if isinstance(data, NonTensorData) and prefix:
         return ConstantNode(data.data, data.batch_size[lead:], data.device)
     if isinstance(data, TensorDictBase) and not isinstance(data, TensorDict) and not is_non_tensor(data):
-        kind = type(data).__name__
         raise SchemaError(
-            f"{place(prefix)} is a {kind}, whose rows need not be contiguous in memory; .contiguous() copies them"
+            f"{place(prefix)} is a {type(data).__name__}, whose rows need not be contiguous in memory; "
+            ".contiguous() copies them"
         )
     if is_non_tensor(data) or not (is_tensorclass(data) or isinstance(data, TensorDict | Mapping)):
         raise SchemaError(

@@ -112,7 +112,7 @@ class TensorStorage(TensorState):
         return self.columns.lead[0]
 
     @property
-    def _storage(self) -> Any:  # the name that users of TorchRL's storages know
+    def _storage(self) -> Any:  # the name in TorchRL's storages
         return self.contents
 
     @property

@@ -69,7 +69,7 @@ class TensorEditing(IndexedStorage):
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
             raise IndexError(f"{len(index)} coordinates given, elements have {depth} dimensions")
-        if isinstance(structure, MappingNode) and label in structure.children and label not in list(data.keys()):
+        if label and label in structure.children and label not in list(data.keys()):
             kept = list(structure.paths()).index((label,))
             structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
         values = structure.flatten(data)
@@ -103,12 +103,12 @@ class TensorEditing(IndexedStorage):
         return self._spread(data, torch.Size([*selected, *columns.others]), torch.Size([*flat, *columns.others]))
 
     def lacks_dimensions(self, data: Any) -> bool:
-        """Tell whether data has fewer dimensions than all elements together."""
+        """Whether data has fewer dimensions than all elements together."""
         if is_tensor_collection(data):
             return len(data.batch_size) < self.ndim + len(self._tail)
         try:
             pairs = zip(self.structure.flatten(data), self.columns.leaves, strict=True)
-        except SchemaError:  # the write says what is wrong
+        except SchemaError:  # the write raises the error
             return False
         return any(value.dim() < leaf.dim() for value, leaf in pairs)
 
@@ -137,7 +137,7 @@ class TensorEditing(IndexedStorage):
             tails = [leaf.dim() - self.ndim for leaf in columns.leaves]
             shapes = [torch.Size([*lead, *leaf.shape[self.ndim :]]) for leaf in columns.leaves]
             spread = columns.repeated(values, shapes, tails)
-        except SchemaError:  # the write says what is wrong
+        except SchemaError:  # the write raises the error
             return data
         fitting = [value.reshape(*flat, *value.shape[len(lead) :]) for value in spread]
         return structure.unflatten(iter(fitting), flat)

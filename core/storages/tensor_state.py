@@ -106,7 +106,7 @@ class TensorState(TensorEditing):
     def save_state(self) -> dict[str, Any]:
         """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
 
-        `_structure` says how they belong together, for storages that hold nothing yet.
+        `_structure` is their tree spec as JSON, for storages that hold nothing yet.
         """
         if not self.initialized:
             return {"_storage": {}, "_len": 0, "initialized": False}
@@ -138,9 +138,10 @@ class TensorState(TensorEditing):
 
         They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
         types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
-        `write(columns, in_time)`, which puts the rows into the columns, tensors of the device `meta` say what is to
-        come; only if that fails halfway, rows that were there are changed. They are from a storage of `capacity` rows
-        of which `last_row` was written last: a buffer has the oldest become row 0 if it was full and this is larger.
+        `write(columns, in_time)`, which puts the rows into the columns, tensors of the device `meta` give the types and
+        shapes to come; only if that fails halfway, rows that were there are changed. They are from a storage of
+        `capacity` rows of which `last_row` was written last: a buffer has the oldest become row 0 if it was full and
+        this is larger.
         """
         fresh = not self.initialized
         try:
@@ -168,7 +169,7 @@ class TensorState(TensorEditing):
         self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
 
     def set_length(self, length: int) -> None:
-        """Say how many elements, from the first row on, are valid; SchemaError for more than there is room for."""
+        """Set the number of valid elements, from the first row on; SchemaError for more than there is room for."""
         self._filled.value = rows_to_fill(length, self.columns, self.max_size)
         self.mark_replaced(self._filled.value % self.columns.lead[0])
 

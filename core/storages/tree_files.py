@@ -163,7 +163,7 @@ def is_tree(spec: TreeSpec) -> bool:
 
 
 def single_name() -> str:
-    """What the file of a bare tensor is called; `SINGLE_TENSOR_BUFFER_NAME` in the environment says otherwise."""
+    """The file name of a bare tensor; the environment variable `SINGLE_TENSOR_BUFFER_NAME` overrides it."""
     return os.environ.get("SINGLE_TENSOR_BUFFER_NAME", "_-single-tensor-_")
 
 

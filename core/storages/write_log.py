@@ -22,7 +22,7 @@ __all__ = ["Change", "Counter", "Generations", "Reports", "WriteLog", "Written"]
 class Counter:
     """A signed 64-bit integer, read and set as `value`.
 
-    With `shared`, or after `share_()`, it lies in memory that forked children and spawned ones (to which it was
+    With `shared`, or after `share_()`, it is in memory that forked children and spawned ones (to which it was
     passed as an argument) count with, too. It has no lock: who adds to it holds one. Plain pickles and copies keep
     the value and are not shared; passing it through a queue raises RuntimeError, as for all shared values of
     `multiprocessing`. A number beyond 64 bits raises OverflowError.
@@ -41,7 +41,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """The number as it is now, whoever set it."""
+        """The current number, also if another process set it."""
         return self._cell.value  # type: ignore[no-any-return]
 
     @value.setter
@@ -99,7 +99,7 @@ _MOST = 1 << 40
 class Generations:
     """One int64 a row: -1 before its first write, 0 after it, one more with each further write and each emptying.
 
-    With `shared` the numbers lie in shared memory.
+    With `shared` the numbers are in shared memory.
     """
 
     def __init__(self, rows: int, *, shared: bool) -> None:
@@ -145,7 +145,7 @@ _REMEMBERED = 64
 
 
 class Written(NamedTuple):
-    """How many rows were written, where the ring goes on, and how often anything else was changed."""
+    """How many rows were written, the next row of the ring, and how often anything else was changed."""
 
     rows: int
     next_row: int
@@ -153,7 +153,7 @@ class Written(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What was changed otherwise than by going on in the ring; None stands for anything there is."""
+    """The rows and entries that a change other than the next write of the ring concerns; None is all of them."""
 
     rows: slice | torch.Tensor | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
@@ -165,7 +165,7 @@ _ANYTHING = Change()
 class WriteLog:
     """Counts rows written one after the other, each write beginning where the last one ended, as a ring does.
 
-    Any other change counts as irregular: writes elsewhere, edits in place, a new length, a new place to go on at.
+    Any other change counts as irregular: writes elsewhere, edits in place, a new length, a new next row.
     The numbers are shared with other processes where the storage's length is.
     """
 
@@ -207,7 +207,7 @@ class WriteLog:
         return [change for _, change in recent]
 
     def go_on_at(self, row: int) -> None:
-        """Say which row the next write of the ring begins at."""
+        """Set the row at which the next write of the ring starts."""
         if row != self._next_row.value:
             self._next_row.value = row
             self.changed()
@@ -228,7 +228,7 @@ class WriteLog:
 
 
 def _goes_round(rows: torch.Tensor, capacity: int) -> bool:
-    """Tell whether rows follow one another, the first one of a ring after the last."""
+    """Whether rows are consecutive, the first one of a ring after the last."""
     numbers = rows.numpy(force=True)
     return bool(((numbers - numbers[0] - np.arange(len(numbers))) % capacity == 0).all())
 
@@ -262,7 +262,7 @@ class Reports:
 
     @final
     def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
-        """Report that all contents were replaced. The ring goes on at `next_row`, unless a writer says otherwise."""
+        """Report that all contents were replaced. The ring continues at `next_row` unless a writer sets another."""
         self.last_cursor = last_cursor
         self.log.go_on_at(next_row)
         self.log.changed()
@@ -280,7 +280,7 @@ class Reports:
         """Load a ring inside, of which `next_row` is the row that is written next; None where that is not known.
 
         A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time in front
-        of free ones: a writer goes on behind them. `rotated` says afterwards by how many rows. A storage that is loaded
+        of free ones: a writer continues after them. `rotated` is then the number of rows. A storage that is loaded
         without this keeps every row where it was.
         """
         self.rotated, self._loaded_ring = None, (True, next_row)
