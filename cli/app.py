@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..core.version import __version__
-from . import cache, check, checkpoint, convert, demo, download, export, inspect, preprocess, repair, sample, stats
-from . import list as listing
 from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
 from .output import STDOUT, Output, claim_streams, release_streams
@@ -23,8 +22,22 @@ EXAMPLES = (
     Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset to TED"),
     Example("rbtool inspect ./cartpole", "what is in it"),
 )
+VERBS = (
+    "list", "download", "convert", "preprocess", "checkpoint", "export", "inspect", "stats", "sample", "check",
+    "repair", "cache", "demo",
+)  # fmt: skip
+"""The modules of the verbs, in the order of the help page; each has a function `add(app)`."""
+
+
+class _Verbs(VerbGroup):
+    """All verbs, in the order of `VERBS`; Typer lists groups of verbs first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=VERBS.index)
+
+
 app = typer.Typer(
-    cls=VerbGroup,
+    cls=_Verbs,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
@@ -45,9 +58,8 @@ def rbtool(
         Output().text(context.get_help())
 
 
-VERBS = (listing, download, convert, preprocess, checkpoint, export, inspect, stats, sample, check, repair, cache, demo)
 for verb in VERBS:
-    verb.add(app)
+    importlib.import_module(f".{verb}", __package__).add(app)
 
 
 def main() -> None:

@@ -82,11 +82,7 @@ class VerbCommand(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """Verbs in the order of `_ORDER`, with a hint if options are given before the verb."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in the order of `_ORDER`."""
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
+    """Verbs in the order in which they are added, with a hint if options are given before the verb."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the verb; for an unknown name add similar ones to the error."""
@@ -158,12 +154,6 @@ def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
         words = ", ".join(str(choice.value) for choice in wanted) if issubclass(wanted, Enum) else ""
         expected = f"one of {words}" if words else "a number" if wanted is float else "a whole number"
         raise typer.BadParameter(f"{value!r} is not {expected}", ctx=ctx, param=param) from None
-
-
-_ORDER = (
-    "list", "download", "convert", "preprocess", "checkpoint", "export", "inspect", "stats", "sample", "check",
-    "repair", "cache", "demo", "save", "load", "ls", "rm", "prune", "verify",
-)  # fmt: skip
 
 
 def _is_argument(parameter: Any) -> bool:

@@ -9,7 +9,8 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -31,6 +32,7 @@ __all__ = [
     "Force",
     "Layout",
     "LayoutName",
+    "OptionGroup",
     "Root",
     "SkipBad",
     "Yes",
@@ -41,20 +43,8 @@ __all__ = [
 _Function: TypeAlias = Callable[..., int | None]
 
 
-class FinalStepName(enum.StrEnum):
-    """What to do with last steps without a next observation."""
-
-    AUTO = "auto"
-    DROP = "drop"
-    REPEAT = "repeat"
-
-
-class LayoutName(enum.StrEnum):
-    """How the files of a dataset are laid out."""
-
-    TED = "ted"
-    PACKED = "packed"
-
+FinalStepName = enum.StrEnum("FinalStepName", {"AUTO": "auto", "DROP": "drop", "REPEAT": "repeat"})
+LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
 
 Compress: TypeAlias = Annotated[
     list[str] | None,
@@ -109,6 +99,33 @@ def _common(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """The annotation of a parameter that receives several options as a dict, by the names of their parameters.
+
+    Each option is its name, the type of its value (bool for a switch) and what `typer.Option` returns. The default is
+    False for switches and None for others.
+    """
+
+    options: tuple[tuple[str, Any, Any], ...]
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """Yield a parameter for each option."""
+        for name, values, option in self.options:
+            switch = values is bool
+            yield inspect.Parameter(
+                name.replace("-", "_"),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if switch else None,
+                annotation=Annotated[values if switch else values | None, option],
+            )
+
+
+def _group_of(parameter: inspect.Parameter) -> OptionGroup | None:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return next((part for part in metadata if isinstance(part, OptionGroup)), None)
+
+
 def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
     """Make a function the verb `name`, with the common options; it is called with its own parameters and `out`.
 
@@ -118,17 +135,29 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
     def register(function: _Function) -> _Function:
         own = inspect.signature(function, eval_str=True)
         common = inspect.signature(_common, eval_str=True).parameters
+        groups = {name: group for name, parameter in own.parameters.items() if (group := _group_of(parameter))}
 
         def run(**given: Any) -> int:
             out = Output(as_json=given["as_json"], debug=given["debug"], no_colour=given["no_color"])
             try:
                 _refuse_empty(given)
                 out = _common(**{option: given.pop(option) for option in common})
-                return _logged(name, function, given, out)
+                grouped = {
+                    name: {option.name: given[option.name] for option in group.parameters()}
+                    for name, group in groups.items()
+                }
+                options = {option for values in grouped.values() for option in values}
+                single = {option: value for option, value in given.items() if option not in options}
+                return _logged(name, lambda: function(**single, **grouped, out=out), given)
             except (Exception, KeyboardInterrupt, Stopped) as error:
                 return report(error, out)
 
-        parameters = [parameter for parameter in own.parameters.values() if parameter.name != "out"]
+        parameters = [
+            option
+            for parameter in own.parameters.values()
+            if parameter.name != "out"
+            for option in (groups[parameter.name].parameters() if parameter.name in groups else (parameter,))
+        ]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*parameters, *common.values())]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -152,11 +181,12 @@ def verb_group(app: typer.Typer, name: str, about: str, examples: Sequence[Examp
     return group
 
 
-def _logged(name: str, function: _Function, given: dict[str, Any], out: Output) -> int:
+def _logged(name: str, run: Callable[[], int | None], given: Mapping[str, Any]) -> int:
+    """Call a function; log its options before and its exit code after."""
     logger, started = logging.getLogger("rbtool"), time.perf_counter()
     options = {option: value for option, value in given.items() if value not in (None, False)}
     logger.info("rbtool %s %s %s, Python %s on %s", __version__, name, options, platform.python_version(), sys.platform)
-    code = function(**given, out=out) or 0
+    code = run() or 0
     logger.info("exit code %d after %.2f s", code, time.perf_counter() - started)
     return code
 

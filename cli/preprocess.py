@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ..core.declarations import OPERATION_OPTIONS
 from .help import Example
-from .options import Dataset, DryRun, Force, Root, SkipBad, verb
+from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, verb
 from .output import Output, stdout_to_stderr
 from .published import show_published
-
-if TYPE_CHECKING:
-    import typer
 
 __all__ = ["EXAMPLES", "add"]
 
 
-class UnitName(enum.StrEnum):
-    """The input of one call of the function."""
-
-    STEP = "step"
-    ROW = "row"
-    EPISODE = "episode"
-
-
-class StartMethodName(enum.StrEnum):
-    """How worker processes are started."""
-
-    FORK = "fork"
-    SPAWN = "spawn"
-    FORKSERVER = "forkserver"
-
-
-class EngineName(enum.StrEnum):
-    """What runs the chunks."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
+UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
+StartMethodName = enum.StrEnum("StartMethodName", {"FORK": "fork", "SPAWN": "spawn", "FORKSERVER": "forkserver"})
+EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
 
 _FUNCTION = "A function of yours"
 _OPERATIONS = "Operations, done in this order"
@@ -65,106 +44,14 @@ Seed: TypeAlias = Annotated[
     int, _option("--seed", "N", "Seeds its random numbers, by chunk, row or episode.", _FUNCTION)
 ]
 
-Episodes: TypeAlias = Annotated[
-    str | None, _option("--episodes", "A:B,C", "Only these episodes, by the source's numbers.", _OPERATIONS)
-]
-Filter: TypeAlias = Annotated[
-    list[str] | None,
-    _option(
-        "--filter",
-        "CONDITION",
-        "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
-        "numbers and joined by and, or, not.",
-        _OPERATIONS,
+Operations: TypeAlias = Annotated[
+    dict[str, Any],
+    OptionGroup(
+        tuple(
+            (one.name, one.values, _option(f"--{one.name}", one.metavar, one.help, _OPERATIONS))
+            for one in OPERATION_OPTIONS
+        )
     ),
-]
-Where: TypeAlias = Annotated[
-    list[str] | None,
-    _option(
-        "--where",
-        "CONDITION",
-        "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
-        "episode falls into pieces at gaps; the row before a gap becomes truncated.",
-        _OPERATIONS,
-    ),
-]
-Rename: TypeAlias = Annotated[
-    list[str] | None, _option("--rename", "OLD=NEW", "Give a field or group another name.", _OPERATIONS)
-]
-Cast: TypeAlias = Annotated[
-    list[str] | None,
-    _option("--cast", "FIELD=TYPE", "Change the element type; what would not fit is refused.", _OPERATIONS),
-]
-Cat: TypeAlias = Annotated[
-    list[str] | None,
-    _option("--cat", "NEW=PART,PART", "Join fields along their last dimension, in the order given.", _OPERATIONS),
-]
-Flatten: TypeAlias = Annotated[
-    bool, _option("--flatten", None, "Make one vector, observation, of all observations by name.", _OPERATIONS)
-]
-Resize: TypeAlias = Annotated[
-    list[str] | None,
-    _option(
-        "--resize", "FIELD=HxW", "Scale images, height x width; :hwc or :chw says where channels are.", _OPERATIONS
-    ),
-]
-NStep: TypeAlias = Annotated[
-    int | None,
-    _option(
-        "--n-step",
-        "N",
-        "Make transitions over N steps, never across the end of an episode: discounted reward, the observation after "
-        "them, steps_to_next_obs, gamma, multi_step.done and the like; needs --gamma.",
-        _OPERATIONS,
-    ),
-]
-Gamma: TypeAlias = Annotated[
-    float | None, _option("--gamma", "G", "The discount of n-step and of both returns, up to 1.", _OPERATIONS)
-]
-ReturnToGo: TypeAlias = Annotated[
-    bool,
-    _option(
-        "--return-to-go",
-        None,
-        "Add return_to_go, the rewards still to come, which policies are conditioned on; undiscounted without --gamma.",
-        _OPERATIONS,
-    ),
-]
-McReturn: TypeAlias = Annotated[
-    bool,
-    _option(
-        "--mc-return",
-        None,
-        "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
-        _OPERATIONS,
-    ),
-]
-ClipReward: TypeAlias = Annotated[
-    str | None,
-    _option("--clip-reward", "LOW:HIGH", "Keep next.reward within bounds; write --clip-reward=-1:1.", _OPERATIONS),
-]
-Normalize: TypeAlias = Annotated[
-    list[str] | None,
-    _option(
-        "--normalize",
-        "FIELD[:HOW]",
-        "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
-        "last two to -1 and 1. The constants are stored with the result.",
-        _OPERATIONS,
-    ),
-]
-Select: TypeAlias = Annotated[
-    list[str] | None,
-    _option(
-        "--select",
-        "FIELD,FIELD",
-        "Keep these fields, and besides reward, end flags, episode, and what n-step and returns added.",
-        _OPERATIONS,
-    ),
-]
-Exclude: TypeAlias = Annotated[
-    list[str] | None,
-    _option("--exclude", "FIELD,FIELD", "Remove these fields; the end flags under next stay.", _OPERATIONS),
 ]
 
 Pipeline: TypeAlias = Annotated[
@@ -279,22 +166,7 @@ def preprocess(
     fn: Function = None,
     unit: Unit = UnitName.STEP,
     seed: Seed = 0,
-    episodes: Episodes = None,
-    where_episodes: Filter = None,
-    where: Where = None,
-    rename: Rename = None,
-    cast: Cast = None,
-    cat: Cat = None,
-    flatten: Flatten = False,
-    resize: Resize = None,
-    n_step: NStep = None,
-    gamma: Gamma = None,
-    return_to_go: ReturnToGo = False,
-    mc_return: McReturn = False,
-    clip_reward: ClipReward = None,
-    normalize: Normalize = None,
-    select: Select = None,
-    exclude: Exclude = None,
+    operations: Operations,
     pipeline: Pipeline = None,
     show_pipeline: ShowPipeline = False,
     replay: Replay = None,
@@ -320,12 +192,6 @@ def preprocess(
     a field applies to the same field under next as well. Fields are named like observation.position, and the name of
     a group means all its fields.
     """
-    operations: dict[str, Any] = {
-        "episodes": episodes, "filter": where_episodes, "where": where, "rename": rename, "cast": cast, "cat": cat,
-        "flatten": flatten, "resize": resize, "n_step": n_step, "gamma": gamma, "return_to_go": return_to_go,
-        "mc_return": mc_return, "clip_reward": clip_reward, "normalize": normalize, "select": select,
-        "exclude": exclude,
-    }  # fmt: skip
     if show_pipeline:
         return _show_pipeline(out, fn, operations, pipeline, replay, replay_filters)
     from ..core.verbs.preprocess import preprocess as run

@@ -1,7 +1,7 @@
-"""The declared formats: each package in `rbtool.converters` lists its own in `FORMATS`.
+"""What the command line reads when it starts: the declared formats, and the operations of `rbtool preprocess`.
 
-The one module of core that imports from `rbtool.converters`. The command line reads all declarations when it starts,
-so that the packages themselves must import nothing else.
+Each package in `rbtool.converters` lists its formats in `FORMATS`, and imports nothing else. This is the one module of
+core that imports from `rbtool.converters`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ import functools
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["FormatDeclaration", "declared", "declared_sources", "source_example"]
+__all__ = [
+    "OPERATION_OPTIONS",
+    "FormatDeclaration",
+    "OperationOption",
+    "declared",
+    "declared_sources",
+    "source_example",
+]
 
 _CONVERTERS = "rbtool.converters"
 
@@ -59,3 +66,85 @@ def source_example() -> str:
 def declared_sources() -> str:
     """The names of all sources, for help."""
     return ", ".join(one.name for one in declared() if one.source is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationOption:
+    """An option of `rbtool preprocess`: the operation of that name, or a value that operations share.
+
+    `target` is the class of the operation as `module:Class` inside `rbtool.core.preprocess.operations`, None for a
+    shared value. `values` is the type of what is typed: bool for a switch, `list[str]` where it may be repeated.
+    `metavar` and `help` are for the help page; `discounted` marks operations that use the shared `--gamma`.
+    """
+
+    name: str
+    target: str | None
+    values: Any
+    metavar: str | None
+    help: str
+    discounted: bool = False
+
+
+OPERATION_OPTIONS = (
+    OperationOption(
+        "episodes", "filters:Episodes", str, "A:B,C", "Only these episodes, by the source's numbers."
+    ),
+    OperationOption(
+        "filter", "filters:Filter", list[str], "CONDITION",
+        "Only episodes of which it holds: length, return, terminated, truncated, done, episode, seed, compared with "
+        "numbers and joined by and, or, not.",
+    ),
+    OperationOption(
+        "where", "filters:Where", list[str], "CONDITION",
+        "Only rows of which it holds: fields such as reward, truncated (those under next) or observation[3]. An "
+        "episode falls into pieces at gaps; the row before a gap becomes truncated.",
+    ),
+    OperationOption("rename", "keys:Rename", list[str], "OLD=NEW", "Give a field or group another name."),
+    OperationOption(
+        "cast", "values:Cast", list[str], "FIELD=TYPE", "Change the element type; what would not fit is refused."
+    ),
+    OperationOption(
+        "cat", "keys:Cat", list[str], "NEW=PART,PART", "Join fields along their last dimension, in the order given."
+    ),
+    OperationOption(
+        "flatten", "keys:Flatten", bool, None, "Make one vector, observation, of all observations by name."
+    ),
+    OperationOption(
+        "resize", "values:ResizeImages", list[str], "FIELD=HxW",
+        "Scale images, height x width; :hwc or :chw says where channels are.",
+    ),
+    OperationOption(
+        "n-step", "lookahead:NStep", int, "N",
+        "Make transitions over N steps, never across the end of an episode: discounted reward, the observation after "
+        "them, steps_to_next_obs, gamma, multi_step.done and the like; needs --gamma.",
+        discounted=True,
+    ),
+    OperationOption("gamma", None, float, "G", "The discount of n-step and of both returns, up to 1."),
+    OperationOption(
+        "return-to-go", "lookahead:AddReturnToGo", bool, None,
+        "Add return_to_go, the rewards still to come, which policies are conditioned on; undiscounted without --gamma.",
+        discounted=True,
+    ),
+    OperationOption(
+        "mc-return", "lookahead:AddMcReturn", bool, None,
+        "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
+        discounted=True,
+    ),
+    OperationOption(
+        "clip-reward", "values:ClipReward", str, "LOW:HIGH",
+        "Keep next.reward within bounds; write --clip-reward=-1:1.",
+    ),
+    OperationOption(
+        "normalize", "normalize:NormalizeFields", list[str], "FIELD[:HOW]",
+        "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
+        "last two to -1 and 1. The constants are stored with the result.",
+    ),
+    OperationOption(
+        "select", "keys:Select", list[str], "FIELD,FIELD",
+        "Keep these fields, and besides reward, end flags, episode, and what n-step and returns added.",
+    ),
+    OperationOption(
+        "exclude", "keys:Exclude", list[str], "FIELD,FIELD", "Remove these fields; the end flags under next stay."
+    ),
+)  # fmt: skip
+"""All options of operations, in the order in which operations are applied."""

@@ -135,16 +135,16 @@ class Condition:
     _root: _Node
 
     def holds(self, columns: Mapping[Name, Values], rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Tell for each of `rows` rows whether the condition holds; each column is `[rows]`. NaN compares as unlike."""
+        """Return for each of `rows` rows whether the condition holds; columns are `[rows]`. NaN compares as unlike."""
         found = np.asarray(self._root.value(columns)) != 0  # a flag may be kept as a number
         return np.broadcast_to(found, (rows,)).copy()
 
 
 def parse_condition(text: str, known: Mapping[str, bool] | None = None) -> Condition:
-    """Understand a condition. `known` says of each field there is whether it is true or false.
+    """Parse a condition. `known` maps each field that exists to whether it is true or false.
 
-    UsageError says what is not understood and where, which field is not known, and which is compared with nothing
-    though it is a number.
+    UsageError names what is not understood and where, a field that does not exist, and a number that is compared with
+    nothing.
     """
     parser = _Parser(text)
     root = parser.whole()

@@ -1,4 +1,4 @@
-"""Programs as JSON, as manifests store them, and as TOML, as people write them; replays of programs from manifests."""
+"""Programs from options, from TOML as in pipeline files, and from JSON as in manifests, and replays from manifests."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from ...declarations import OPERATION_OPTIONS
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import MANIFEST, Manifest, Provenance, fs, load_json
-from .base import Operation
-from .filters import Episodes, Filter
+from .base import Discount, EpisodeChoice, Operation, texts_of
+from .filters import Episodes
 from .normalize import Constants, NormalizeFields
-from .program import OPERATIONS, Program
+from .program import OPERATIONS, Program, find_operation
 
 __all__ = [
     "different_past",
     "filters_left_out",
+    "given_operations",
     "operation_of",
     "pipeline_program",
     "pipeline_text",
+    "program_of",
     "program_of_documents",
     "replayed_program",
 ]
@@ -33,6 +36,64 @@ _TABLE = "operation"
 _KIND = "name"
 
 
+def program_of(
+    operations: Mapping[str, Any] | None = None,
+    pipeline: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
+    *,
+    replay_filters: bool = False,
+) -> Program:
+    """Make the program that options ask for, in their fixed order, or a pipeline file, or a manifest.
+
+    `operations` maps names of options, with `-` or `_`, to their values: a text, or a list of texts where the option
+    may be repeated; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair. Options
+    that are None, False or empty are not given. `episodes` alone may be combined with a pipeline or a manifest, and is
+    applied first. What chose the episodes of the dataset of the manifest is only applied again with `replay_filters`.
+    UsageError for more than one of the three, or none.
+    """
+    if replay_filters and not replay:
+        raise UsageError("--replay-filters is about --replay, which was not given")
+    given = given_operations(operations)
+    written = pipeline is not None or replay is not None
+    ways = [
+        *(["operations"] if given.keys() - ({"episodes"} if written else set()) else []),
+        *(["pipeline"] if pipeline else []),
+        *(["replay"] if replay else []),
+    ]
+    if len(ways) > 1:
+        hint = "of the operations, only --episodes can be combined with them"
+        raise UsageError(f"{' and '.join(ways)} were given, one of them says what is done", hint=hint)
+    if written:
+        program = (
+            pipeline_program(Path(pipeline))
+            if pipeline
+            else replayed_program(Path(replay or ""), filters=replay_filters)
+        )
+        return program.of_episodes(Episodes(",".join(texts_of(given["episodes"], "episodes")))) if given else program
+    for name in given:
+        if name not in OPERATIONS and name != "gamma":
+            raise UsageError(
+                f"there is no operation {name!r}{did_you_mean(name, OPERATIONS)}",
+                hint=f"there are {', '.join(OPERATIONS)}",
+            )
+    discount = Discount(given.get("gamma"))
+    asked = (kind.from_option(given[name], discount) for name, kind in OPERATIONS.items() if name in given)
+    program = Program(tuple(operation for operations in asked for operation in operations))
+    if not discount.used:
+        *first, last = (option.name for option in OPERATION_OPTIONS if option.discounted)
+        raise UsageError(f"gamma was given, but nothing discounts: {', '.join(first)} and {last} do")
+    return program
+
+
+def given_operations(operations: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that are given, with `-` in their names."""
+    return {name.replace("_", "-"): value for name, value in (operations or {}).items() if _is_given(value)}
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and not (isinstance(value, list | tuple | Mapping) and not value)
+
+
 def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
     """Make a program of its JSON; `origin` names it in the UsageError for what is not understood."""
     found = tuple(
@@ -41,12 +102,12 @@ def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
     return _with_origin(lambda: Program(found), origin)
 
 
-def operation_of(document: Any, origin: str) -> Operation:
-    """Make an operation of its JSON."""
+def operation_of(document: Any, origin: str, kind: type[Operation] | None = None) -> Operation:
+    """Make an operation of its JSON; `kind` is its class, by default found by the name."""
     if not isinstance(document, Mapping) or not isinstance(document.get(_KIND), str):
         raise UsageError(f"{origin} has no name, one of {', '.join(OPERATIONS)} is expected")
     name = document[_KIND]
-    kind = OPERATIONS.get(name)
+    kind = kind or find_operation(name)
     if kind is None:
         raise UsageError(
             f"{origin} is {name!r}, which is none{did_you_mean(name, OPERATIONS)}",
@@ -81,7 +142,7 @@ def _value(value: Any, kind: Any, place: str) -> Any:
     if kind == tuple[int, ...]:
         return tuple(_listed(value, int, "whole numbers", place))
     wanted, words = _SCALARS[str(getattr(kind, "__args__", (kind,))[0])]
-    if not isinstance(value, wanted) or isinstance(value, bool):
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise UsageError(f"{place} = {_short(value)}, {words} is expected")
     return float(value) if wanted == (int, float) else value
 
@@ -90,6 +151,7 @@ _SCALARS: dict[str, tuple[Any, str]] = {
     str(str): (str, "a text"),
     str(int): (int, "a whole number"),
     str(float): ((int, float), "a number"),
+    str(bool): (bool, "true or false"),
 }
 
 
@@ -155,14 +217,11 @@ def _toml(value: Any) -> str:
         return f"[{_commas(map(_toml, value))}]"
     if isinstance(value, dict):
         return f"{{ {_commas(f'{key} = {_toml(part)}' for key, part in value.items())} }}"
-    return repr(value)
+    return repr(value) if not isinstance(value, bool) else str(value).lower()
 
 
 def _commas(parts: Iterable[str]) -> str:
     return ", ".join(parts)
-
-
-_CHOOSING = {Episodes.name, Filter.name}
 
 
 def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
@@ -193,7 +252,11 @@ def filters_left_out(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def _chooses(document: Any) -> bool:
-    return isinstance(document, dict) and document.get(_KIND) in _CHOOSING
+    return isinstance(document, dict) and _is_choice(document.get(_KIND))
+
+
+def _is_choice(name: Any) -> bool:
+    return issubclass((find_operation(name) if isinstance(name, str) else None) or Operation, EpisodeChoice)
 
 
 def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
@@ -224,9 +287,9 @@ def _lacks_constants(document: Any) -> bool:
 
 
 def different_past(path: str | os.PathLike[str], manifest: Manifest) -> tuple[str, ...]:
-    """Say what the dataset at `path` had gone through before its last step, if that of `manifest` has not.
+    """Return a note if the dataset at `path` had gone through other steps before its last than that of `manifest`.
 
-    A replay does the last step alone: its constants fit only what has come the same way so far.
+    A replay applies the last step alone: its constants fit only rows that the same steps have changed.
     """
     theirs, ours = _made_before(_manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
     if theirs == ours:
@@ -246,7 +309,7 @@ def _made_before(provenance: Sequence[Provenance]) -> list[str]:
         if step.verb == "preprocess":
             documents = step.arguments.get("operations")
             names = [part.get(_KIND) for part in documents or () if isinstance(part, dict)]
-            changing = [str(name) for name in names if name not in _CHOOSING]
+            changing = [str(name) for name in names if not _is_choice(name)]
             if changing or not names:
                 found.append(", ".join(changing) or str(step.arguments.get("function")))
     return found

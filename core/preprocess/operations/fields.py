@@ -22,8 +22,8 @@ LENGTH = "_length"
 class Fields:
     """The fields, by key and in order; immutable.
 
-    `origins` says of which keys of the source each is made, `gone` why a key of the source went, `made` which fields
-    the program itself has added.
+    `origins` has the keys of the source that each is made of, `gone` why a key of the source was removed, `made` the
+    fields that the program itself has added.
     """
 
     by_key: Mapping[Key, Field]
@@ -47,7 +47,7 @@ class Fields:
         return self.by_key[key]
 
     def knows(self, name: str) -> bool:
-        """Tell whether a name means any field."""
+        """Return whether a name means any field."""
         return bool(self._meant(name))
 
     def covered(self, name: str) -> list[Key]:
@@ -92,7 +92,7 @@ class Fields:
         return list(names)
 
     def _with_lengths(self, keys: list[Key]) -> list[Key]:
-        """Text is stored as bytes and, beside them, how many there are."""
+        """Add the lengths of texts, which are fields of their own."""
         found = dict.fromkeys(keys)
         for key in keys:
             length = (*key[:-1], key[-1] + LENGTH)
@@ -113,7 +113,7 @@ class Fields:
         return replace(self, by_key=by_key, made=self.made | frozenset(made))
 
     def traced(self, origins: Mapping[Key, Iterable[Key]], why: str = "") -> Fields:
-        """Say which keys before the step each changed key is made of, and why the others went."""
+        """Record which keys before the step each changed key is made of, and why the others were removed."""
         now = {key: self.origins.get(key, ()) for key in self.by_key}
         now |= {key: tuple(o for part in parts for o in self.origins.get(part, ())) for key, parts in origins.items()}
         here = {origin for parts in now.values() for origin in parts}
@@ -121,7 +121,7 @@ class Fields:
         return replace(self, origins=now, gone={**lost, **self.gone})
 
     def lost(self, source: Iterable[Field]) -> dict[str, str]:
-        """Say of every key of the source whose values are here no more why they went; not of what only moved."""
+        """Return why each key of the source was removed whose values are in no field any more, by name."""
         here = {origin for parts in self.origins.values() for origin in parts}
         return {field.name: self.gone.get(field.key, "left out") for field in source if field.key not in here}
 

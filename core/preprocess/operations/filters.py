@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...format import COLUMNS, Array, EpisodeTable, parse_episodes, select_episodes
-from ...ted import FLAGS, NEXT, SINGLETONS, Field, Key, as_numbers, key_name
-from ..block import marked
-from .base import BoundOperation, EpisodeChoice, RowOperation
+from ...ted import FLAGS, NEXT, SINGLETONS, Field, Key, key_name
+from .base import BoundOperation, Columns, Discount, EpisodeChoice, Operation, RowOperation, texts_of
 from .conditions import Condition, Name, parse_condition
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
@@ -23,7 +23,7 @@ _KNOWN = {name: dtype == "bool" for name, dtype in COLUMNS.items() if name not i
 _KNOWN["done"] = True
 
 TABLE_NAMES = tuple(sorted(_KNOWN))
-"""What conditions on episodes can speak of."""
+"""The names that conditions on episodes can use."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,14 @@ class Episodes(EpisodeChoice):
     name: ClassVar[str] = "episodes"
     numbers: str
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(",".join(texts_of(value, cls.name)))]
+
     def __post_init__(self) -> None:
         parse_episodes(self.numbers)
 
-    def keeps(self, table: EpisodeTable) -> Any:
+    def choose(self, table: EpisodeTable) -> Any:
         chosen = select_episodes(parse_episodes(self.numbers), table.episode.tolist())
         return np.isin(table.episode, chosen)
 
@@ -46,8 +50,7 @@ class Filter(EpisodeChoice):
     """Takes the episodes of which a condition holds, such as `length > 50 and return > 200`.
 
     Names are the columns of the episode table, and `done`, which is terminated or truncated. What is true or false
-    need not be compared. The `seed` of an episode
-    without one compares like NaN: unlike everything.
+    need not be compared. The `seed` of an episode without one compares like NaN: unlike everything.
     """
 
     name: ClassVar[str] = "filter"
@@ -63,7 +66,7 @@ class Filter(EpisodeChoice):
                 raise UsageError(f"the condition {self.condition!r} names {name}, but episodes have one {name.field}")
         return condition
 
-    def keeps(self, table: EpisodeTable) -> Any:
+    def choose(self, table: EpisodeTable) -> Any:
         condition = self._parsed()
         asks = any(name.field == "return" for name in condition.names)
         if asks and len(table) and np.isnan(table.total_reward).all():
@@ -87,19 +90,19 @@ class Where(RowOperation):
     """Keeps the rows of which a condition holds, such as `not truncated` or `observation[3] > 0.5`.
 
     Names are fields with one number a row, or one element of a field; `reward`, `done`, `terminated` and `truncated`
-    mean those under `next`. What is true or false need not be compared. An episode that loses rows in its middle falls
-    into several, and the row before each gap bears `truncated` and `done`: the episode went on, only not here. Its next
-    observation stays the one that was seen.
+    mean those under `next`. What is true or false need not be compared. An episode that loses rows in its middle
+    becomes several, and the row before each gap is marked `truncated` and `done`. Its next observation stays as it is.
     """
 
     name: ClassVar[str] = "where"
     whole_episodes: ClassVar[bool] = True
+    drops_rows: ClassVar[bool] = True
     condition: str
 
     def __post_init__(self) -> None:
         parse_condition(self.condition)
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         keys = _named(fields)
         condition = parse_condition(self.condition, {name: _is_flag(fields[key]) for name, key in keys.items()})
         return _BoundWhere(
@@ -139,24 +142,19 @@ class _BoundWhere(BoundOperation):
         self._condition = condition
         self._fields = fields
 
-    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
         return wanted | {field.key for field in self._fields.values()}
 
-    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
+    def kept(self, batch: LazyBatch) -> NDArray[np.bool_]:
         values = {name: _element(batch.columns[field.key], name) for name, field in self._fields.items()}
-        with np.errstate(over="ignore"):  # a number beyond float16 is infinite beside one: it compares as it should
-            keep = self._condition.holds(values, batch.pieces.steps)
-        batch.columns = {key: batch.columns[key] for key in wanted}
-        if keep.all():
-            return
-        rows = np.flatnonzero(keep)
-        batch.columns = {key: lazy.taken(rows) for key, lazy in batch.columns.items()}
-        batch.pieces, cut = batch.pieces.where(keep)
-        for key, column in marked(batch.columns, cut).items():
-            batch.columns[key] = LazyColumn.of(column, key_name(key))
+        with np.errstate(over="ignore"):  # a number beyond float16 compares as infinite
+            return self._condition.holds(values, batch.pieces.steps)
+
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        return {key: batch.columns[key] for key in wanted}
 
 
 def _element(lazy: LazyColumn, name: Name) -> Array:
-    numbers = as_numbers(lazy.values, lazy.dtype)
+    numbers = lazy.numbers
     place: Any = (slice(None), *name.element)
     return numbers[place] if name.element else numbers.reshape(len(numbers))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...errors import UsageError
 from ...ted import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
-from .base import BoundFieldOperation, BoundOperation, Derivation, RowOperation
+from .base import BoundOperation, Derivation, Discount, FieldChanges, Operation, RowOperation, names_of, pairs_of
 from .fields import KEPT, LENGTH, Fields, in_next, new_key
 from .lazy import LazyColumn, promoted
 
@@ -25,7 +25,15 @@ class Rename(RowOperation):
     key: str
     to: str
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(old, new) for old, new in pairs_of(value, cls.name, "old=new")]
+
+    @property
+    def makes(self) -> str:
+        return self.to
+
+    def plan(self, fields: Fields) -> BoundOperation:
         moves = {old: self._moved(old) for old in fields.twinned(self.key)}
         for old, new in moves.items():
             if old in (EPISODE, *KEPT):
@@ -46,7 +54,7 @@ class Rename(RowOperation):
         for depth in range(1, len(path) + 1):
             if key_name(path[:depth]) == self.key:
                 return (*side, *target, *path[depth:])
-        return (*side, *target[:-1], target[-1] + LENGTH)  # the lengths beside a text
+        return (*side, *target[:-1], target[-1] + LENGTH)  # the lengths of a text
 
 
 def _moving(fields: Fields, moves: Mapping[Key, Key]) -> BoundOperation:
@@ -54,7 +62,7 @@ def _moving(fields: Fields, moves: Mapping[Key, Key]) -> BoundOperation:
     changes |= {new: Field(new, fields[old].dtype, fields[old].shape, fields[old].role) for old, new in moves.items()}
     after = fields.replaced(changes, made={new for old, new in moves.items() if old in fields.made})
     after = after.traced({new: (old,) for old, new in moves.items()})
-    return BoundFieldOperation(after, {new: Derivation((old,), _renamed(key_name(new))) for old, new in moves.items()})
+    return FieldChanges(after, {new: Derivation((old,), _renamed(key_name(new))) for old, new in moves.items()})
 
 
 def _renamed(name: str) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
@@ -69,14 +77,18 @@ def _renamed(name: str) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
 class Select(RowOperation):
     """Keeps the fields and groups named, with what `next` holds of them.
 
-    Kept besides are `next.reward`, the flags under `next` that say where episodes end, `episode`, and what the
-    program itself has added before; to let go of these, exclude them.
+    `next.reward`, the flags under `next`, `episode`, and fields that the program itself has added before are kept as
+    well; exclude them to remove them.
     """
 
     name: ClassVar[str] = "select"
     keys: tuple[str, ...]
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(names_of(value, cls.name))]
+
+    def plan(self, fields: Fields) -> BoundOperation:
         _require_names(self.keys, self.name)
         kept = {key for name in self.keys for key in fields.covered(name)}
         kept |= fields.made.union(_STAY)
@@ -85,16 +97,20 @@ class Select(RowOperation):
 
 @dataclass(frozen=True)
 class Exclude(RowOperation):
-    """Lets go of the fields and groups named, with what `next` holds of them.
+    """Removes the fields and groups named, with what `next` holds of them.
 
-    A field named with `next.` in front is let go of there alone. The flags under `next` stay whatever is named, for
-    they say where episodes end; UsageError where nothing but them was meant.
+    A field named with `next.` in front is removed there alone. The flags under `next` stay, because they mark where
+    episodes end; UsageError where nothing but them was meant.
     """
 
     name: ClassVar[str] = "exclude"
     keys: tuple[str, ...]
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(names_of(value, cls.name))]
+
+    def plan(self, fields: Fields) -> BoundOperation:
         _require_names(self.keys, self.name)
         lost = []
         for name in self.keys:
@@ -114,7 +130,7 @@ def _require_names(names: tuple[str, ...], operation: str) -> None:
 
 
 def _without(fields: Fields, lost: Sequence[Key], why: str) -> BoundOperation:
-    return BoundFieldOperation(fields.replaced(dict.fromkeys(lost)).traced({}, why), {})
+    return FieldChanges(fields.replaced(dict.fromkeys(lost)).traced({}, why), {})
 
 
 OBSERVATION: Key = ("observation",)
@@ -132,7 +148,16 @@ class Cat(RowOperation):
     key: str
     parts: tuple[str, ...]
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        pairs = pairs_of(value, cls.name, "new=part,part, like obs=observation.a,observation.b")
+        return [cls(key, names_of(parts, cls.name)) for key, parts in pairs]
+
+    @property
+    def makes(self) -> str:
+        return self.key
+
+    def plan(self, fields: Fields) -> BoundOperation:
         if not self.parts:
             raise UsageError(f"cat was to make {self.key!r} of nothing, one part at least is expected")
         out = new_key(self.key, self.name)
@@ -169,14 +194,18 @@ def _cat_field(fields: Fields, out: Key, parts: Sequence[Key]) -> Field:
 class Flatten(RowOperation):
     """Makes one vector `observation` of all observations, sorted by name, row-major, and likewise under `next`.
 
-    Observations are the fields of that role which stand at the root and under `next`, or, where none does, those at
-    the root. The vector is float64 where one of them is, else float32, in which whole numbers that are not exact are
+    Observations are the fields of that role that are both at the root and under `next`, or, without any, those at the
+    root. The vector is float64 where one of them is, else float32, in which whole numbers that are not exact are
     refused. Values stay what they are: the numbers of discrete spaces do not become one-hot.
     """
 
     name: ClassVar[str] = "flatten"
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls()]
+
+    def plan(self, fields: Fields) -> BoundOperation:
         root = sorted(
             f.key for f in fields if f.role == "observation" and f.key[0] != NEXT and f.key not in fields.made
         )
@@ -246,7 +275,7 @@ def _joining(
         made = field(found)
         changes[key] = Field(key, made.dtype, made.shape, made.role)
     derived = {key: Derivation(tuple(found), _joined(changes[key], flatten)) for key, found in sides}
-    return BoundFieldOperation(fields.replaced(changes).traced(dict(sides)), derived)
+    return FieldChanges(fields.replaced(changes).traced(dict(sides)), derived)
 
 
 def _joined(field: Field | None, flatten: bool) -> Callable[[Sequence[LazyColumn]], LazyColumn]:

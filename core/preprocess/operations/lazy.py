@@ -14,22 +14,17 @@ from ...ted import Key, as_numbers, is_floating, numpy_dtype
 from ..block import Block, BlockColumn, Pieces
 from ..failures import ResultRefused
 
-__all__ = ["LazyBatch", "LazyColumn", "cast_into", "is_bfloat16", "promoted"]
+__all__ = ["LazyBatch", "LazyColumn", "cast_into", "promoted"]
 
 _EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
 """Whole numbers up to 2 to this power are all exact in the type."""
 
 
-def is_bfloat16(dtype: str) -> bool:
-    """Tell whether the bytes of this type are not numbers to NumPy."""
-    return dtype == "bfloat16"
-
-
 def promoted(dtypes: list[str]) -> str:
-    """Name the type that values of all these types are joined in: NumPy's, and float32 where bfloat16 meets others."""
+    """Return the type that values of all these types are joined in: NumPy's, and float32 for bfloat16 with others."""
     if len(set(dtypes)) == 1:
         return dtypes[0]
-    return np.result_type(*("float32" if is_bfloat16(name) else numpy_dtype(name) for name in dtypes)).name
+    return np.result_type(*("float32" if name == "bfloat16" else numpy_dtype(name) for name in dtypes)).name
 
 
 def cast_into(out: Array, column: BlockColumn, dtype: str, name: str) -> None:
@@ -68,12 +63,12 @@ def _assign(out: Array, values: Array) -> None:
 def _round(out: Array, numbers: Array, dtype: str, name: str) -> None:
     try:
         with np.errstate(over="raise", under="ignore", invalid="ignore"):
-            if is_bfloat16(dtype):
+            if dtype == "bfloat16":
                 out[...] = _bits(numbers.astype(np.float32), name)
             else:
                 _assign(out, numbers)
     except FloatingPointError:
-        limit = np.finfo(numpy_dtype(dtype)).max if not is_bfloat16(dtype) else 3.39e38
+        limit = np.finfo(numpy_dtype(dtype)).max if dtype != "bfloat16" else 3.39e38
         worst = numbers.reshape(-1)[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), 0))]
         raise ResultRefused(f"{worst} of {name!r} is too large for {dtype}, which ends at {limit:.3g}") from None
 
@@ -177,6 +172,16 @@ class LazyColumn:
         return self.column.values
 
     @property
+    def numbers(self) -> Array:
+        """The rows as numbers: as `values`, but float32 for bfloat16."""
+        return as_numbers(self.values, self.dtype)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.parts[0].values)
+
+    @property
     def pending(self) -> bool:
         """Whether a change of type is still to be made."""
         return any(part.dtype != self.dtype for part in self.parts)
@@ -188,7 +193,7 @@ class LazyColumn:
         return LazyColumn(self.name, dtype, self.shape, self.parts)
 
     def reshaped(self, shape: tuple[int, ...]) -> LazyColumn:
-        """Lay the numbers of each row out anew, row-major."""
+        """Give each row another shape, row-major."""
         if shape == self.shape:
             return self
         if len(self.parts) > 1:

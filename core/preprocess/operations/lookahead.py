@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...format import Array, one_step_reward
-from ...ted import NEXT, NEXT_REWARD, Field, Key, as_numbers, key_name
+from ...ted import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..block import flagged
-from .base import BoundOperation, RowOperation
+from .base import BoundOperation, Columns, Discount, Operation, RowOperation
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
-from .values import numbers_of, original_of, require_discount, reward_keys, reward_type
+from .values import original_of, require_discount, reward_keys, reward_type
 
-__all__ = ["AddMcReturn", "AddReturnToGo", "NStep", "flags_there", "last_rows"]
+__all__ = ["AddMcReturn", "AddReturnToGo", "NStep"]
 
 
-def flags_there(fields: Fields) -> tuple[Key, ...]:
+def _flags_there(fields: Fields) -> tuple[Key, ...]:
     """The flags under `next` that there are."""
     return tuple(key for key in KEPT if key in fields)
 
 
-def last_rows(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Number the row with which the trajectory of each row ends: its episode's last, or one before that bears a flag.
+def _last_rows(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the row with which the trajectory of each row ends: its episode's last, or one before that has a flag.
 
-    A flag in mid-episode is data and stays; but what comes after it did not follow from what came before.
+    A flag in mid-episode is data and stays, and the row after it does not follow from the row before.
     """
     ends = flags.copy()
     pieces = batch.pieces
@@ -49,13 +49,13 @@ _CUT: Key = (_WINDOW, "cut")
 class NStep(RowOperation):
     """Makes of every step a transition over m = min(`n`, steps to the end of its episode) steps, never across an end.
 
-    What lies under `next` becomes what was after the last step of the window, and each reward there the sum of
-    gamma^i times the rewards in the window; `next.original_reward` keeps what it was. New are, one value a row,
+    Fields under `next` become those after the last step of the window, and each reward there the sum of gamma^i times
+    the rewards in the window; `next.original_reward` keeps what it was. New are, one value a row,
     `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
 
-    The flags under `next` stay those of the step itself, for they say where episodes lie. Those of the last step of
-    the window are at `multi_step.done`, `terminated` and `truncated`, and `multi_step.cut` marks windows that are short
-    though no flag says why. So a target is `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning
+    The flags under `next` stay those of the step itself: they mark where episodes end. Those of the last step of the
+    window are at `multi_step.done`, `terminated` and `truncated`, and `multi_step.cut` marks windows that are short
+    without a flag. So a target is `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning
     are those of the `MultiStep` transform.
     """
 
@@ -64,14 +64,20 @@ class NStep(RowOperation):
     n: int
     gamma: float
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"n-step is {value!r}, a whole number is expected")
+        return [cls(value, discount.needed(cls.name))]
+
     def __post_init__(self) -> None:
         if self.n < 1:
             raise UsageError(f"n-step was to look {self.n} steps ahead, a whole number from 1 is expected")
         require_discount(self.gamma, self.name)
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         rewards = reward_keys(fields, self.name)
-        flags = flags_there(fields)
+        flags = _flags_there(fields)
         added = [
             Field(_STEPS, "int64", (), "info"),
             Field(_GAMMA, "float32", (), "info"),
@@ -97,32 +103,30 @@ class _BoundNStep(BoundOperation):
     def __init__(self, after: Fields, before: Fields, asked: NStep, rewards: list[Key], flags: tuple[Key, ...]) -> None:
         super().__init__(after)
         self._asked = asked
-        self._rewards = {key: before[key] for key in rewards}
+        self._rewards = frozenset(rewards)
         self._originals = {original_of(key): key for key in rewards}
         self._flags = flags
         self._ahead = {field.key for field in before if field.key[0] == NEXT} - {*rewards, *KEPT}
         self._windows = {(_WINDOW, key[-1]): key for key in flags}
         self._new = {_STEPS, _GAMMA, _NONTERMINAL, _CUT}
 
-    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
         source = self._originals | self._windows
-        return frozenset(source.get(key, key) for key in wanted if key not in self._new) | {*self._flags}
+        return {*self._flags, *(source.get(key, key) for key in wanted if key not in self._new)}
 
-    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
         rows = np.arange(batch.pieces.steps)
         ended = flagged(batch.columns, rows)
-        last = np.minimum(rows + (self._asked.n - 1), last_rows(batch, ended))
+        last = np.minimum(rows + (self._asked.n - 1), _last_rows(batch, ended))
         steps = last - rows + 1
         gamma = self._asked.gamma
-        new: dict[Key, Callable[[], LazyColumn]] = {
-            _STEPS: lambda: LazyColumn.given("steps_to_next_obs", "int64", steps),
-            _GAMMA: lambda: LazyColumn.given(
-                "gamma", "float32", (gamma ** steps.astype(np.float64)).astype(np.float32)
-            ),
-            _NONTERMINAL: lambda: LazyColumn.given("nonterminal", "bool", steps > 1),
-            _CUT: lambda: LazyColumn.given("multi_step.cut", "bool", (steps < self._asked.n) & ~ended[last]),
+        new: dict[Key, Callable[[], Array]] = {
+            _STEPS: lambda: steps,
+            _GAMMA: lambda: (gamma ** steps.astype(np.float64)).astype(np.float32),
+            _NONTERMINAL: lambda: steps > 1,
+            _CUT: lambda: (steps < self._asked.n) & ~ended[last],
         }
-        found: dict[Key, LazyColumn] = {}
+        found: dict[Key, LazyColumn | Array] = {}
         for key in wanted:
             if key in new:
                 found[key] = new[key]()
@@ -131,15 +135,14 @@ class _BoundNStep(BoundOperation):
             elif key in self._windows:
                 found[key] = batch.columns[self._windows[key]].taken(last)
             elif key in self._rewards:
-                found[key] = _summed(self._rewards[key], batch.columns[key], steps, gamma)
+                found[key] = _summed(batch.columns[key].numbers, steps, gamma)
             else:
                 found[key] = batch.columns[key].taken(last) if key in self._ahead else batch.columns[key]
-        batch.columns = found
+        return found
 
 
-def _summed(field: Field, lazy: LazyColumn, steps: NDArray[np.int64], gamma: float) -> LazyColumn:
+def _summed(rewards: Array, steps: NDArray[np.int64], gamma: float) -> Array:
     """Sum gamma^i r[t + i] over the window of each row, in float64, from the first on."""
-    rewards: Array = as_numbers(lazy.values, lazy.dtype)
     rewards = rewards.astype(np.result_type(rewards.dtype, np.float64))
     total = rewards.copy()
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
@@ -148,7 +151,7 @@ def _summed(field: Field, lazy: LazyColumn, steps: NDArray[np.int64], gamma: flo
             later, factor = rewards[inside + ahead], gamma**ahead
             # where the factor is no number any more, zero times infinity would be NaN
             total[inside] += factor * later if factor else np.where(np.isfinite(later), 0, later)
-    return numbers_of(field, reward_type(field, "n-step"), total)
+    return total
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class _Returns(RowOperation):
             raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which is there already")
         made = Field(self.out, reward_type(field, self.name), field.shape, "info")
         return _BoundReturn(
-            fields.replaced({self.out: made}, made=[self.out]), made, field.key, flags_there(fields), gamma
+            fields.replaced({self.out: made}, made=[self.out]), self.out, field.key, _flags_there(fields), gamma
         )
 
 
@@ -178,7 +181,7 @@ class _Returns(RowOperation):
 class AddReturnToGo(_Returns):
     """Adds `return_to_go`: the sum of the rewards from each step on to the end of its episode, discounted by `gamma`.
 
-    It is what policies are conditioned on (Decision Transformer), undiscounted unless `gamma` says otherwise. Shape
+    It is what policies are conditioned on (Decision Transformer), undiscounted by default. Shape
     and type are those of the reward; whole numbers become float32. After n-step, the rewards of single steps count.
     """
 
@@ -186,10 +189,14 @@ class AddReturnToGo(_Returns):
     out: ClassVar[Key] = ("return_to_go",)
     gamma: float = 1.0
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(discount.or_else(1.0))]
+
     def __post_init__(self) -> None:
         require_discount(self.gamma, self.name)
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         return self._step(fields, self.gamma)
 
 
@@ -205,35 +212,37 @@ class AddMcReturn(_Returns):
     out: ClassVar[Key] = ("mc_return",)
     gamma: float
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(discount.needed(cls.name))]
+
     def __post_init__(self) -> None:
         require_discount(self.gamma, self.name)
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         return self._step(fields, self.gamma)
 
 
 class _BoundReturn(BoundOperation):
-    def __init__(self, after: Fields, made: Field, reward: Key, flags: tuple[Key, ...], gamma: float) -> None:
+    def __init__(self, after: Fields, made: Key, reward: Key, flags: tuple[Key, ...], gamma: float) -> None:
         super().__init__(after)
         self._made = made
         self._reward = reward
         self._flags = flags
         self._gamma = gamma
 
-    def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
-        if self._made.key not in wanted:
+    def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
+        if self._made not in wanted:
             return wanted
-        return (wanted - {self._made.key}) | {self._reward, *self._flags}
+        return (wanted - {self._made}) | {self._reward, *self._flags}
 
-    def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
-        found = {key: batch.columns[key] for key in wanted - {self._made.key}}
-        if self._made.key in wanted:
-            lazy = batch.columns[self._reward]
-            rewards = as_numbers(lazy.values, lazy.dtype)
+    def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
+        found: dict[Key, LazyColumn | Array] = {key: batch.columns[key] for key in wanted - {self._made}}
+        if self._made in wanted:
+            rewards = batch.columns[self._reward].numbers
             ended = flagged(batch.columns, np.arange(len(rewards)))
-            sums = _to_go(rewards, last_rows(batch, ended), self._gamma)
-            found[self._made.key] = numbers_of(self._made, self._made.dtype, sums)
-        batch.columns = found
+            found[self._made] = _to_go(rewards, _last_rows(batch, ended), self._gamma)
+        return found
 
 
 def _to_go(rewards: Array, last: NDArray[np.int64], gamma: float) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -12,11 +12,10 @@ import numpy as np
 from ...errors import SchemaError, UsageError, did_you_mean
 from ...format import Array
 from ...stats import Moments, QuantileSketch
-from ...ted import NEXT, SINGLETONS, Field, Key, as_numbers, key_name
-from .base import BoundFieldOperation, Derivation, RowOperation
+from ...ted import NEXT, SINGLETONS, Field, Key, key_name
+from .base import Derivation, Discount, FieldChanges, Operation, RowOperation, names_of
 from .fields import Fields, in_next
 from .lazy import LazyBatch, LazyColumn
-from .values import numbers_of
 
 __all__ = ["METHODS", "BoundNormalize", "Constants", "Measured", "NormalizeFields"]
 
@@ -29,7 +28,7 @@ _BLOCK = 1 << 18
 """Numbers that are computed with at a time: in float64, and several times over, they take room."""
 
 Measured: TypeAlias = dict[str, tuple[Moments, QuantileSketch | None]]
-"""What is known of the values of some fields, by name."""
+"""Statistics of the values of some fields, by name."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Constants:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the result should know."""
+        """Notes on the result."""
         found = []
         if self.constant:
             which = ", ".join(map(str, self.constant[:20])) + (", …" if len(self.constant) > 20 else "")
@@ -93,6 +92,17 @@ class NormalizeFields(RowOperation):
     method: str = METHODS[0]
     constants: tuple[Constants, ...] = ()
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, Mapping):
+            return [cls(str(key), str(method)) for key, method in value.items()]
+        named = (name.partition(":") for name in names_of(value, cls.name))
+        return [cls(key, method or METHODS[0]) for key, _, method in named]
+
+    @property
+    def rescales(self) -> str:
+        return self.key
+
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(
@@ -100,11 +110,7 @@ class NormalizeFields(RowOperation):
                 f"{did_you_mean(self.method, METHODS)}"
             )
 
-    def describe(self) -> dict[str, Any]:
-        found = super().describe()
-        return found | {"constants": [part.describe() for part in self.constants]} if self.constants else found
-
-    def bind(self, fields: Fields) -> BoundNormalize:
+    def plan(self, fields: Fields) -> BoundNormalize:
         keys = fields.twinned(self.key)
         for field in (fields[key] for key in keys):
             if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in field.shape:
@@ -121,7 +127,7 @@ class NormalizeFields(RowOperation):
         return BoundNormalize(fields, self, groups)
 
     def with_measurements(self, measured: Measured) -> NormalizeFields:
-        """Return the operation that knows its constants; SchemaError where values are spread beyond float64."""
+        """Return the operation with its constants; SchemaError where values are spread beyond float64."""
         found = tuple(_constants(name, self.method, *states) for name, states in sorted(measured.items()))
         return NormalizeFields(self.key, self.method, found)
 
@@ -148,8 +154,8 @@ def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch 
     )  # fmt: skip
 
 
-class BoundNormalize(BoundFieldOperation):
-    """A normalization of known fields: it measures, or, once it knows its constants, normalizes."""
+class BoundNormalize(FieldChanges):
+    """A normalization of known fields: it measures, or, with constants, normalizes."""
 
     def __init__(self, before: Fields, asked: NormalizeFields, groups: Mapping[Key, Sequence[Key]]) -> None:
         self._groups = groups
@@ -184,7 +190,7 @@ class BoundNormalize(BoundFieldOperation):
         return frozenset(key for group in self._groups.values() for key in group)
 
     def nothing(self) -> Measured:
-        """What is known before any row was measured."""
+        """Return the statistics of no rows."""
         return {
             key_name(root): (Moments(self._width(root)), QuantileSketch(self._width(root)) if self._quantiles else None)
             for root in self._groups
@@ -201,7 +207,7 @@ class BoundNormalize(BoundFieldOperation):
             step = max(1, _BLOCK // width)
             lazies = [batch.columns[root], *(batch.columns[in_next(root)].taken(last) for key in group if key != root)]
             for lazy in lazies:
-                values = as_numbers(lazy.values, lazy.dtype).reshape(-1, width)
+                values = lazy.numbers.reshape(-1, width)
                 for start in range(0, len(values), step):
                     moments.merge(Moments.of(values[start : start + step]))
                     if sketch is not None:
@@ -210,16 +216,15 @@ class BoundNormalize(BoundFieldOperation):
 
 
 def _normalizing(field: Field, constants: Constants | None) -> Any:
-    def compute(inputs: Sequence[LazyColumn]) -> LazyColumn:
+    def compute(inputs: Sequence[LazyColumn]) -> Array:
         assert constants is not None, "the rows are measured first"
-        numbers = as_numbers(inputs[0].values, inputs[0].dtype)
-        return numbers_of(field, field.dtype, _normalized(numbers, field, constants))
+        return _normalized(inputs[0].numbers, field, constants)
 
     return compute
 
 
 def _normalized(numbers: Array, field: Field, constants: Constants) -> Array:
-    """Compute in float64 and round once; part by part, to keep what lies in between small."""
+    """Compute in float64 and round once; part by part, to keep temporaries small."""
     shape = field.shape if len(constants.loc) > 1 else ()
     loc, scale = (np.array(part).reshape(shape) for part in (constants.loc, constants.scale))
     out = np.empty(numbers.shape, field.numpy)

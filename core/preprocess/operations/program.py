@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ...declarations import OPERATION_OPTIONS
 from ...errors import UsageError
-from ...format import EpisodeTable
+from ...format import EpisodeTable, digest_bytes
 from ...ted import NEXT, Field, Key, key_name
 from ..block import Block
 from ..processor import Context, LoadedProcessor, Processor
 from .base import BoundOperation, EpisodeChoice, Operation, RowOperation
 from .fields import Fields
-from .filters import Episodes, Filter, Where
-from .keys import Cat, Exclude, Flatten, Rename, Select
+from .filters import Episodes
 from .lazy import LazyBatch
-from .lookahead import AddMcReturn, AddReturnToGo, NStep
 from .normalize import BoundNormalize, Measured, NormalizeFields
-from .values import Cast, ClipReward, ResizeImages
 
-__all__ = ["OPERATIONS", "BoundProgram", "Program", "ProgramProcessor"]
+__all__ = ["OPERATIONS", "BoundProgram", "Program", "ProgramProcessor", "find_operation"]
+
+
+def _built_in(target: str) -> type[Operation]:
+    module, _, name = target.partition(":")
+    found: type[Operation] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return found
+
 
 OPERATIONS: dict[str, type[Operation]] = {
-    kind.name: kind
-    for kind in (
-        Episodes, Filter, Where, Rename, Cast, Cat, Flatten, ResizeImages, NStep, AddReturnToGo, AddMcReturn,
-        ClipReward, NormalizeFields, Select, Exclude,
-    )
-}  # fmt: skip
-"""All operations by name, in the order in which options come."""
+    option.name: _built_in(option.target) for option in OPERATION_OPTIONS if option.target is not None
+}
+"""The built-in operations by name, in the order in which their options are applied."""
+
+
+def find_operation(name: str) -> type[Operation] | None:
+    """Return the operation of that name, built-in or of the entry points `rbtool.operations`; None if there is none.
+
+    UsageError for an entry point that is no `Operation` of that name.
+    """
+    if name in OPERATIONS:
+        return OPERATIONS[name]
+    from importlib.metadata import entry_points  # takes 10 ms, which built-in operations need not wait for
+
+    for entry in entry_points(group="rbtool.operations", name=name):
+        found = entry.load()
+        if not (isinstance(found, type) and issubclass(found, Operation) and getattr(found, "name", "") == name):
+            raise UsageError(f"{entry.value} is no operation with the name {name!r}")
+        return found
+    return None
 
 
 @dataclass(frozen=True)
@@ -71,7 +93,7 @@ class Program:
 
     @property
     def unmeasured(self) -> tuple[NormalizeFields, ...]:
-        """Those that need to know the rows that reach them."""
+        """Those whose constants are still to be measured on the rows that reach them."""
         return tuple(o for o in self.operations if isinstance(o, NormalizeFields) and _is_unmeasured(o))
 
     def of_episodes(self, episodes: Episodes) -> Program:
@@ -90,12 +112,12 @@ class Program:
         for choice in self.choices:
             keep &= choice.keeps(table)
         if not keep.any():
-            said = " and ".join(str(list(choice.describe().values())[-1]) for choice in self.choices)
-            raise UsageError(f"none of {len(table):,} episodes is left by {said}")
+            choices = " and ".join(str(list(choice.describe().values())[-1]) for choice in self.choices)
+            raise UsageError(f"none of {len(table):,} episodes is left by {choices}")
         return np.flatnonzero(keep)
 
     def with_measurements(self, measured: Sequence[Measured]) -> Program:
-        """Return the program that knows the constants of its normalizations."""
+        """Return the program with the constants of its normalizations."""
         states = iter(measured)
         found = tuple(
             operation.with_measurements(next(states))
@@ -182,11 +204,11 @@ def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation
         return operation.bind(fields)
     except UsageError:
         named = _texts_of(operation)
-        maker = next((made for made in later if _makes(made) in named and not fields.knows(_makes(made))), None)
+        maker = next((o for o in later if o.makes in named and not fields.knows(str(o.makes))), None)
         if maker is None:
             raise
         raise UsageError(
-            f"{operation.name} names {_makes(maker)!r}, which {maker.name} makes only after it",
+            f"{operation.name} names {maker.makes!r}, which {maker.name} makes only after it",
             hint="write the order that is meant into a file: --show-pipeline begins one, --pipeline does it",
         ) from None
 
@@ -197,12 +219,8 @@ def _texts_of(operation: RowOperation) -> set[str]:
     return {value for value in values if isinstance(value, str)}
 
 
-def _makes(operation: RowOperation) -> str:
-    return operation.to if isinstance(operation, Rename) else operation.key if isinstance(operation, Cat) else "\0"
-
-
 def _backwards(steps: Sequence[BoundOperation], wanted: frozenset[Key]) -> list[frozenset[Key]]:
-    """Say what has to be there before each step and after the last, for these fields to come out."""
+    """Return the fields needed before each step and after the last, for these fields to leave the last."""
     found = [wanted]
     for step in reversed(steps):
         found.append(step.needs(found[-1]))
@@ -210,7 +228,7 @@ def _backwards(steps: Sequence[BoundOperation], wanted: frozenset[Key]) -> list[
 
 
 class ProgramProcessor(Processor):
-    """Does what a program says. Its result is the same however the rows are cut into blocks.
+    """Applies a program. Its result is the same however the rows are cut into blocks.
 
     Making it checks the program against the fields of a dataset: UsageError for what makes no sense.
     `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured.
@@ -248,12 +266,12 @@ class ProgramProcessor(Processor):
 
     @property
     def rescaled(self) -> frozenset[Key]:
-        named = (part.key for part in self.program.operations if isinstance(part, NormalizeFields | ResizeImages))
-        return frozenset(tuple(name.split(".")) for name in named)
+        named = (operation.rescales for operation in self.program.on_rows)
+        return frozenset(tuple(name.split(".")) for name in named if name is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result should know beside what was left out."""
+        """Notes on the result, other than fields that were left out."""
         known = (operation for operation in self.program.operations if isinstance(operation, NormalizeFields))
         constants = (part for operation in known for part in operation.constants)
         return (*self._remarks, *(note for part in constants for note in part.notes))
@@ -262,7 +280,7 @@ class ProgramProcessor(Processor):
         return _LoadedProgram(BoundProgram(self.program, context.fields))
 
     def arguments(self) -> dict[str, Any]:
-        """The program as it was asked for, and beside it, once they are known, the constants that were measured."""
+        """Return the program as it was asked for, and the constants that were measured, if any."""
         measured = [
             [part.describe() for part in known.constants]
             for asked, known in zip(self._asked.operations, self.program.operations, strict=True)
@@ -271,10 +289,22 @@ class ProgramProcessor(Processor):
         return {"operations": self._asked.describe(), **({"constants": measured} if measured else {})}
 
     def is_described(self) -> bool:
-        return True
+        return not self._foreign
+
+    @property
+    def _foreign(self) -> list[type[Operation]]:
+        """The operations of other packages, whose code may change between two runs."""
+        return [kind for o in self.program.operations if (kind := type(o)) is not OPERATIONS.get(o.name)]
+
+    def fingerprint(self) -> str:
+        try:
+            sources = [inspect.getsource(sys.modules[kind.__module__]) for kind in self._foreign]
+        except (OSError, TypeError, KeyError):  # without source, no two runs are known to be equal
+            return uuid.uuid4().hex
+        return digest_bytes("\n".join(sources).encode()) if sources else ""
 
     def keeps_rows(self) -> bool:
-        return not any(isinstance(operation, Where) for operation in self.program.operations)
+        return not any(operation.drops_rows for operation in self.program.on_rows)
 
     def reads(self, fields: Sequence[Field]) -> frozenset[Key]:
         return BoundProgram(self.program, fields).reads

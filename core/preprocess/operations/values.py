@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,9 +12,8 @@ import numpy as np
 
 from ...errors import UsageError, did_you_mean
 from ...format import Array
-from ...ted import DTYPES, EPISODE, NEXT, Field, Key, as_numbers, is_floating, key_name
-from ..block import BlockColumn
-from .base import BoundFieldOperation, BoundOperation, RowOperation
+from ...ted import DTYPES, EPISODE, NEXT, Field, Key, is_floating, key_name
+from .base import BoundOperation, Discount, FieldChanges, Operation, RowOperation, number_of, pairs_of
 from .fields import KEPT, Fields
 from .lazy import LazyColumn
 
@@ -21,7 +21,6 @@ __all__ = [
     "Cast",
     "ClipReward",
     "ResizeImages",
-    "numbers_of",
     "original_of",
     "require_discount",
     "reward_keys",
@@ -41,6 +40,10 @@ class Cast(RowOperation):
     key: str
     dtype: str
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        return [cls(key, dtype) for key, dtype in pairs_of(value, cls.name, "field=type, like observation=float32")]
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(
@@ -49,13 +52,13 @@ class Cast(RowOperation):
                 hint=f"there are {', '.join(DTYPES)}",
             )
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         keys = [key for key in fields.twinned(self.key) if fields[key].dtype != self.dtype]
         for key in keys:
             if key in (EPISODE, *KEPT) or fields[key].role == "text":
                 what = "is text" if fields[key].role == "text" else f"is {fields[key].dtype} in every dataset"
                 raise UsageError(f"{key_name(key)!r} was to be cast to {self.dtype}, but {what}")
-        return BoundFieldOperation.changing(
+        return FieldChanges.of(
             fields, keys, lambda field: replace(field, dtype=self.dtype), lambda field, lazy: lazy.cast(self.dtype)
         )
 
@@ -71,6 +74,19 @@ class ClipReward(RowOperation):
     low: float | None = None
     high: float | None = None
 
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, str):
+            low, sign, high = value.partition(":")
+            if not sign:
+                raise UsageError(f"--clip-reward {value!r} is not understood, it is written LOW:HIGH, like -1:1")
+            bounds = [text.strip() or None for text in (low, high)]
+        elif isinstance(value, list | tuple) and len(value) == 2:
+            bounds = list(value)
+        else:
+            raise UsageError(f"clip-reward is {value!r}, LOW:HIGH or two numbers are expected")
+        return [cls(*(None if bound is None else number_of(bound, cls.name) for bound in bounds))]
+
     def __post_init__(self) -> None:
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         if (self.low is None and self.high is None) or not low <= high:
@@ -78,16 +94,16 @@ class ClipReward(RowOperation):
                 f"rewards were to be clipped to {self.low}:{self.high}, a lower bound, a higher one or both are needed"
             )
 
-    def bind(self, fields: Fields) -> BoundOperation:
+    def plan(self, fields: Fields) -> BoundOperation:
         keys = reward_keys(fields, self.name)
         for field in (fields[key] for key in keys):
             whole = all(bound is None or float(bound).is_integer() for bound in (self.low, self.high))
             if "complex" in field.dtype or not (whole or "float" in field.dtype):
                 raise UsageError(f"{field.name!r} is {field.dtype}, which cannot be clipped to {self.low}:{self.high}")
-        return BoundFieldOperation.changing(fields, keys, lambda field: field, self._clipped)
+        return FieldChanges.of(fields, keys, lambda field: field, self._clipped)
 
-    def _clipped(self, field: Field, lazy: LazyColumn) -> LazyColumn:
-        numbers = as_numbers(lazy.values, lazy.dtype)
+    def _clipped(self, field: Field, lazy: LazyColumn) -> Any:
+        numbers = lazy.numbers
         low, high = self.low, self.high
         if numbers.dtype.kind in "iu":
             limits = np.iinfo(numbers.dtype)
@@ -95,18 +111,7 @@ class ClipReward(RowOperation):
         elif numbers.dtype.kind == "b":
             numbers = numbers.astype(np.int8)
         with np.errstate(over="ignore"):  # a bound beyond float16 bounds nothing
-            clipped = numbers.clip(low, high)  # type: ignore[arg-type]
-        return numbers_of(field, lazy.dtype, clipped)
-
-
-def numbers_of(field: Field, dtype: str, numbers: Any) -> LazyColumn:
-    """Take computed numbers for a field of type `dtype`; they are refused where the type cannot hold them."""
-    found = np.dtype(numbers.dtype).name
-    return (
-        LazyColumn.of(BlockColumn(found, numbers), field.name).cast(dtype)
-        if found != dtype
-        else LazyColumn.given(field.name, dtype, numbers)
-    )
+            return numbers.clip(low, high)  # type: ignore[arg-type]
 
 
 def reward_keys(fields: Fields, operation: str) -> list[Key]:
@@ -118,7 +123,7 @@ def reward_keys(fields: Fields, operation: str) -> list[Key]:
 
 
 def original_of(key: Key) -> Key:
-    """Where the reward of the single step is kept beside that of several."""
+    """Return the key of the reward of the single step, which n-step keeps."""
     return (*key[:-1], f"original_{key[-1]}")
 
 
@@ -130,7 +135,7 @@ def reward_type(field: Field, operation: str) -> str:
 
 
 def require_discount(gamma: float, operation: str) -> None:
-    """Raise UsageError unless a discount lies above 0 and up to 1."""
+    """Raise UsageError unless a discount is above 0 and up to 1."""
     if not (math.isfinite(gamma) and 0 < gamma <= 1):
         raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")
 
@@ -144,8 +149,8 @@ _CHANNELS = (1, 3, 4)
 class ResizeImages(RowOperation):
     """Scales images to `size`, height x width, and what `next` holds of them: bilinear, smoothed where they shrink.
 
-    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`, of floats or whole numbers, which are rounded. Where the channels
-    are is seen from a dimension of 1, 3 or 4 at one end; `layout` says `hwc` or `chw` where that is not clear. The
+    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`, of floats or whole numbers, which are rounded. Channels
+    are a dimension of 1, 3 or 4 at one end; `layout` is `hwc` or `chw` where that is not clear. The
     buffer transform of this name does the work, image by image, so that what is around an image never matters.
     """
 
@@ -153,6 +158,16 @@ class ResizeImages(RowOperation):
     key: str
     size: str
     layout: str | None = None
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        for key, text in pairs_of(value, cls.name, "field=HEIGHTxWIDTH, like image=84x84"):
+            size, _, layout = str(text).partition(":")
+            yield cls(key, size, layout or None)
+
+    @property
+    def rescales(self) -> str:
+        return self.key
 
     def __post_init__(self) -> None:
         if not _SIZE.fullmatch(self.size):
@@ -163,8 +178,8 @@ class ResizeImages(RowOperation):
                 f"{did_you_mean(self.layout, _LAYOUTS)}"
             )
 
-    def bind(self, fields: Fields) -> BoundOperation:
-        return BoundFieldOperation.changing(fields, fields.twinned(self.key), self._resized, self._scaled)
+    def plan(self, fields: Fields) -> BoundOperation:
+        return FieldChanges.of(fields, fields.twinned(self.key), self._resized, self._scaled)
 
     @property
     def _height_width(self) -> tuple[int, int]:
@@ -201,9 +216,9 @@ class ResizeImages(RowOperation):
             )
         return 2 if last else 0
 
-    def _scaled(self, field: Field, lazy: LazyColumn) -> LazyColumn:
+    def _scaled(self, field: Field, lazy: LazyColumn) -> LazyColumn | Array:
         place = self._channels(field)
-        numbers = as_numbers(lazy.values, lazy.dtype)
+        numbers = lazy.numbers
         images = numbers[:, None] if place is None else np.moveaxis(numbers, 3, 1) if place == 2 else numbers
         if images.shape[2:] == self._height_width:
             return lazy
@@ -212,7 +227,7 @@ class ResizeImages(RowOperation):
             scaled = scaled[:, 0]
         elif place == 2:
             scaled = np.ascontiguousarray(np.moveaxis(scaled, 1, 3))
-        return numbers_of(field, lazy.dtype, scaled)
+        return scaled
 
 
 def _resize(images: Array, size: tuple[int, int]) -> Any:
