@@ -46,7 +46,7 @@ class Fields:
     def __getitem__(self, key: Key) -> Field:
         return self.by_key[key]
 
-    def knows(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Return whether a name means any field."""
         return bool(self._meant(name))
 

@@ -140,8 +140,8 @@ OBSERVATION: Key = ("observation",)
 class Cat(RowOperation):
     """Joins fields into one along their last dimension, in the order given, and likewise what `next` holds of them.
 
-    The parts go; a group stands for all in it, sorted by name. Types are promoted as NumPy does. Where `next` lacks
-    one of the parts, it keeps those it has and gets no joined field.
+    The parts are removed; a group means all fields in it, sorted by name. Types are promoted as NumPy does. Where
+    `next` lacks one of the parts, it keeps those it has and gets no joined field.
     """
 
     name: ClassVar[str] = "cat"

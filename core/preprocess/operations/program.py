@@ -204,7 +204,7 @@ def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation
         return operation.bind(fields)
     except UsageError:
         named = _texts_of(operation)
-        maker = next((o for o in later if o.makes in named and not fields.knows(str(o.makes))), None)
+        maker = next((o for o in later if o.makes in named and not fields.has_name(str(o.makes))), None)
         if maker is None:
             raise
         raise UsageError(
