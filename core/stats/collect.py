@@ -151,7 +151,7 @@ class StatsStore:
                 return None
             if (document["version"], document["of"], document["fractions"]) != (
                 _VERSION,
-                _described(manifest),
+                _contents(manifest),
                 list(fractions),
             ):
                 return None
@@ -163,18 +163,18 @@ class StatsStore:
         """Store the statistics of all leaves of these contents."""
         entries = [dataclasses.asdict(field) for field in fields]
         document = plain({
-            "version": _VERSION, "of": _described(manifest), "fractions": list(fractions), "fields": entries,
+            "version": _VERSION, "of": _contents(manifest), "fractions": list(fractions), "fields": entries,
         })  # fmt: skip
         document["digest"] = digest_bytes(dump_json(document).encode())
         with contextlib.suppress(OSError, RbtoolError):
             fs.replace_file_below(self._root, self._path(manifest), dump_json(document).encode())
 
     def _path(self, manifest: Manifest) -> Path:
-        name = digest_bytes(dump_json(_described(manifest)).encode())
+        name = digest_bytes(dump_json(_contents(manifest)).encode())
         return self._folder / f"{name.replace(':', '-')}.json"
 
 
-def _described(manifest: Manifest) -> dict[str, Any]:
+def _contents(manifest: Manifest) -> dict[str, Any]:
     """The input of the statistics: the bytes, and how the manifest interprets them."""
     leaves = [[list(field.key), field.dtype, list(field.shape), field.role] for field in manifest.fields]
     return {

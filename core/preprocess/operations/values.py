@@ -216,7 +216,7 @@ class ResizeImages(RowOperation):
             )
         return 2 if last else 0
 
-    def _scaled(self, field: Field, lazy: LazyColumn) -> LazyColumn | Array:
+    def _scaled(self, field: Field, lazy: LazyColumn) -> Any:
         place = self._channels(field)
         numbers = lazy.numbers
         images = numbers[:, None] if place is None else np.moveaxis(numbers, 3, 1) if place == 2 else numbers
