@@ -46,10 +46,11 @@ test-all: $(READY) ## run every test, with coverage, then try the wheel
 	@tests/tools/wheel_check.sh $(BIN)/python
 
 # mypy sees the package as installed: in place, its name would be that of the clone's folder.
-lint: $(READY) ## check style, types and sizes
+lint: $(READY) ## check style, types, sizes and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/tools/check_sizes.py
+	$(BIN)/python tests/tools/house.py --words
 	@rm -rf build/lint
 	@tests/tools/build_wheel.sh $(BIN)/python build/lint/wheel
 	@$(BIN)/python -m pip install -qq --no-deps --target build/lint/installed build/lint/wheel/*.whl

@@ -1,6 +1,6 @@
-"""The library under the verbs: what TED is, how a dataset lies on disk, and what is done with it.
+"""The library under the verbs: the TED format, datasets on disk, and what is done with them.
 
-Naming a class loads the package it lies in, and no other.
+Access to a class imports its package only.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def own_attributes(cls: type, contract: type) -> dict[str, Any]:
 
 
 def refuse_overrides(cls: type, own: Mapping[str, Any], finals: Mapping[str, str]) -> None:
-    """Raise FinalMethodError (a TypeError) if a class has one of `finals`, which says what to implement instead."""
+    """Raise FinalMethodError (a TypeError) if a class overrides one of `finals`; those name what to implement."""
     for name, instead in finals.items():
         if name in own:
             raise FinalMethodError(

@@ -53,7 +53,7 @@ from .ted import (
 from .torchrl.layout import TorchrlKeys
 from .torchrl.reader import TorchrlReader, find_torchrl
 
-__all__ = ["BufferSteps", "TorchrlSteps", "is_steps", "open_steps", "standing", "whole_episodes"]
+__all__ = ["BufferSteps", "TorchrlSteps", "finished_manifest", "is_steps", "open_steps", "whole_episodes"]
 
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
@@ -63,7 +63,7 @@ class BufferSteps(StepReader):
     """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
 
     The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
-    reason says that the recording stops there. Where `terminated` or `truncated` is missing it follows from `done`,
+    reason is END_OF_FILE. Where `terminated` or `truncated` is missing it follows from `done`,
     and where `done` is missing from the ends of the episodes; where `episode` is missing it is that of the table.
     """
 
@@ -88,7 +88,7 @@ class BufferSteps(StepReader):
         return type(self)(self._raw.again())
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Return a text that changes with the files, without reading them."""
         return self._raw.files_state()
 
     @cached_property
@@ -153,7 +153,7 @@ class BufferSteps(StepReader):
         self._raw.close()
 
     def _made_flags(self, key: Key, start: int, stop: int) -> Array:
-        """Make a flag that is missing: what ends an episode terminates it, unless another flag says otherwise."""
+        """Make a flag that is missing: an end of an episode is a termination unless the other flag is set."""
         if NEXT_DONE in self._known:
             done: Array = self._raw.read(NEXT_DONE, start, stop) != 0
         else:
@@ -165,12 +165,12 @@ class BufferSteps(StepReader):
             return done
         other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
         if other in self._known:
-            told: Array = self._raw.read(other, start, stop) != 0
-            if told.size != done.size:  # flags of several agents beside one flag of them all
-                told = told.reshape(len(told), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
+            given: Array = self._raw.read(other, start, stop) != 0
+            if given.size != done.size:  # flags of several agents and one common flag
+                given = given.reshape(len(given), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
             else:
-                told = told.reshape(done.shape)
-            done &= ~told
+                given = given.reshape(done.shape)
+            done &= ~given
             return done
         return done if key == NEXT_TERMINATED else np.zeros_like(done)
 
@@ -234,7 +234,7 @@ _TREE = "meta.json"
 
 
 def is_steps(path: str | os.PathLike[str]) -> bool:
-    """Tell whether `path` is a dataset, recording, checkpoint, one of TorchRL's, or tensordict folder, whole or not."""
+    """Return whether `path` is a dataset, recording, checkpoint (also TorchRL's) or tensordict folder, even in part."""
     path = Path(path)
     mend(path)
     return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None
@@ -281,10 +281,10 @@ def _open(path: Path, damaged: bool) -> StepReader:
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")
 
 
-def standing(path: str | os.PathLike[str]) -> Manifest | None:
+def finished_manifest(path: str | os.PathLike[str]) -> Manifest | None:
     """Return the manifest of the dataset or checkpoint at `path` if all its files are there in full length.
 
-    None if nothing of ours is there, or if it is damaged: what stands there must not be taken for a finished result.
+    None if nothing of rbtool is there, or if it is damaged: that must not be taken for a finished result.
     """
     path = Path(path)
     mend(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 
 import check_sizes
+import house
 import pytest
 import source_tree
 from packaging.requirements import Requirement
@@ -56,6 +58,13 @@ def test_the_size_check_sees_what_it_is_for() -> None:
     file = source_tree.ROOT / "example.py"
     found = list(check_sizes.problems(file, source, annotated=True))
     assert [problem.split(": ", 1)[1].split(" ")[0] for problem in found] == ["TO" + "DO:", "bare", "long"]
+
+
+def test_the_word_check_reads_docstrings_comments_and_messages_but_no_names() -> None:
+    source = '"""It tells."""\ntold = {"told": 1}  # lies\nraise ValueError(f"{told} stands here, as it says")\n'
+    tree = ast.parse(source)
+    assert list(house.words_of(source, tree)) == [(1, "tells"), (2, "lies")]
+    assert list(house.messages_of(tree)) == [(3, "stands")]
 
 
 def _closure(requirements: list[str]) -> set[str]:

@@ -129,10 +129,10 @@ class MinariSource(Source):
         files: Sequence[RemoteFile],
         folder: Path,
         progress: Callable[[int], None],
-        told: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         """Download the files to `folder`, a few at a time."""
-        fetch_files(files, folder, self._remote.transport, progress=progress, told=told)
+        fetch_files(files, folder, self._remote.transport, progress=progress, note=note)
 
     def on_close(self) -> None:
         """Close the connections, if there are any."""

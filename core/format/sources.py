@@ -201,7 +201,7 @@ class Source(Closing, ABC):
     - `remote`: the remote that is used, as text for people; a class attribute or a property.
     - `list_ids()`: the ids of all datasets.
     - `look_up(dataset_id, revision, totals)`: the files of one dataset.
-    - `download(files, folder, progress, told)`: bring files to a folder; `core.remote.fetch_files` does that.
+    - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
     and may implement `key`, `list_catalogue`, `choose_files`, `episode_numbers`, `on_close`. `core.remote.HttpSource`
     is a source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
@@ -262,7 +262,7 @@ class Source(Closing, ABC):
         files: Sequence[RemoteFile],
         folder: Path,
         progress: Callable[[int], None],
-        told: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         """Bring the files to `folder`, as `fetch` promises."""
 
@@ -314,16 +314,16 @@ class Source(Closing, ABC):
         folder: Path,
         *,
         progress: Callable[[int], None] | None = None,
-        told: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         """Bring the files to `folder`, each verified; what is there already and is sound is not fetched again.
 
-        `progress` takes how many more bytes are sound, also of those that were there; `told` what went wrong and is
+        `progress` takes how many more bytes are sound, also of those that were there; `note` what went wrong and is
         tried again. An interrupted fetch leaves what it has, and the next one resumes it. Raises also
         OutOfSpaceError, CorruptDataError if the bytes of a file never match its checksum, and StaleListing if the
         remote has changed since it was described; FormatError for a file that is not there in the end.
         """
-        self.download(files, folder, progress or (lambda amount: None), told or (lambda text: None))
+        self.download(files, folder, progress or (lambda amount: None), note or (lambda text: None))
         for file in files:
             path = folder / file.path
             if not path.is_file() or file.size not in (None, path.stat().st_size):

@@ -7,7 +7,7 @@ from .http import HttpTransport, failure
 from .http_source import HttpSource
 from .hub import Hub, HubFile, HubRepository, hub_endpoint
 from .memory import CatalogueFile, KnownNames, catalogue_age
-from .names import Resolution, is_complete, not_found, resolve, told_instead
+from .names import Resolution, is_complete, not_found, resolve, substitution_text
 from .offline import require_network
 from .originals import FetchedFile, Originals, OriginalsRecord, stored_originals
 from .retries import Patience, Transient, retry_after, retrying
@@ -48,5 +48,5 @@ __all__ = [
     "retry_after",
     "retrying",
     "stored_originals",
-    "told_instead",
+    "substitution_text",
 ]

@@ -40,7 +40,7 @@ def fetch_files(
     transport: Transport,
     *,
     progress: Callable[[int], None] | None = None,
-    told: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
     workers: int = 4,
 ) -> None:
     """Bring files to `folder`, each below its path, verified; several at a time.
@@ -54,8 +54,8 @@ def fetch_files(
     has the size that is listed, and fetched again if none is.
 
     `progress` receives how many more bytes are there and may be right, also those that were there before; negative
-    when some turn out to be wrong. At the end the sum is the size of all files. `told` receives what went wrong and is
-    tried again. Both are called in the calling thread.
+    when some turn out to be wrong. At the end the sum is the size of all files. `note` receives a sentence for each
+    failure that is retried. Both are called in the calling thread.
 
     Raises what the first failure was: FormatError before anything is done for files that make no sense together,
     CorruptDataError for bytes that never match, OutOfSpaceError, or the NetworkError, AuthorisationError or
@@ -65,7 +65,7 @@ def fetch_files(
     jobs = [
         functools.partial(_fetch_file, file, folder, part, transport) for file, part in zip(files, parts, strict=True)
     ]
-    watch = Watch(progress or ignore, told or ignore)
+    watch = Watch(progress or ignore, note or ignore)
     run_together(jobs, watch, workers=workers, interrupt=transport.interrupt)
 
 
@@ -145,7 +145,7 @@ def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool
     if _is_as_listed(file, target, within):
         return True
     watch.check()
-    watch.told(f"{file.path} was there, but not as its source has it; it is fetched again")
+    watch.note(f"{file.path} was there, but not as its source has it; it is fetched again")
     fs.remove(target, within=within)
     return False
 
@@ -164,11 +164,11 @@ def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
     first = failures[0]
     if len(failures) == 1:
         return first
-    told = type(first)(
+    final = type(first)(
         f"{first.message}; {len(failures)} addresses were tried, and no other had it either", hint=first.hint
     )
-    told.__cause__ = first
-    return told
+    final.__cause__ = first
+    return final
 
 
 class _FileFetch:
@@ -196,7 +196,7 @@ class _FileFetch:
                         f"{sentence} from {self._host}; nothing of it was kept",
                         hint="the file is damaged at its source or on the way: try again later",
                     ) from None
-                self._watch.told(f"{sentence} from {self._host}; {remedy}")
+                self._watch.note(f"{sentence} from {self._host}; {remedy}")
 
     @property
     def _host(self) -> str:
@@ -210,7 +210,7 @@ class _FileFetch:
     def _complete(self) -> None:
         """Read until the part is whole and right, or raise _Different."""
         while not self._part.whole:
-            retrying(self._attempt, told=self._watch.told, sleep=self._watch.sleep)
+            retrying(self._attempt, note=self._watch.note, sleep=self._watch.sleep)
         if not self._part.matches():
             raise _Different(f"{self._part.found} came")
 
@@ -227,7 +227,7 @@ class _FileFetch:
                 return
             if self._part.received - before <= fair:
                 raise
-            self._watch.told(f"{failure}; going on from byte {self._part.received:,}")
+            self._watch.note(f"{failure}; going on from byte {self._part.received:,}")
             if failure.retry_after is not None:
                 raise  # the server's wish goes before ours
 

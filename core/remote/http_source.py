@@ -73,12 +73,12 @@ class HttpSource(Source):
         files: Sequence[RemoteFile],
         folder: Path,
         progress: Callable[[int], None],
-        told: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         """Bring the files to `folder`, a few at a time."""
         for host in {urlsplit(address).hostname for file in files for address in file.addresses}:
             require_network(f"fetching from {host}")
-        fetch_files(files, folder, self.transport, progress=progress, told=told)
+        fetch_files(files, folder, self.transport, progress=progress, note=note)
 
     def on_close(self) -> None:
         """Close the connections."""

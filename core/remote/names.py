@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..errors import DatasetNotFoundError, UsageError
 
-__all__ = ["Resolution", "is_complete", "not_found", "resolve", "told_instead"]
+__all__ = ["Resolution", "is_complete", "not_found", "resolve", "substitution_text"]
 
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8
@@ -29,7 +29,7 @@ class Resolution:
     how: Literal["exact", "latest", "words"]
 
 
-def told_instead(asked: str, taken: str, *, before: bool = False) -> str:
+def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
     """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
     return f"no dataset is called {asked}: {taken}, of the same words, {'was' if before else 'is'} taken"
 

@@ -82,14 +82,14 @@ class Patience:
 def retrying(
     call: Callable[[], T],
     *,
-    told: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
     attempts: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log, and `told`, receive
-    what went wrong and when it is tried again. Raises the `error` of the last Transient, at once if the server asks
+    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log and `note` receive
+    the error and the time of the next attempt. Raises the `error` of the last Transient, at once if the server asks
     to wait for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
     """
     import tenacity  # only when something is fetched: it would slow every start of the command line
@@ -97,12 +97,12 @@ def retrying(
     patience = Patience.from_environment()
     limit = max(1, patience.attempts if attempts is None else attempts)
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def report(state: tenacity.RetryCallState) -> None:
         wait = state.next_action.sleep if state.next_action else 0.0
-        said = f"{_failure(state)}; trying again in {wait:.3g} s ({state.attempt_number} of {limit} attempts made)"
-        _LOG.info(said)
-        if told is not None:
-            told(said)
+        text = f"{_failure(state)}; trying again in {wait:.3g} s ({state.attempt_number} of {limit} attempts made)"
+        _LOG.info(text)
+        if note is not None:
+            note(text)
 
     def wait(state: tenacity.RetryCallState) -> float:
         asked = _failure(state).retry_after
@@ -116,7 +116,7 @@ def retrying(
         wait=wait,
         stop=stop,
         sleep=sleep,
-        before_sleep=tell,
+        before_sleep=report,
         reraise=True,
     )
     try:

@@ -25,15 +25,15 @@ def ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a job talks to who waits for it.
+    """The connection between a job and the thread that waits for it.
 
-    `progress` and `told` reach the caller's own functions, in the caller's thread. `sleep` waits, and `check`
+    `progress` and `note` are the caller's own functions, called in the caller's thread. `sleep` waits, and `check`
     returns, unless the job is to end: both raise Cancelled then. `abandoned` means that nobody waits for the job
     any more, and that it must not change a file.
     """
 
     progress: Callable[[int], None] = ignore
-    told: Callable[[str], None] = ignore
+    note: Callable[[str], None] = ignore
     sleep: Callable[[float], None] = time.sleep
     check: Callable[[], None] = ignore
     abandoned: Callable[[], bool] = bool
@@ -70,7 +70,7 @@ class _Crew:
         self._messages: queue.SimpleQueue[Callable[[], None] | BaseException | None] = queue.SimpleQueue()
         self._watch = Watch(
             progress=lambda amount: self._messages.put(functools.partial(watch.progress, amount)),
-            told=lambda text: self._messages.put(functools.partial(watch.told, text)),
+            note=lambda text: self._messages.put(functools.partial(watch.note, text)),
             sleep=self._sleep,
             check=lambda: self._sleep(0),
             abandoned=self._abandoned.is_set,

@@ -250,7 +250,7 @@ class _Fetch:
     def run(self) -> None:
         """Complete the part."""
         while not self._complete:
-            retrying(self._attempt, told=self._watch.told, sleep=self._watch.sleep)
+            retrying(self._attempt, note=self._watch.note, sleep=self._watch.sleep)
 
     def _attempt(self) -> None:
         """Read once; a failure after a fair part of the file does not count as an attempt."""
@@ -262,7 +262,7 @@ class _Fetch:
             fair = _FAIR_BYTES if self._part.size is None else min(_FAIR_BYTES, self._part.size // _FAIR_PARTS)
             if self._part.version is None or self._part.received - before <= fair:
                 raise
-            self._watch.told(f"{failure}; resuming at byte {self._part.received:,}")
+            self._watch.note(f"{failure}; resuming at byte {self._part.received:,}")
             if failure.retry_after is not None:
                 raise
 
@@ -274,7 +274,7 @@ class _Fetch:
                 if self._continues(answer, version):
                     self._receive(answer, skip=self._part.received - answer.start)
                     return
-            self._watch.told(f"{self._file.path} changed at {self._host}: it is fetched again from the start")
+            self._watch.note(f"{self._file.path} changed at {self._host}: it is fetched again from the start")
         with self._transport.open_version(self._address, 0) as answer:
             self._part.begin(self._address, answer)
             if answer.start:

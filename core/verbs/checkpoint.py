@@ -27,8 +27,8 @@ from ..format import Manifest, Staging, StepReader, find_dataset, fs, require_ap
 from ..opening import (
     BufferSteps,
     TorchrlSteps,
+    finished_manifest,
     open_steps,
-    standing,
 )
 from ..progress import Progress, Silent
 from ..ted import row_bytes
@@ -299,14 +299,14 @@ def _require_checkpoint(reader: StepReader) -> None:
 
 def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
     """Return the manifest at `target` if it is a checkpoint of the same data in the same form."""
-    there = standing(target)
+    there = finished_manifest(target)
     if there is None or (there.kind, there.layout) != ("checkpoint", form) or dataset_digest(there) != digest:
         return None
     return there if there.provenance[-1].arguments.get("compression") == str(compression) else None
 
 
 def _equal_dataset(target: Path, digest: str) -> Manifest | None:
-    there = standing(target)
+    there = finished_manifest(target)
     same = there is not None and there.kind == "dataset" and there.content_digest == digest
     return there if same else None
 

@@ -18,7 +18,7 @@ from ..format import (
     provenance_step,
     write_dataset,
 )
-from ..opening import BufferSteps, standing
+from ..opening import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
 from ..torchrl import (
     TorchrlKeys,
@@ -97,7 +97,7 @@ def build_dataset(
 
 def loaded_before(target: Path, source: BufferSteps) -> Manifest | None:
     """Return the manifest at `target` if it is a dataset loaded from these very files."""
-    there = standing(target)
+    there = finished_manifest(target)
     if there is None or there.kind != "dataset" or not there.provenance:
         return None
     last, digest = there.provenance[-1], source.manifest.content_digest

@@ -24,7 +24,7 @@ from ..format import (
     sound_steps,
     table_with_returns,
 )
-from ..opening import open_steps, standing, whole_episodes
+from ..opening import finished_manifest, open_steps, whole_episodes
 from ..preprocess import Limits, Plan, Preprocessing, Processor, Settings, StepSelection, Unit, find_function
 from ..progress import Progress, Silent
 from ..ted import row_bytes
@@ -221,7 +221,7 @@ def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
 
 def _already_there(destination: Path, step: Provenance) -> Manifest | None:
     """Return the manifest at `destination` if the same work has made it from the same data."""
-    manifest = standing(destination)
+    manifest = finished_manifest(destination)
     if manifest is None or not manifest.provenance:
         return None
     last = manifest.provenance[-1]

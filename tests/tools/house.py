@@ -1,9 +1,11 @@
 """Print the figures by which the layout of the code is judged, over the package or the folders that are named.
 
     python tests/tools/house.py [--list] [FOLDER ...]
+    python tests/tools/house.py --words
 
 `--list` names each thing behind a figure: modules with one importer, class names that occur twice, retired words,
-accesses to private members of other objects.
+accesses to private members of other objects. `--words` prints the retired words of the package, of README.md,
+CONTRIBUTING.md and docs/ as file:line:word and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import ast
 import io
 import re
 import statistics
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -27,6 +30,27 @@ RETIRED_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Words of everyday speech for which the glossary has a standard term."""
+
+IN_MESSAGES = frozenset({"besides", "go on", "going on", "know", "knows", "said", "say", "says"})
+"""Retired words that messages and help still contain: their wording is part of the interface."""
+
+UNREVISED = tuple(
+    f"core/{name}/"
+    for name in (
+        "buffers",
+        "checkpointers",
+        "encodings",
+        "format",
+        "preprocess",
+        "samplers",
+        "storages",
+        "testing",
+        "torchrl",
+        "transforms",
+        "writers",
+    )
+)
+"""Folders that `--words` leaves out until their docstrings are revised."""
 
 
 def header_lines(tree: ast.Module) -> int:
@@ -54,6 +78,29 @@ def words_of(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield from ((token.start[0], found[0]) for found in RETIRED_WORDS.finditer(token.string))
+
+
+def messages_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the retired words of other texts, such as messages and help, with their lines; names are no texts."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            for found in RETIRED_WORDS.finditer(node.value):
+                if not node.value.isidentifier() and found[0].lower() not in IN_MESSAGES:
+                    yield node.lineno, found[0]
+
+
+def retired_words() -> Iterator[str]:
+    """Yield `file:line:word` for each retired word in the package, outside of UNREVISED, and in the documentation."""
+    for file in source_tree.package_files():
+        name, source = file.relative_to(source_tree.ROOT).as_posix(), file.read_text(encoding="utf-8")
+        if not name.startswith(UNREVISED):
+            tree = ast.parse(source)
+            yield from (f"{name}:{line}:{word}" for line, word in sorted([*words_of(source, tree), *messages_of(tree)]))
+    root = source_tree.ROOT
+    for file in (root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))):
+        for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            yield from (f"{file.relative_to(root)}:{line}:{found[0]}" for found in RETIRED_WORDS.finditer(text))
 
 
 def private_accesses(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -91,12 +138,17 @@ def _path(module: str) -> str:
     return module.removeprefix("rbtool").lstrip(".").replace(".", "/")
 
 
-def main() -> None:
-    """Print the figures."""
+def main() -> int:
+    """Print the figures, or the retired words; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--list", action="store_true", help="name each thing behind a figure")
+    parser.add_argument("--words", action="store_true", help="print retired words; exit with 1 if there are any")
     parser.add_argument("folders", nargs="*", type=Path, help="of the package; all by default")
     options = parser.parse_args()
+    if options.words:
+        found = list(retired_words())
+        print("\n".join(found) if found else "words: no retired word is used")
+        return 1 if found else 0
     chosen = [folder.resolve() for folder in options.folders] or [source_tree.ROOT]
     every = {source_tree.module_name(file): file for file in source_tree.package_files()}
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in every.items()}
@@ -121,12 +173,13 @@ def main() -> None:
         ]
     print(f"files {len(lengths)}, lines {sum(lengths)}, median {statistics.median(lengths):g}")
     print(f"header share {sum(header_lines(trees[name]) for name in files) / sum(lengths):.1%}")
-    for title, found in listed.items():
-        count = len({entry.partition(":")[0] for entry in found}) if title.startswith("class") else len(found)
+    for title, entries in listed.items():
+        count = len({entry.partition(":")[0] for entry in entries}) if title.startswith("class") else len(entries)
         print(f"{title} {count}")
-        for entry in found if options.list else ():
+        for entry in entries if options.list else ():
             print(f"  {entry}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

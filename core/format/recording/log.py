@@ -286,8 +286,8 @@ def read_fields(folder: Path, mark: int | None) -> RecordedFields:
             if (folder / HIDDEN).is_dir()
             else "name the folder that episodes were recorded in",
         )
-    for name, told in ((RECORDING, _described), (SCHEMA, _laid_out)):
-        fields = told(folder / name)
+    for name, parse in ((RECORDING, _described), (SCHEMA, _laid_out)):
+        fields = parse(folder / name)
         if fields is None:
             continue
         schema = PackedSchema.of(fields)

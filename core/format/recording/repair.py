@@ -190,10 +190,10 @@ def _unlisted(folder: Path, state: RecordingState) -> int:
     """Count finished episodes, at least, that neither log nor copy names."""
     found = unlisted_episodes(folder, state.schema, state.sizes)
     try:
-        told = Manifest.load(folder).episodes if has_manifest(folder) else 0
+        listed = Manifest.load(folder).episodes if has_manifest(folder) else 0
     except (FormatError, OSError):
-        told = 0
-    return max(found, told - len(state.commits))
+        listed = 0
+    return max(found, listed - len(state.commits))
 
 
 def _size(path: Path) -> int:

@@ -58,7 +58,7 @@ class Fetch:
         addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
         file = RemoteFile("deep/data.bin", len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", addresses)
         with HttpTransport() as transport:
-            fetch_files([file], self.folder, transport, progress=self.progress.append, told=self.told.append)
+            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.told.append)
 
     def left(self, content: bytes, *, partial: bool = True) -> None:
         """Put there what an earlier run left."""
@@ -325,7 +325,7 @@ def test_progress_and_remarks_come_in_the_calling_thread(server: StaticServer, t
     heard: list[tuple[int, object]] = []
     with HttpTransport() as transport:
         hear = lambda what: heard.append((threading.get_ident(), what))  # noqa: E731
-        fetch_files(files, tmp_path, transport, progress=hear, told=hear, workers=3)
+        fetch_files(files, tmp_path, transport, progress=hear, note=hear, workers=3)
     assert {thread for thread, _ in heard} == {threading.get_ident()}
     assert sum(what for _, what in heard if isinstance(what, int)) == 6 * SIZE
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.path for file in files]

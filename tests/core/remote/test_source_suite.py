@@ -142,7 +142,7 @@ class LeavesOthersBehind(SoundSource):
 
 class IgnoresTheSwitch(SoundSource):
     def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
-        fetch_files(files, folder, self.transport, progress=progress, told=told)
+        fetch_files(files, folder, self.transport, progress=progress, note=told)
 
 
 class FailsWhenClosed(SoundSource):

@@ -52,7 +52,7 @@ class Fetch:
         addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
         with HttpTransport() as transport:
             file = RemoteFile("deep/data.bin", size, None, addresses)
-            fetch_files([file], self.folder, transport, progress=self.progress.append, told=self.told.append)
+            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.told.append)
 
     def ends_with(self, data: bytes) -> bool:
         """Whether the file and nothing else is there, and its bytes were counted once."""
