@@ -10,8 +10,7 @@ import typer
 
 from .help import Example
 from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, verb, verb_group
-from .output import Output
-from .published import show_published
+from .output import Output, show_published
 from .text import Cell, Styled, counted, folded
 
 if TYPE_CHECKING:

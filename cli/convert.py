@@ -20,8 +20,7 @@ from .options import (
     SkipBad,
     verb,
 )
-from .output import Output
-from .published import show_published
+from .output import Output, show_published
 
 __all__ = ["EXAMPLES", "add"]
 

@@ -9,8 +9,7 @@ import typer
 from ..core.declarations import declared_sources
 from .help import Example
 from .options import Compress, DryRun, Episodes, FinalStep, FinalStepName, Force, Layout, LayoutName, Root, verb
-from .output import Output
-from .published import show_published
+from .output import Output, show_published
 from .text import counted, size
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 from ..core.declarations import declared
 from .help import Example
 from .options import Dataset, DryRun, Episodes, Force, Root, SkipBad, verb
-from .output import Output
-from .published import show_published
+from .output import Output, show_published
 
 __all__ = ["EXAMPLES", "add"]
 

@@ -11,8 +11,7 @@ import typer
 
 from .help import Example
 from .options import Dataset, Root, verb
-from .output import Output
-from .published import ends, not_following, without_final
+from .output import Output, ends, not_following, without_final
 from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline, vector
 
 if TYPE_CHECKING:

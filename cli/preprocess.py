@@ -11,8 +11,7 @@ import typer
 from ..core.declarations import OPERATION_OPTIONS
 from .help import Example
 from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, verb
-from .output import Output, stdout_to_stderr
-from .published import show_published
+from .output import Output, show_published, stdout_to_stderr
 
 __all__ = ["EXAMPLES", "add"]
 

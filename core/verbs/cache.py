@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError
-from ..format import (
-    ListedFiles,
-    fs,
-    remove_at_once,
-    remove_dataset,
-    remove_leftover,
-    require_removable,
-)
+from ..format import ListedFiles, fs, remove_at_once, remove_dataset, remove_leftover, require_removable
 from ..progress import Progress, Silent
 from ..remote import stored_originals
 from .cache_entries import CacheEntry, cache_entries, chosen_entries

@@ -10,12 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..encodings import (
-    STORAGE_METADATA,
-    FlatReader,
-    H5Reader,
-    require_digests,
-)
+from ..encodings import STORAGE_METADATA, FlatReader, H5Reader, require_digests
 from ..errors import CorruptDataError, RbtoolError
 from ..format import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
 from ..opening import open_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -15,6 +15,7 @@ from ..encodings import (
     CompactLayout,
     Compression,
     Difference,
+    FilledStorage,
     Form,
     compare_steps,
     dataset_digest,
@@ -23,31 +24,33 @@ from ..encodings import (
     steps_digest,
 )
 from ..errors import UsageError
-from ..format import Manifest, Staging, StepReader, find_dataset, fs, require_apart
-from ..opening import (
-    BufferSteps,
-    TorchrlSteps,
-    finished_manifest,
-    open_steps,
+from ..format import (
+    Manifest,
+    Origin,
+    Staging,
+    StepReader,
+    find_dataset,
+    fs,
+    is_ours,
+    provenance_step,
+    require_apart,
+    write_dataset,
 )
+from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
 from ..ted import row_bytes
-from .checkpoint_torchrl import (
-    build_dataset,
-    build_for_torchrl,
-    loaded_before,
-    size_for_torchrl,
-    staging_for_torchrl,
-)
+from ..torchrl import TorchrlKeys, TorchrlPlan, find_torchrl, write_torchrl
 from .layouts import Rewriting, require_layout
 from .results import Published, Result, published_entries, seconds_since
-from .saved_steps import open_saved
+from .saved_steps import open_saved, verified_steps
 
 __all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
+
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Library: TypeAlias = Literal["torchrl"]
 _H5_NAME = "checkpoint.h5"
+_LOAD = "checkpoint load"
 _LOST = frozenset({"episodes.seed", "episodes.has_seed", "episodes.end_reason", "episodes_text"})
 """Entries that TorchRL's layout cannot store."""
 _ROWS_ONLY = "TorchRL's layout keeps the rows alone: no episode table, no text, no spaces, no digests"
@@ -167,14 +170,16 @@ def _save_for_torchrl(
     result: Callable[..., CheckpointSaveResult],
 ) -> CheckpointSaveResult:
     """Write TorchRL's layout. It has no manifest, so an equal checkpoint at `target` cannot be recognised."""
-    size, staging = size_for_torchrl(source, form), staging_for_torchrl(target, replace=force)
+    filled = FilledStorage.of_dataset(source.manifest.steps)
+    size = TorchrlPlan.of(source.fields, filled, TorchrlKeys(), form).bytes(source.manifest.episodes)
+    staging = _TorchrlStaging(target, replace=force)
     staging.refuse_if_taken()
     notes = (*source.manifest.notes, _ROWS_ONLY)
     manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
     if dry_run:
         return result(manifest, bytes=size, content_digest=None, dry_run=True)
     with staging:
-        name, size = build_for_torchrl(source, staging, form, compression, progress)
+        name, size = _build_for_torchrl(source, staging, form, compression, progress)
         if staging.publish(name):
             return result(manifest, bytes=size, content_digest=None)
     raise _overtaken(target)
@@ -211,14 +216,14 @@ def load(
         if wanted != "ted":
             rewriting = Rewriting(
                 source=path, asked=os.fspath(checkpoint), destination=target, layout=wanted, compress=tuple(compress),
-                force=force, dry_run=dry_run, progress=progress or Silent(), verb="checkpoint load",
+                force=force, dry_run=dry_run, progress=progress or Silent(), verb=_LOAD,
             )  # fmt: skip
             return CheckpointLoadResult(**rewriting.run(), form=form)
         digest = None if isinstance(source, BufferSteps) else dataset_digest(source.manifest)
 
         def before() -> Manifest | None:
             if isinstance(source, BufferSteps):
-                return loaded_before(target, source)
+                return _loaded_before(target, source)
             return _equal_dataset(target, dataset_digest(source.manifest))
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
@@ -235,7 +240,7 @@ def load(
         with staging:
             arguments = {"checkpoint": str(checkpoint)}
             if isinstance(source, BufferSteps):
-                manifest = build_dataset(source, staging.path, arguments, progress)
+                manifest = _build_dataset(source, staging.path, arguments, progress)
             else:
                 manifest = load_checkpoint(source, staging.path, arguments=arguments, progress=progress)
             if staging.publish():
@@ -321,3 +326,62 @@ def _size(source: StepReader, form: Form) -> int:
 
 def _overtaken(target: Path) -> UsageError:
     return UsageError(f"another process put something else at {target}", hint="add --force to replace it")
+
+
+class _TorchrlStaging(Staging):
+    """A `Staging` that can also replace a checkpoint in TorchRL's layout."""
+
+    def refuse_if_taken(self) -> None:
+        """Raise UsageError if the destination must not be replaced; changes nothing."""
+        place, inside = find_torchrl(self.destination), self.destination
+        if place is None or is_ours(inside) or not (place == inside or place.parent == inside):
+            super().refuse_if_taken()
+            return
+        if not self.replace:
+            raise UsageError(f"{inside} is there already", hint="add --force to replace it")
+        known = {".json", ".memmap", ".h5"}
+        strange = next((file for file in inside.rglob("*") if file.is_file() and file.suffix not in known), None)
+        if strange is not None:
+            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
+
+
+def _build_for_torchrl(
+    source: StepReader, staging: Staging, form: CompactForm, compression: Compression, progress: Progress | None
+) -> tuple[str | None, int]:
+    """Write a dataset in TorchRL's layout and verify its digests; return the name to publish and the bytes.
+
+    The name is that of an H5 file if the destination ends in `.h5`; None publishes the folder.
+    """
+    progress = progress or Silent()
+    target = staging.path / _H5_NAME if form == "h5" else staging.path
+    filled = FilledStorage.of_dataset(source.manifest.steps)
+    with verified_steps(source) as steps:
+        progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
+        write_torchrl(steps, target, form, filled, TorchrlKeys(), progress, compression)
+    progress.done()
+    size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
+    return (_H5_NAME if form == "h5" and staging.destination.suffix == ".h5" else None), size
+
+
+def _build_dataset(
+    source: BufferSteps, folder: Path, arguments: Mapping[str, Any], progress: Progress | None
+) -> Manifest:
+    """Write the steps of a saved buffer as a dataset into a new folder, and verify their digests."""
+    progress = progress or Silent()
+    source.verify_files()
+    progress.start("loading", source.manifest.steps, "steps")
+    step = provenance_step(_LOAD, arguments, {"content_digest": source.manifest.content_digest})
+    planned = source.planned
+    origin = replace(Origin.of(planned, source.documents()), provenance=(*planned.provenance, step))
+    manifest = write_dataset(source, folder, "ted", origin, progress=progress.advance)
+    progress.done()
+    return manifest
+
+
+def _loaded_before(target: Path, source: BufferSteps) -> Manifest | None:
+    """Return the manifest at `target` if it is a dataset loaded from these very files."""
+    there = finished_manifest(target)
+    if there is None or there.kind != "dataset" or not there.provenance:
+        return None
+    last, digest = there.provenance[-1], source.manifest.content_digest
+    return there if last.verb == _LOAD and last.inputs.get("content_digest") == digest else None

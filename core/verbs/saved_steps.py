@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..encodings import (
-    DIGESTS,
-    STORAGE_METADATA,
-    VerifyingReader,
-    require_digests,
-)
+from ..encodings import DIGESTS, STORAGE_METADATA, VerifyingReader, require_digests
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import (
     HIDDEN,
@@ -27,12 +22,7 @@ from ..format import (
     reader_class,
     reader_names,
 )
-from ..opening import (
-    BufferSteps,
-    is_steps,
-    open_steps,
-    whole_episodes,
-)
+from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
 from ..torchrl import BUFFER, STORAGE_FOLDER, find_torchrl
 
 __all__ = ["has_steps", "is_of_buffer", "open_saved", "verified_steps"]
