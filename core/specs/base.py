@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -22,9 +22,6 @@ from .shaping import (
     unsqueezing,
 )
 from .values import Box, DeviceLike, NotInSpecError, ShapeLike, SpecTypeError, UndefinedForSpecError, as_shape
-
-if TYPE_CHECKING:
-    from .base import TensorSpec
 
 __all__ = ["CHECK_SPEC_ENCODE", "FUNCTIONS", "TensorSpec", "batch_of", "concrete", "sizes_of"]
 

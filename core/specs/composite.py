@@ -197,7 +197,7 @@ class Composite(SpecEntries):
     def _stack(self, specs: Sequence[Any], dim: int) -> Composite:
         for spec in specs:
             if spec.keys() != self.keys() or spec.data_cls is not self.data_cls:
-                found, expected = (", ".join(one.keys()) or "none" for one in (spec, self))
+                found, expected = (", ".join(map(str, one.keys())) or "none" for one in (spec, self))
                 raise SchemaError(f"specs with the entries {expected} and {found} cannot be stacked")
         entries: dict[str, Entry] = {}
         for name in self._specs:
@@ -277,9 +277,10 @@ def _entries_of(value: Any) -> dict[str, Any]:
 def _projections(spec: Composite, value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[Any, Any, str]]:
     """Return each projected entry with the nest it belongs to and its name; nothing changes."""
     found, changes = _entries_of(value), []
-    for name, entry in spec.items():
+    for key, entry in spec.items():
         if entry is None:
             continue
+        name = str(key)
         inner = _expected(found, name, prefix)
         if isinstance(entry, Composite) and _is_nest(inner):
             changes += _projections(entry, inner, (*prefix, name))

@@ -216,10 +216,11 @@ class SpecEntries(TensorSpec):
 
     def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
         """Return an entry, or `default` if there is none; without a default MissingKeyError (a KeyError) is raised."""
-        name, *rest = as_path(key) or (key,)
+        path: tuple[Any, ...] = as_path(key) or (key,)
+        name, rest = path[0], path[1:]
         found: Any = self._specs.get(name, _MISSING)
         if rest:
-            found = found.get(tuple(rest), _MISSING) if isinstance(found, SpecEntries) else _MISSING
+            found = found.get(rest, _MISSING) if isinstance(found, SpecEntries) else _MISSING
         if found is not _MISSING:
             return found
         if default is not _NO_DEFAULT:
@@ -313,7 +314,7 @@ class SpecEntries(TensorSpec):
             path = (*prefix, name)
             if not (nested and selection.leaves_only) and (fixed or not selection.step_mdp_static_only):
                 yield (path if len(path) > 1 else name), entry
-            if nested and selection.include_nested:
+            if isinstance(entry, SpecEntries) and nested and selection.include_nested:
                 yield from entry._selected(selection, path, fixed)
 
     def __setitem__(self, key: Key, spec: Any) -> None:
