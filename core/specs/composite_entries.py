@@ -153,7 +153,7 @@ class SpecEntries(TensorSpec):
             return
         self._expect_unlocked()
         moved = self.to(device)
-        self._device, self._specs = moved.device, dict(moved.items())
+        self._device, self._specs = moved.device, {str(name): entry for name, entry in moved.items()}
 
     @property
     def dtype(self) -> None:

@@ -34,7 +34,7 @@ RETIRED_WORDS = re.compile(
 IN_MESSAGES = frozenset({"besides", "go on", "going on", "know", "knows", "said", "say", "says"})
 """Retired words that messages and help still contain: their wording is part of the interface."""
 
-UNREVISED = tuple(
+UNREVISED: tuple[str, ...] = tuple(
     f"core/{name}/"
     for name in (
         "buffers",
