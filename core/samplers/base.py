@@ -1,4 +1,4 @@
-"""The contract of a sampler: which elements are drawn."""
+"""The contract of samplers: which elements are drawn."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..storages import Storage
 __all__ = ["Index", "Sampler"]
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""Drawn elements: int64 `[B]`, or one such tensor a dimension where the storage has several."""
+"""Drawn elements: int64 `[B]`, or one such tensor a dimension for a storage of several dimensions."""
 
 _FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
-    """Lets every class of samplers be called with `replacement=False`, which makes its sibling that has none."""
+    """Metaclass: `replacement=False` in a call makes a sampler of the class's `without_replacement`."""
 
     replacement: bool
     without_replacement: type[Sampler]
@@ -41,31 +41,31 @@ class _Samplers(ABCMeta):
 
 
 class Sampler(metaclass=_Samplers):
-    """Draws elements of a storage, with the generator that its buffer has.
+    """Draws elements of a storage, with the generator of its buffer.
 
-    A sampler implements `draw(storage, batch_size)`. One that keeps a state of its own also implements `save_state`,
-    `load_state` and `reset`; one that goes through the elements in epochs says `has_epochs = True` and sets
-    `self.ran_out = True` with the last batch of an epoch. All other methods of the contract have a default:
+    A sampler implements `draw(storage, batch_size)`. One with a state of its own also implements `save_state`,
+    `load_state` and `reset`; one that draws in epochs declares `has_epochs = True` and sets `self.ran_out = True` with
+    the last batch of an epoch. All other methods of the contract have a default:
 
-    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: elements that are there, new, or changed;
+    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: called for present, new, changed elements;
     - `set_priorities(index, priority, storage)`: for samplers that draw by priority;
-    - `on_rotate(row, storage)`: `row` became row 0, and the rows before it come last;
-    - `begin_epoch()`: the rest of an epoch is drawn by another process;
+    - `on_rotate(row, storage)`: the rows were rotated, so that `row` is row 0;
+    - `begin_epoch()`: another process draws the rest of the epoch;
     - `check_storage(storage)`, `capacity_for(storage)`: storages that are refused, or drawn from in part;
     - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
-    `generator` is what draws come from; None stands for torch's own. The methods that buffers call (`sample`, `add`,
+    `generator` is the source of random numbers, None for torch's own. The methods that buffers call (`sample`, `add`,
     `extend`, `update_priority`, `mark_update`, `state_dict`, `load_state_dict`, `dumps`, `loads`, `empty`) do the
     book-keeping: they check the batch size and the storage, reset `ran_out`, and read and write files.
 
-    Samplers that were written for TorchRL override those methods themselves, and keep working: buffers call the
-    override, `sample` with the same checks around it, and what the class declares of its base (`reads_rows`,
-    `writes_are_updates`, `draw_rows`) goes back to the safe default. Methods that TorchRL does not have cannot be
-    overridden: FinalMethodError (a TypeError) names what to implement.
+    Samplers for TorchRL override those methods, which is supported: buffers call the override, `sample` with the same
+    checks before it, and the declarations of its base (`reads_rows`, `writes_are_updates`, `draw_rows`) return to the
+    safe default. Methods that TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names the
+    method to implement.
 
-    Every sampler takes `replacement=False`, which makes a sampler of the kind that draws no element twice; TypeError
-    where there is none. Ideas and names are those of TorchRL's samplers.
+    `replacement=False` makes a sampler of the kind that draws no element twice; TypeError if there is none. Ideas and
+    names are those of TorchRL's samplers.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -77,36 +77,35 @@ class Sampler(metaclass=_Samplers):
     """
 
     reads_rows: ClassVar[bool] = True
-    """Whether drawing looks at rows. If not, rows may be written while it draws; a subclass that overrides `draw` says
-    so again."""
+    """Whether drawing reads rows. If not, rows may be written meanwhile; an override of `draw` resets it to True."""
 
     writes_are_updates: ClassVar[bool] = False
-    """Whether `on_update` is all it needs: then buffers report a write only once, by `mark_update`, and call neither
-    `add` nor `extend`. A subclass that overrides `on_write` says so again."""
+    """Whether buffers report a write by `mark_update` alone, and call neither `add` nor `extend`; an override of
+    `on_write` resets it to False."""
 
     needs_order: ClassVar[bool] = False
-    """Whether it takes rows that lie next to each other for steps that came one after the other."""
+    """Whether it takes adjacent rows for consecutive steps."""
 
     has_epochs: ClassVar[bool] = False
-    """Whether it sets `ran_out` when all elements were drawn."""
+    """Whether it draws in epochs, and sets `ran_out` at the end of one."""
 
     replacement: ClassVar[bool] = True
-    """Whether an element may be drawn again before all others were."""
+    """Whether an element may be drawn again before all others are."""
 
     without_replacement: ClassVar[type[Sampler]]
-    """The sibling that `replacement=False` makes; a class without one leaves it out."""
+    """The class that `replacement=False` makes an instance of; optional."""
 
     follows_writes: ClassVar[bool] = False
-    """Whether it has a use for `add` and `extend`; known from what a class implements."""
+    """Whether it uses `add` and `extend`; derived from the methods that a class implements."""
 
     follows_updates: ClassVar[bool] = False
-    """Whether it has a use for `mark_update`; known from what a class implements."""
+    """Whether it uses `mark_update`; derived from the methods that a class implements."""
 
     takes_priorities: ClassVar[bool] = False
-    """Whether it draws by priority; known from what a class implements."""
+    """Whether it draws by priority; derived from the methods that a class implements."""
 
     generator: torch.Generator | None = None
-    """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
+    """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
 
     _ran_out = False
 
@@ -118,7 +117,7 @@ class Sampler(metaclass=_Samplers):
             setattr(cls, "sample", _with_checks(own["sample"]))  # noqa: B010 - mypy: sample is final
             if "draw" not in own:
                 delegate(cls, "draw")
-        # What a base promised of its own methods need not hold of the ones that take their place.
+        # The declarations of a base need not hold for methods that replace its own.
         if "sample" in own or "draw" in own:
             cls.reads_rows = own.get("reads_rows", True)
             setattr(cls, "draw_rows", own.get("draw_rows", Sampler.draw_rows))  # noqa: B010
@@ -134,47 +133,47 @@ class Sampler(metaclass=_Samplers):
 
     @abstractmethod
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements of a storage that is not empty; return their index and what else is known of them.
+        """Draw `batch_size` elements of a storage that is not empty; return their index and their info.
 
-        The index is int64 `[batch_size]`, or a tuple of one such tensor a dimension where `storage.ndim` is above 1,
-        of valid elements: coordinates below `storage.shape`. It may be shorter at the end of an epoch. Entries of the
-        dictionary are `[batch_size, ...]`. All random numbers come from `self.generator`.
+        The index is int64 `[batch_size]`, or a tuple of one such tensor a dimension if `storage.ndim` is above 1, of
+        valid elements: coordinates below `storage.shape`. It may be shorter at the end of an epoch. Entries of the
+        info are `[batch_size, ...]`. All random numbers come from `self.generator`.
         """
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw as `draw` does, and return the rows as well: for samplers that read them in order to choose."""
+        """Draw as `draw` does, and return the rows too: for samplers that read them anyway."""
         index, info = self.sample(storage, batch_size)
         return index, info, storage.get(index)
 
     def on_attach(self, storage: Storage) -> Any:
-        """Learn from the storage that elements will be drawn from."""
+        """Called with the storage to draw from, before the first draw."""
 
     def on_write(self, index: Any) -> None:
-        """Follow a write of the elements `index`: an int, int64 `[n]` or `[n, ndim]`; negative ones were not kept."""
+        """Called after a write of `index`, an int, int64 `[n]` or `[n, ndim]`; negative ones were not kept."""
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Follow a change of elements. `index` is anything that a storage can be written at."""
+        """Called after a change of the elements at `index`, any index that a storage can be written at."""
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Give elements other priorities; the default warns that this sampler has no use for them."""
+        """Set priorities of elements; the default warns that this sampler does not use them."""
         warnings.warn(f"{type(self).__name__} does not look at priorities: the update has no effect", stacklevel=3)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Follow the rows of a storage, of which `row` became row 0, those before it coming last."""
+        """Called after the rows of a storage were rotated, so that `row` is row 0."""
 
     def begin_epoch(self) -> None:
-        """Forget the rest of the epoch, which another process draws; without epochs there is nothing to forget."""
+        """Start a new epoch, if there are epochs: another process draws the rest of this one."""
         if self.has_epochs:
             self.reset()
 
     def reset(self) -> None:
-        """Forget what is known of the elements: the storage is empty, or another one."""
+        """Forget all elements: the storage is empty, or another one."""
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise SchemaError (a RuntimeError) for a storage that this cannot draw from; nothing has changed then."""
+        """Raise SchemaError (a RuntimeError), with nothing changed, for a storage that this cannot draw from."""
 
     def capacity_for(self, storage: Storage) -> int | None:
-        """Return how many elements of this storage it can draw from; None where that is any number."""
+        """Return how many elements of this storage it can draw from; None for any number."""
         return None
 
     def save_state(self) -> dict[str, Any]:
@@ -182,27 +181,27 @@ class Sampler(metaclass=_Samplers):
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save_state` returned; SchemaError, with nothing changed, for another sampler's state."""
+        """Load what `save_state` returned; SchemaError, with nothing changed, for another sampler's state."""
         if state:
             raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state))}")
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write a state into a folder, which is made where it is missing; nothing for an empty state."""
+        """Write a state into a folder, which is made if it is missing; writes nothing for an empty state."""
         if state:
             write_values(folder, state)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state` wrote; DatasetNotFoundError and FormatError for a folder that holds no state."""
+        """Read what `write_state` wrote; DatasetNotFoundError and FormatError for a folder without a state."""
         return read_values(folder) if self.state_dict() else {}
 
     @property
     def default_priority(self) -> float:
-        """Priority of an element that none was given for."""
+        """Priority of an element whose priority was never set."""
         return 1.0
 
     @property
     def ran_out(self) -> bool:
-        """Whether the batch drawn last was the last of its epoch; never for a sampler without epochs."""
+        """Whether the last batch was the last of its epoch; always False without epochs."""
         return self._ran_out
 
     @ran_out.setter
@@ -212,21 +211,20 @@ class Sampler(metaclass=_Samplers):
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of the size drawn last are left of the epoch."""
+        """How many batches of the last batch size are left of the epoch."""
         return sys.maxsize
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int | None:
-        """Return how many batches an epoch of the elements that are there now has; None for no epochs or not known."""
+        """Return how many batches an epoch of the present elements has; None without epochs, or if unknown."""
         return None
 
     # What buffers call ------------------------------------------------------------------------------
 
     @final
     def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements; return their index and what else is known of them, each `[batch_size, ...]`.
+        """Draw `batch_size` elements; return their index and info, each `[batch_size, ...]`.
 
-        UsageError (a ValueError) for a batch of less than one element, SchemaError (a RuntimeError) for an empty
-        storage.
+        UsageError (a ValueError) for a batch size below 1, SchemaError (a RuntimeError) for an empty storage.
         """
         if batch_size < 1 or not len(storage):
             _refuse(storage, batch_size)
@@ -236,7 +234,7 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw elements as `sample` does, and return their rows as well."""
+        """Draw elements as `sample` does, and return their rows too."""
         if batch_size < 1 or not len(storage):
             _refuse(storage, batch_size)
         if self.has_epochs:
@@ -255,7 +253,7 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Give elements other priorities; a sampler that has no use for them warns."""
+        """Set priorities of elements; a sampler that does not use them warns."""
         self.set_priorities(index, priority, storage)
 
     @final
@@ -265,29 +263,29 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def empty(self) -> None:
-        """Forget all that is known of the elements."""
+        """Forget all elements."""
         self._empty()
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; `save_state` of each class says what it holds."""
+        """Return the state; `save_state` of each class documents its entries."""
         return self.save_state()
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one that is not this sampler's."""
+        """Load a state; SchemaError (a RuntimeError), with nothing changed, for another sampler's state."""
         self.load_state(state_dict)
 
     @final
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`; nothing for a sampler without state."""
+        """Write the state into the folder `path`; writes nothing for a sampler without state."""
         self.write_state(Path(path), self.state_dict())
 
     @final
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps`, here or in TorchRL, wrote.
+        """Load what `dumps`, here or in TorchRL, wrote.
 
-        DatasetNotFoundError where there is none, CorruptDataError for a state that cannot be; nothing has changed then.
+        DatasetNotFoundError, with nothing changed, if there is no state, CorruptDataError for an invalid one.
         """
         state = self.read_state(Path(path))
         try:
@@ -314,7 +312,7 @@ class Sampler(metaclass=_Samplers):
         return self.remaining_batches
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator behind: torch cannot pickle it."""
+        """Leave out the generator, which torch cannot pickle."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
     def __repr__(self) -> str:
@@ -328,7 +326,7 @@ def _refuse(storage: Storage, batch_size: int) -> None:
 
 
 def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Put the checks of `Sampler.sample` around an override of it."""
+    """Add the checks of `Sampler.sample` to an override of it."""
 
     @functools.wraps(method)
     def sample(self: Sampler, storage: Storage, batch_size: int, *more: Any, **options: Any) -> Any:
@@ -342,5 +340,5 @@ def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _implements(cls: type[Sampler], *names: str) -> bool:
-    """Say whether a class has other methods of these names than the contract."""
+    """Whether a class overrides one of these methods of the contract."""
     return any(getattr(cls, name) is not getattr(Sampler, name) for name in names)

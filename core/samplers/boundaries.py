@@ -1,4 +1,4 @@
-"""Boundaries of trajectories: the sources that they are read from."""
+"""Sources of trajectory boundaries: ids, end flags, an episode table, or fixed tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..storages import Storage, TensorStorage
 from ..storages.cursors import last_row
 
 __all__ = [
+    "BoundarySource",
     "ConflictingArgumentsError",
     "Ends",
-    "EpisodeSignal",
-    "FlagSignal",
-    "IdSignal",
+    "EpisodeBoundaries",
+    "FixedBoundaries",
+    "FlagBoundaries",
+    "IdBoundaries",
     "Key",
-    "Signal",
-    "StaticSignal",
     "changes_of",
     "find_start_stop_traj",
     "has_entry",
@@ -35,30 +35,30 @@ Ends: TypeAlias = NDArray[np.bool_]
 
 
 class ConflictingArgumentsError(UsageError, TypeError):
-    """Of some arguments exactly one has to be given."""
+    """None or several of some arguments were given, of which exactly one is expected."""
 
 
-class Signal(ABC):
-    """Tells of rows whether they end a trajectory. Equal signals tell the same."""
+class BoundarySource(ABC):
+    """Finds the rows that end a trajectory. Equal sources find the same rows."""
 
     keys: tuple[Key, ...] = ()
     """The entries that it reads."""
 
     looks_ahead = False
-    """Whether it takes the following row to tell whether a row is the last of its trajectory."""
+    """Whether it compares a row with the following one."""
 
     @abstractmethod
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
-        """Tell of rows, named in the order of time, whether they end a trajectory; `[rows, lanes]`.
+        """Return whether each of the rows, in the order of time, ends a trajectory; bool `[rows, lanes]`.
 
-        Where it `looks_ahead`, the last of the rows is not known to be an end. SchemaError (a RuntimeError) for a
-        signal of another shape than the storage's, MissingKeyError (a KeyError) for one that is not there.
+        If it `looks_ahead`, the last one is False. SchemaError (a RuntimeError) for an entry whose shape is not that
+        of the storage, MissingKeyError (a KeyError) for a missing one.
         """
 
 
 @dataclass(frozen=True)
-class FlagSignal(Signal):
-    """A row is an end where any of several flags is set, each with any number of further dimensions."""
+class FlagBoundaries(BoundarySource):
+    """A row is an end if any of several flags is set, each with any number of further dimensions."""
 
     keys: tuple[Key, ...]
 
@@ -76,8 +76,8 @@ class FlagSignal(Signal):
 
 
 @dataclass(frozen=True)
-class IdSignal(Signal):
-    """A row is an end where the id of the following one differs."""
+class IdBoundaries(BoundarySource):
+    """A row is an end if the id of the following row differs."""
 
     key: Key
     looks_ahead = True
@@ -100,18 +100,15 @@ class IdSignal(Signal):
 
 
 @dataclass(frozen=True, eq=False)
-class StaticSignal(Signal):
-    """Ends that were given for the elements of a full storage, and stay what they are; of the storage's `shape`.
-
-    `name` is what they were given as: `ends`, or the ids of `trajectories`.
-    """
+class FixedBoundaries(BoundarySource):
+    """Fixed ends of the storage's `shape`; `name` is the argument they were given as: `ends` or `trajectories`."""
 
     given: Ends
     name: str = "ends"
 
     @classmethod
-    def of_ids(cls, ids: np.ndarray[Any, Any]) -> StaticSignal:
-        """Take a row for an end where the id of the following one, after the last that of the first, differs."""
+    def of_ids(cls, ids: np.ndarray[Any, Any]) -> FixedBoundaries:
+        """Make a source from ids: a row is an end if the id of the next one, round the ring, differs."""
         return cls(ids != np.roll(ids, -1, axis=0), "trajectories")
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
@@ -125,15 +122,15 @@ class StaticSignal(Signal):
 
 
 def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
-    """Tell of ids `[rows, lanes, further]` after which ones another follows; of the last it is not known: False."""
+    """Return whether each of the ids `[rows, lanes, further]` differs from the next; False for the last."""
     found = np.zeros(ids.shape[:2], bool)
     np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
     return found
 
 
 @dataclass(frozen=True)
-class EpisodeSignal(Signal):
-    """The episodes that a dataset lists, whatever its rows say."""
+class EpisodeBoundaries(BoundarySource):
+    """The episode table of a dataset; its rows are not read."""
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         lengths = storage.episode_lengths()
@@ -145,14 +142,14 @@ class EpisodeSignal(Signal):
 
 
 def has_entry(storage: Storage, key: Key) -> bool:
-    """Tell whether there is such an entry; of a storage that keeps its elements apart, in the first one."""
+    """Whether a storage has an entry; for a storage of single elements, whether the first one has."""
     if isinstance(storage, TensorStorage):
         return stored_entry(storage, key) is not None
     return storage.entry(key, slice(0, 1)) is not None
 
 
 def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
-    """Return the tensor behind an entry, of all rows that there is room for; None if there is none."""
+    """Return the tensor of an entry, of all rows of the capacity; None for a missing entry."""
     if not storage.initialized:
         return None
     paths: Sequence[Key] = [tuple(map(str, path)) for path in storage.structure.paths()]
@@ -160,7 +157,7 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
 
 
 def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
-    """Read rows of an entry as `[rows, lanes, further]`; None where there is none."""
+    """Read rows of an entry as `[rows, lanes, further]`; None for a missing entry."""
     chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
     if isinstance(storage, TensorStorage):
         leaf = stored_entry(storage, key)
@@ -194,13 +191,13 @@ def find_start_stop_traj(
     """Find the trajectories in a storage, by ids (`trajectory`) or flags (`end`) of shape `[rows, lanes, ...]`.
 
     Returns the first and last elements of all trajectories, int64 `[n, ndim]`, both included, and their lengths, int64
-    `[n]`; lane by lane, by their last rows. They are on `device`, or else where the signal is.
+    `[n]`; lane by lane, ordered by their last rows. They are on `device`, by default that of the signal.
 
     The last row ends a trajectory, unless the storage is at capacity: then the first row follows the last one, and
-    only the newest row, the last of `cursor` (a row or rows, as they were written), is an end in any case; so is the
-    last row of a lane that has no end at all. ConflictingArgumentsError (a TypeError) unless one signal is given,
-    SchemaError (a RuntimeError) for one without elements and, at capacity, for a cursor that names no row. Samplers
-    keep a `TrajectoryTable` instead, which is not made anew with every write.
+    only the newest row, the last of `cursor` (a row or rows, as they were written), always is an end; so is the last
+    row of a lane without any end. ConflictingArgumentsError (a TypeError) unless one signal is given, SchemaError (a
+    RuntimeError) for one without elements and, at capacity, for an invalid cursor. Samplers use a `TrajectoryTable`,
+    which is updated with every write.
 
     >>> ids = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1, 1, 1])
     >>> start, stop, length = find_start_stop_traj(trajectory=ids, at_capacity=True, cursor=1)
@@ -236,7 +233,7 @@ def find_start_stop_traj(
 
 
 def _newest(cursor: Any, rows: int) -> int:
-    """Return the last row of a cursor; SchemaError for one without rows, for one beyond them, and for what is none."""
+    """Return the last row of a cursor; SchemaError for one without rows, beyond the rows, or of another type."""
     try:
         row = last_row(cursor + rows if isinstance(cursor, int) and -rows <= cursor < 0 else cursor)
     except (TypeError, ValueError, RuntimeError):

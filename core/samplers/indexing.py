@@ -1,4 +1,4 @@
-"""From the indices of elements to their numbers, which count through all dimensions, the last one fastest."""
+"""Element numbers, which count through all dimensions of a storage in row-major order, from indices."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WHOLE = "elements are named by whole numbers"
 
 
 class NoNumbersError(UsageError, TypeError):
-    """Numbers were expected, of elements or as their priorities, and something else was given."""
+    """An index or priorities are not numbers."""
 
 
 def priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return priorities, a number or a nest of them, as `[n]` without gradients; NoNumbersError for what are none."""
+    """Return priorities, a number or nested lists, as `[n]` without gradients; NoNumbersError for anything else."""
     if isinstance(priority, torch.Tensor) and priority.is_complex():
         raise NoNumbersError(f"priorities are real numbers, found {priority.dtype}")
     return _tensor("priorities are numbers", priority, dtype).detach().reshape(-1)
@@ -38,12 +38,11 @@ def _tensor(expected: str, values: Any, dtype: torch.dtype | None = None) -> tor
 
 
 def element_numbers(index: Any, lanes: tuple[int, ...] | None) -> torch.Tensor:
-    """Return the numbers, int64 `[n]`, of elements: an int, `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension.
+    """Return element numbers, int64 `[n]`, of an int, `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension.
 
-    `lanes` are the dimensions of the storage after the first, None where they are not known. What has a negative
-    coordinate gets the number -1. IndexError for a coordinate beyond the lanes, and for numbers that are not whole;
-    NoNumbersError (a TypeError) for what are no numbers; SchemaError (a RuntimeError) for another number of
-    coordinates, or where the lanes would have to be known.
+    `lanes` are the dimensions of the storage after the first, None if unknown. A negative coordinate gives -1.
+    IndexError for a coordinate beyond the lanes and for numbers that are not whole, NoNumbersError (a TypeError) for
+    other types, SchemaError (a RuntimeError) for another number of coordinates, or for several without `lanes`.
     """
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.dim() == 1:
         return index
@@ -80,10 +79,10 @@ def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.
 
 
 def marked_numbers(index: Any, storage: Storage) -> torch.Tensor:
-    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes; negative ones count back."""
+    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes."""
     if storage.ndim > 1:
         if isinstance(index, tuple) and all(isinstance(part, torch.Tensor) for part in index):
-            with contextlib.suppress(TypeError, ValueError):  # masks, and what counts back: then the slow way
+            with contextlib.suppress(TypeError, ValueError):  # masks and negative numbers: see below
                 coordinates = tuple(part.numpy(force=True) for part in index)
                 return torch.from_numpy(np.ravel_multi_index(coordinates, tuple(storage.shape))).reshape(-1)
         numbers = torch.arange(storage.shape.numel()).reshape(storage.shape)

@@ -1,4 +1,4 @@
-"""Trajectories of every lane in the order of time, kept up to date while a ring takes the oldest away."""
+"""Trajectories of every lane in the order of time, updated while a ring overwrites the oldest ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Numbers: TypeAlias = NDArray[np.int64]
 _FIRST_WIDTH = 16
 
 _MANY = 32
-"""From so many trajectories a lane on they are put in place lane by lane, not all at once."""
+"""From so many new trajectories a lane on, `append` loops over lanes, which takes less memory."""
 
 
 class Window(NamedTuple):
-    """Where in a trajectory a slice of `length` steps may begin.
+    """Where in a trajectory a slice of `length` steps may start.
 
-    It may hang over the beginning by `left` steps and over the end by `right`, but a step is always left of it. With
-    `strict` the trajectory has to be as long as the slice; else a shorter one is taken whole, if nothing hangs over.
-    An `anchored` slice has one place to begin at.
+    It may extend beyond the start by `left` steps and beyond the end by `right`, but at least one step is inside. With
+    `strict` the trajectory has at least the length of the slice; else a shorter one is taken whole. An `anchored`
+    slice has one possible start.
     """
 
     length: int = 1
@@ -42,7 +42,7 @@ class Window(NamedTuple):
         return self.strict and not self.left and not self.right
 
     def places(self, length: Numbers) -> Numbers:
-        """Count the places to begin at in trajectories of these lengths."""
+        """Return the number of possible starts in trajectories of these lengths."""
         if self.anchored:
             return np.ones_like(length)
         if self.is_plain:
@@ -59,21 +59,19 @@ class Window(NamedTuple):
 class LaneRuns:
     """The trajectories of `lanes` lanes that are long enough for a window, ready to be drawn.
 
-    Steps are numbered in time, without end. In each lane trajectories come and go like in a queue: `append` adds those
-    that are over; `follow` takes away what the ring has overwritten, of the oldest one maybe some steps, and puts the
-    one that still grows behind the others. Next to each stands how many places there are for a slice to begin at in
-    all before it and itself, which makes it possible to draw by place. Room is made for as many in every lane as the
-    one with most has.
+    Steps have absolute numbers. Each lane is a queue: `append` adds trajectories that have ended; `follow` removes
+    overwritten ones, cuts the oldest, and puts the growing one at the end. Each trajectory has the cumulative number of
+    possible starts in its lane, by which starts are drawn uniformly. All lanes have the same room.
     """
 
     def __init__(self, lanes: int, window: Window) -> None:
         self.window = window
         self.minimum = window.minimum
         self.count = 0
-        """How many there are in all lanes."""
+        """The number of trajectories in all lanes."""
         self._lanes = np.arange(lanes)
         self._head: Numbers = np.zeros(lanes, np.int64)
-        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind those that are over
+        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind those that have ended
         self._end: Numbers = np.zeros(lanes, np.int64)  # behind all
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
         self._sums: Numbers = np.zeros(lanes, np.int64)
@@ -82,7 +80,7 @@ class LaneRuns:
     # Keeping up --------------------------------------------------------------------------------------
 
     def append(self, lane: Numbers, start: Numbers, stop: Numbers) -> None:
-        """Add trajectories from `start` to `stop`, both included, in order of lanes and then of time."""
+        """Add trajectories from `start` to `stop`, both included, ordered by lane and time."""
         long = stop - start + 1 >= self.minimum
         if not long.all():
             lane, start, stop = lane[long], start[long], stop[long]
@@ -98,7 +96,7 @@ class LaneRuns:
             within -= (within - places)[(end - new)[lane]]  # a running sum a lane
             self._start[lane, place], self._stop[lane, place] = start, stop
             self._places[lane, place] = before[lane] + within
-        else:  # lane by lane, which takes no further memory
+        else:  # lane by lane, without further memory
             for number in np.flatnonzero(new):
                 there = slice(self._tail[number], self._tail[number] + new[number])
                 own = slice(end[number] - new[number], end[number])
@@ -108,13 +106,13 @@ class LaneRuns:
         self._tail += new
 
     def _make_room(self, new: Numbers) -> None:
-        """See that so many can be added to the lanes, and one more that still grows."""
+        """Make room for so many new trajectories a lane, and for the growing one."""
         width = self._start.shape[1]
         if int((self._tail + new).max()) < width:
             return
         there = self._tail - self._head
         lasting = int((there + new).max()) + 1
-        wider = max(_FIRST_WIDTH, 2 * lasting)  # so that this happens once in as many appends as there are trajectories
+        wider = max(_FIRST_WIDTH, 2 * lasting)  # amortized: once in as many appends as there are trajectories
         columns = np.arange(int(there.max()))
         source = np.minimum(self._head[:, None] + columns, width - 1)
         gone = self._places_before(self._head)
@@ -127,13 +125,13 @@ class LaneRuns:
         self._head = np.zeros_like(there)
 
     def _places_before(self, number: Numbers) -> Numbers:
-        """Count the places in all before the `number`-th of each lane."""
+        """Return the number of starts in all before the `number`-th of each lane."""
         return np.where(number > 0, self._places[self._lanes, np.maximum(number - 1, 0)], 0)
 
     def follow(self, growing: Numbers, newest: int, oldest: int) -> None:
-        """Catch up: steps are there from `oldest` to `newest`, of which those from `growing` on are not over."""
+        """Update to the present steps, from `oldest` to `newest`; those from `growing` on belong to the growing one."""
         lanes = self._lanes
-        shortest = oldest + self.minimum - 1  # the last step of the first one that is still long enough
+        shortest = oldest + self.minimum - 1  # the last step of the shortest possible oldest one
         if ((self._head < self._tail) & (self._stop[lanes, self._head] < shortest)).any():
             self._end = self._tail
             self._head = self._first_above(self._stop, lanes, np.full(len(lanes), shortest - 1))
@@ -159,10 +157,10 @@ class LaneRuns:
         lane, number = _split(self._sums, number)
         return (lane, *self._at(lane, self._head[lane] + number))
 
-    def by_place(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of the trajectories that hold places, 0 to `place_count - 1`.
+    def by_start(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Return lanes, first steps and lengths of trajectories by start, from 0 to `start_count - 1`.
 
-        Last come the places within the trajectories, from 0 on.
+        The fourth array numbers the starts within their trajectories, from 0.
         """
         mass = self._masses()
         lane, place = _split(mass.sums, place)
@@ -172,8 +170,8 @@ class LaneRuns:
         return (lane, *self._at(lane, found), own)
 
     @property
-    def place_count(self) -> int:
-        """How many places there are to begin a slice at."""
+    def start_count(self) -> int:
+        """The number of possible starts in all lanes."""
         return int(self._masses().sums[-1])
 
     def _masses(self) -> _Mass:
@@ -188,11 +186,11 @@ class LaneRuns:
     # Looking up --------------------------------------------------------------------------------------
 
     def all(self) -> tuple[Numbers, Numbers, Numbers]:
-        """List lanes, first steps and lengths of all, lane by lane, the oldest first."""
+        """Return lanes, first steps and lengths of all, lane by lane, the oldest first."""
         return self._listed(self._end)
 
     def over(self) -> tuple[Numbers, Numbers, Numbers]:
-        """List lanes, first and last steps of those that do not grow any more, in the same order."""
+        """Return lanes, first and last steps of those that have ended, in the same order."""
         lane, start, length = self._listed(self._tail)
         return lane, start, start + length - 1
 
@@ -203,7 +201,7 @@ class LaneRuns:
         return (lane, *self._at(lane, self._head[lane] + number))
 
     def stop_of(self, step: Numbers, lane: Numbers) -> Numbers:
-        """Return the last steps of the trajectories that steps belong to."""
+        """Return the last steps of the trajectories of steps."""
         found = self._first_above(self._stop, lane, step - 1)
         return self._stop[lane, np.minimum(found, self._end[lane] - 1)]
 
@@ -212,7 +210,7 @@ class LaneRuns:
         return start, self._stop[lane, place] - start + 1
 
     def _first_above(self, values: Numbers, lane: Numbers, target: Numbers) -> Numbers:
-        """Find the first trajectory of each lane whose value is above the target; the end where there is none."""
+        """Return the first trajectory of each lane whose value is above the target, or the end of the lane."""
         if len(self._lanes) == 1:
             begin, end = int(self._head[0]), int(self._end[0])
             return begin + np.searchsorted(values[0, begin:end], target, side="right")
@@ -225,14 +223,14 @@ class LaneRuns:
 
 
 class _Mass(NamedTuple):
-    """Places that are gone from the sums of each lane, and the sum over lanes of those that are there."""
+    """The starts that were removed from each lane, and the cumulative number of present ones over lanes."""
 
     lost: Numbers
     sums: Numbers
 
 
 def _split(sums: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Find in which lane numbers lie that count through all lanes, and which of its own they are."""
+    """Split numbers that count through all lanes into lanes and numbers within them."""
     if len(sums) == 1:
         return np.zeros(len(number), np.int64), number
     lane = np.searchsorted(sums, number, side="right")

@@ -1,4 +1,4 @@
-"""Sampling in proportion to priorities."""
+"""Sampling with probabilities in proportion to priorities."""
 
 from __future__ import annotations
 
@@ -24,37 +24,34 @@ _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
 _CPU = torch.device("cpu")
 _BOUNDLESS = 1 << 62
-"""What storages have room for that have no bounds, or more."""
+"""A `max_size` of at least this means a storage without bounds."""
 
 
 class UnknownOptionError(UsageError, NotImplementedError):
-    """An argument names something that is not built."""
+    """An argument has a value that is not supported."""
 
 
 class PrioritizedSampler(Sampler):
     """Draws elements with a probability in proportion to `(priority + eps) ** alpha`, with replacement.
 
-    - `max_capacity`: how many elements there may be, counted over all dimensions of the storage. It grows with a
-      storage that says only later how many it has room for: one of several dimensions, which holds whole rows, and a
-      list without bounds. A buffer warns of a sampler that has less room than its storage, and refuses the write for
-      which it would have none, and a storage that holds more already: SchemaError (a RuntimeError).
-    - `alpha`: 0 draws uniformly. Set, it transforms the weights that are there; from 0 it cannot, and warns.
-    - `beta`: how far `"priority_weight"`, float32 `[batch_size]`, makes up for the unequal probabilities: it is
+    - `max_capacity`: the number of elements, over all dimensions of the storage. It grows for storages whose number of
+      elements is known later: those of several dimensions, and lists without bounds. A buffer warns of a sampler of a
+      smaller capacity than its storage, and raises SchemaError (a RuntimeError) for a write, or a storage, beyond it.
+    - `alpha`: 0 draws uniformly. An assignment transforms the present weights; from 0 it cannot, and warns.
+    - `beta`: how far `"priority_weight"`, float32 `[batch_size]`, corrects the unequal probabilities: it is
       `(w / least w) ** -beta` of the weights w, in (0, 1]. The least one is that of all elements that can be drawn, or
       with `normalize="batch"` of the batch, so that one tiny priority does not bring all others near 0.
-    - `dtype`: what priorities are kept in, float32 or float64; sums are float64 in any case.
-    - `reduction`: how a buffer makes one priority of several numbers: max, min, mean, median or sum.
-    - `max_priority_within_buffer`: new elements get the largest priority among those that are there, also where none
-      was given to these, instead of the largest that was ever given. The first ones get 1, which counts as given.
-    - `device`: where the priorities live. None follows the storage, to CUDA or else the CPU, and takes along what is
-      there already.
+    - `dtype`: float32 or float64, for priorities; sums are float64.
+    - `reduction`: how a buffer reduces several priorities of an element: max, min, mean, median or sum.
+    - `max_priority_within_buffer`: whether new elements get the largest priority in the buffer instead of the largest
+      that was ever given. The first ones get 1.
+    - `device`: where the priorities are kept. None follows the storage, to CUDA or else the CPU.
 
-    Elements of priority 0 with `eps=0` are never drawn. Elements that a storage has and this was not told of get the
-    default priority. Draws come from the generator a buffer set, else from torch's own.
+    Elements of priority 0 with `eps=0` are never drawn. Elements of the storage without a priority get the default one.
 
     UsageError (a ValueError) for an alpha, beta or eps that is negative or not finite; UnknownOptionError (also a
-    NotImplementedError) for another dtype or reduction. The idea is Schaul et al., Prioritized Experience Replay
-    (2016); names and the formula of the weights are those of TorchRL.
+    NotImplementedError) for another dtype or reduction. The method is that of Schaul et al., Prioritized Experience
+    Replay (2016); names and the formula of the weights are those of TorchRL.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -100,43 +97,42 @@ class PrioritizedSampler(Sampler):
 
     @staticmethod
     def _make_tree(capacity: int, dtype: torch.dtype, device: torch.device | None) -> PriorityTree:
-        """Make what weights are kept in and drawn from."""
         return priority_tree(capacity, dtype, device)
 
     def _forget(self) -> None:
         self._lanes: tuple[int, ...] | None = None  # dimensions of the storage after the first
         self._unnumbered: list[torch.Tensor] = []
 
-    # What it was made with --------------------------------------------------------------------------
+    # Arguments --------------------------------------------------------------------------------------
 
     @property
     def max_capacity(self) -> int:
-        """How many elements there may be."""
+        """The number of elements that can have a priority."""
         return self._priorities.tree.capacity
 
     @property
     def dtype(self) -> torch.dtype:
-        """What priorities are kept in."""
+        """The element type of priorities."""
         return self._priorities.tree.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where priorities live, as far as is known yet."""
+        """The device of the priorities; it may change with the first storage."""
         return self._priorities.tree.device
 
     @property
     def max_priority_within_buffer(self) -> bool:
-        """Whether new elements get the largest priority of those that are there."""
+        """Whether new elements get the largest priority in the buffer."""
         return self._priorities.within_buffer
 
     @property
     def eps(self) -> float:
-        """What is added to every priority."""
+        """The number added to every priority."""
         return self._priorities.eps
 
     @property
     def alpha(self) -> float:
-        """How much priorities count."""
+        """The exponent of priorities."""
         return self._priorities.alpha
 
     @alpha.setter
@@ -145,7 +141,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def beta(self) -> float:
-        """How far the weights of a batch make up for unequal probabilities."""
+        """The exponent of the weights of a batch."""
         return self._beta
 
     @beta.setter
@@ -155,10 +151,7 @@ class PrioritizedSampler(Sampler):
     # Sampling ---------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements; the info holds their `"priority_weight"`.
-
-        SchemaError (a RuntimeError) where no element can be drawn.
-        """
+        """Draw elements, with `"priority_weight"` in the info; SchemaError if all weights are 0."""
         self.on_attach(storage)
         tree, generator = self._priorities.tree, self.generator
         if not 0 < tree.total < math.inf:
@@ -177,12 +170,12 @@ class PrioritizedSampler(Sampler):
         return index, {"priority_weight": weights}
 
     def fit(self, storage: Storage) -> None:
-        """Have room for whatever this storage, and any other one that comes in its place, can hold; never less."""
+        """Grow to the capacity of this storage, and of every later one."""
         self._fits = True
         self._make_room(storage)
 
     def _make_room(self, storage: Storage) -> None:
-        """Grow to what a storage has room for; from what it has in powers of two, if that is without bounds."""
+        """Grow to the capacity of a storage, or in powers of two with its length if it is without bounds."""
         boundless = storage.max_size >= _BOUNDLESS
         self._open = boundless or storage.ndim > 1
         if self._open or self._fits:
@@ -191,7 +184,7 @@ class PrioritizedSampler(Sampler):
                 self._priorities.grow(capacity)
 
     def check_storage(self, storage: Storage) -> None:
-        """Refuse a storage with more elements than `max_capacity`; warn of one that has room for more."""
+        """Raise SchemaError for a storage with more elements than `max_capacity`; warn of one with more capacity."""
         room = self.capacity_for(storage)
         if room is None:
             return
@@ -203,16 +196,18 @@ class PrioritizedSampler(Sampler):
         warnings.warn(f"{found}: the write that passes element {room - 1} will be refused", stacklevel=5)
 
     def capacity_for(self, storage: Storage) -> int | None:
-        """Return `max_capacity`, where it is less than the storage has room for and does not grow with it."""
+        """Return `max_capacity`, if it is below the capacity of the storage and does not grow with it."""
         bounded = not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS
         return self.max_capacity if bounded else None
 
     def on_attach(self, storage: Storage) -> int:
-        """Learn from a storage where it is, and how many elements it may have and has, which is returned."""
+        """Follow device, capacity and length of a storage; return its length."""
         self._make_room(storage)
         device, priorities = getattr(storage, "device", _CPU), self._priorities
         if self._device is None and device != priorities.tree.device:
-            place = device if getattr(device, "type", "") == "cuda" else _CPU  # a lazy storage may not know yet
+            place = (
+                device if getattr(device, "type", "") == "cuda" else _CPU
+            )
             if place != priorities.tree.device:
                 priorities.move(place)
         if storage.ndim > 1:
@@ -227,16 +222,15 @@ class PrioritizedSampler(Sampler):
     # Priorities -------------------------------------------------------------------------------------
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Give elements other priorities.
+        """Set priorities of elements, or change nothing.
 
-        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension; what has several dimensions
-        needs the storage. Negative numbers stand for elements that were not written, and are passed over. `priority`
-        is one number for all, or has as many elements as `index` names; of several for one element the last counts.
+        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension; several dimensions need the
+        storage. Negative numbers, of elements that were not kept, are skipped. `priority` is one number for all, or
+        one for each element; of several for one element the last counts.
 
         UsageError (a ValueError) for priorities that are negative or not finite, NoNumbersError (also a TypeError)
         for an index or priorities that are no numbers, IndexError for elements beyond the capacity or, with the
-        storage, beyond those that it has, SchemaError (a RuntimeError) for another number of priorities. Then nothing
-        has changed.
+        storage, beyond its length, SchemaError (a RuntimeError) for another number of priorities.
         """
         if storage is not None:
             self.on_attach(storage)
@@ -249,10 +243,7 @@ class PrioritizedSampler(Sampler):
         return self._priorities.default
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Give elements that were changed the default priority, as if they were new.
-
-        `index` is anything that a storage can be written at; without the storage, numbers.
-        """
+        """Give changed elements the default priority; without the storage, `index` holds their numbers."""
         if storage is None:
             self._priorities.renew(element_numbers(index, self._lanes))
             return
@@ -263,26 +254,23 @@ class PrioritizedSampler(Sampler):
             self._priorities.renew(marked_numbers(index, storage))
 
     def on_write(self, index: Any) -> None:
-        """Give elements that were written the default priority. Negative numbers are passed over.
-
-        SchemaError (a RuntimeError) for an element beyond the capacity.
-        """
+        """Give new elements the default priority; skips negative numbers. SchemaError beyond the capacity."""
         if isinstance(index, int):
             self.extend_run(index, index + 1)
             return
         if self._lanes is None and isinstance(index, torch.Tensor) and index.dim() == 2 and index.shape[1] > 1:
-            # How to number them is not known before the storage was seen; elements that are new by then are found then.
+            # Their numbers depend on the storage; those that are new when it is attached are found then.
             if self._priorities.known:
                 self._unnumbered.append(index.clone())
             return
         self._priorities.renew(element_numbers(index, self._lanes))
 
     def extend_run(self, start: int, stop: int) -> None:
-        """Give the elements from `start` up to but not including `stop` the default priority, at the least cost."""
+        """Give the elements `start` to `stop - 1` the default priority, without an index tensor."""
         self._priorities.renew_run(start, stop)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Move the priorities along with the rows."""
+        """Rotate the priorities with the rows."""
         self._priorities.turn(row * (len(storage) // storage.shape[0]), len(storage))
 
     def reset(self) -> None:
@@ -293,18 +281,18 @@ class PrioritizedSampler(Sampler):
     # State ------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return alpha, beta and eps, the largest priority and whose it is, and the weights.
+        """Return alpha, beta and eps, the largest priority and its element, and the weights.
 
-        Of `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and float32's
-        largest number. `_max_priority` is float64 `[2]`: a priority and an element, -1 where none was given.
+        In `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and the
+        largest float32. `_max_priority` is float64 `[2]`: a priority and its element, -1 if none was given.
         """
         return self._priorities.state_dict() | {"_beta": self._beta}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over a state, also of a sampler of TorchRL's, whose trees are read.
+        """Load a state, also one of TorchRL with compiled trees.
 
-        SchemaError (a RuntimeError), with nothing changed, for one that cannot be this one's.
-        That of another capacity is none, unless the storage is one that `max_capacity` grows with.
+        SchemaError (a RuntimeError), with nothing changed, for an invalid one, and for one of another capacity unless
+        `max_capacity` grows with the storage.
         """
         try:
             beta = at_least_zero("beta", state.get("_beta", math.nan))
@@ -315,14 +303,11 @@ class PrioritizedSampler(Sampler):
         self._forget()
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write the leaves of both trees, and a JSON file, as TorchRL does."""
+        """Write the leaves of both trees and a JSON file, in TorchRL's layout."""
         write_priorities(folder, state)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state`, or TorchRL, wrote.
-
-        SchemaError (a RuntimeError) for another capacity, CorruptDataError for what cannot be such a state.
-        """
+        """Read a state that `write_state`, or TorchRL, wrote; SchemaError for another capacity."""
         return read_priorities(folder, None if self._open else self.max_capacity)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,7 +326,7 @@ class PrioritizedSampler(Sampler):
 
 
 def checked_device(name: str, device: Any) -> torch.device | None:
-    """Return a device on which priorities can be kept, or None for none; UsageError for one that is not there."""
+    """Return an available CPU or CUDA device, or None for None; UsageError for any other."""
     if device is None:
         return None
     try:

@@ -25,10 +25,10 @@ __all__ = ["PrioritizedSliceSampler", "StartRule", "StartTree"]
 
 @dataclass(frozen=True, slots=True)
 class StartRule:
-    """What decides whether a slice may begin at a step; the arguments are those of `SliceSampler`.
+    """Decides at which steps slices may start; the fields are arguments of `SliceSampler`.
 
-    A trajectory that is shorter than a slice is taken as a slice of its own length, or with `strict_length` not at
-    all. Slices may hang over its end by `overhang` steps. Of what is legal then, the anchor leaves the first or last.
+    A trajectory that is shorter than a slice is one slice, or with `strict_length` none. Slices may extend beyond its
+    end by `overhang` steps. An anchor keeps the first or last of the legal starts.
     """
 
     slice_len: int
@@ -38,11 +38,11 @@ class StartRule:
 
     @property
     def looks_ahead_only(self) -> bool:
-        """Whether all that counts is how many steps the trajectory still has, and not how many it had before."""
+        """Whether only the number of steps to the end of the trajectory matters, not the number before."""
         return self.strict_length and not self.overhang and self.anchor == "any"
 
     def legal(self, length: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell whether a slice may begin at these places of trajectories of these lengths."""
+        """Whether slices may start at these places of trajectories of these lengths."""
         taken = np.minimum(length, self.slice_len)
         last = length - taken + np.minimum(self.overhang, taken - 1)
         legal: NDArray[np.bool_]
@@ -55,12 +55,11 @@ class StartRule:
         return legal
 
     def legal_rows(self, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
-        """Tell it of all steps from `first` up to but not including `stop`, numbered in time: `[steps, lanes]`.
+        """Whether slices may start at the absolute steps `first` to `stop - 1`; bool `[steps, lanes]`.
 
-        `rows` of the storage are written. What it costs depends on how many steps these are, and not on how long their
-        trajectories are.
+        `rows` of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
         """
-        # Of a trajectory that begins before this, all there is to know is that these steps are far from its begin.
+        # Steps of trajectories that start before this are at least a slice away from the start.
         begin = max(table.oldest, first - self.slice_len)
         steps = np.arange(begin, stop)[:, None]
         shape = len(steps), table.lanes
@@ -76,10 +75,10 @@ class StartRule:
 
 
 class StartTree(PriorityTree):
-    """Two trees that change together: `whole` has the weights of all elements, `starts` those of legal starts alone.
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` those of legal starts.
 
-    Weights, minimum and maximum are those of all elements, as if there were no second tree. What is drawn, and the
-    total, are of legal starts. Which ones are legal is told with `allow`; at first none is. Both are on the CPU.
+    Draws and the total are those of legal starts, everything else is of all elements. Initially no start is legal;
+    `allow` and `allow_only` change that.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -90,12 +89,12 @@ class StartTree(PriorityTree):
         self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
 
     def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
-        """Say of the leaves `index`, int64 `[n]`, whether a slice may begin there, bool `[n]`; none is named twice."""
+        """Set whether the leaves `index`, int64 `[n]` without repetitions, are legal starts, bool `[n]`."""
         self._legal[index] = legal
         self.starts.set(index, self.whole.get(index).where(legal, 0))
 
     def allow_only(self, legal: torch.Tensor) -> None:
-        """Say of all leaves, bool `[capacity]`, whether a slice may begin there."""
+        """Set whether each leaf is a legal start, bool `[capacity]`."""
         self._legal.copy_(legal)
         self.starts.load(self.whole.weights().where(self._legal, 0))
 
@@ -135,7 +134,7 @@ class StartTree(PriorityTree):
 
     @property
     def any_legal(self) -> bool:
-        """Whether a slice may begin anywhere, be its weight 0; looks at all leaves."""
+        """Whether there is a legal start, also of weight 0; reads all leaves."""
         return bool(self._legal.any())
 
     @property
@@ -145,7 +144,7 @@ class StartTree(PriorityTree):
 
     @property
     def minimum(self) -> float:
-        """The smallest weight above 0 of any element."""
+        """The smallest positive weight of any element."""
         return self.whole.minimum
 
     @property
@@ -160,23 +159,21 @@ _CHUNK = 1 << 18
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
-    """Draws the first steps of slices, among all that a slice may begin at, in proportion to their weights.
+    """Draws slices by their first steps, among all legal ones, in proportion to the weights of these.
 
     The weight of a step is `(priority + eps) ** alpha`; `max_capacity`, `alpha`, `beta`, `eps`, `dtype`, `reduction`,
-    `max_priority_within_buffer` and `normalize` are those of `PrioritizedSampler`, all others and the output those of
-    `SliceSampler`. A slice may begin where a whole one has room in the trajectory; with `strict_length=False` a
-    shorter trajectory is taken from its first step on. The info has in addition `"priority_weight"`, float32, for
-    each step that of the first one of its slice. The least weight it is measured by is that of all steps, whether or
-    not a slice may begin there.
+    `max_priority_within_buffer` and `normalize` are those of `PrioritizedSampler`, all other arguments and the output
+    those of `SliceSampler`. A slice may start where a whole one fits into the trajectory; with `strict_length=False` a
+    shorter trajectory is taken from its first step. The info also has `"priority_weight"`, float32, for each step that
+    of the first one of its slice, relative to the least weight of all steps.
 
-    Slices may hang over the ends of trajectories, but not over their beginnings, where there is no step with a
-    priority: a left `span` is left out, with a warning.
+    Slices may extend beyond the ends of trajectories, but not beyond their starts, where no step has a priority: a
+    left `span` is ignored, with a warning.
 
-    Two trees are kept, one with the weights of all steps and one with those that a slice may begin at, and follow what
-    is written and updated. So a batch costs the same whatever the number of steps, and only the first one, or one
-    with slices of another length than those before, looks at all of them. Both are in the memory of the CPU.
+    Two trees on the CPU hold the weights of all steps and of legal starts, and are updated with each write. A batch
+    takes the same time for any number of steps, except the first batch, and one with another slice length.
 
-    SchemaError (a RuntimeError) where no trajectory is long enough, and where all starts have weight 0.
+    SchemaError (a RuntimeError) if no trajectory is long enough, and if all starts have weight 0.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -251,7 +248,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     # Sampling ---------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw slices that begin where priorities are high."""
+        """Draw slices by the priority of their first step."""
         count, slice_len = self._measure(batch_size)
         table = self._table(storage)
         self.on_attach(storage)
@@ -261,7 +258,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         index, drawn = PrioritizedSampler.draw(self, storage, count)
         lane, start = _places(table, storage, index)
         if self.strict_length and not self._overhang(slice_len):
-            length = np.full(count, slice_len)  # all that is legal has room for a whole slice
+            length = np.full(count, slice_len)  # a whole slice fits at every legal start
         else:
             length = np.minimum(table.reach(start, lane, slice_len), slice_len)
         places, info = self._assemble(storage, table, lane, start, length, slice_len)
@@ -271,7 +268,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return places, info
 
     def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:
-        """Bring the tree of starts up to date with a table, which is that of this storage."""
+        """Update the legal starts to the trajectory table of a storage."""
         tree = self._priorities.tree
         assert isinstance(tree, StartTree)  # made so above
         rule = StartRule(slice_len, self.strict_length, self._overhang(slice_len), self.anchor)
@@ -283,7 +280,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         if added is None:
             tree.allow_only(_all_legal(rule, table, rows, tree.capacity))
         else:
-            # Of what was there, the last steps have more room now, and the oldest may have become the first ones.
+            # A slice may fit now at the last of the older steps; the oldest may be first steps of trajectories now.
             stop = table.newest + 1
             _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
             if not rule.looks_ahead_only:
@@ -291,7 +288,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._marked = _Marked(weakref.ref(table), rule, table.version)
         return tree
 
-    # What both parents have ---------------------------------------------------------------------------
+    # Methods of both bases ----------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget all trajectories and priorities."""
@@ -310,7 +307,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """What the tree of starts was brought up to date with."""
+    """The table, rule and version that the legal starts were computed with."""
 
     table: weakref.ref[TrajectoryTable]
     rule: StartRule
@@ -318,8 +315,8 @@ class _Marked:
 
 
 def _all_legal(rule: StartRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
-    """Tell of all elements, bool `[capacity]`, whether a slice may begin there."""
-    legal = np.zeros((rows, table.lanes), np.bool_)  # a storage without bounds has room for more than memory has
+    """Return whether each element is a legal start, bool `[capacity]`."""
+    legal = np.zeros((rows, table.lanes), np.bool_)  # not of the capacity, which may have no bounds
     for first in range(table.oldest, table.newest + 1, _CHUNK):
         stop = min(first + _CHUNK, table.newest + 1)
         slots = np.arange(first, stop) % table.capacity
@@ -332,7 +329,7 @@ def _all_legal(rule: StartRule, table: TrajectoryTable, rows: int, capacity: int
 
 
 def _allow(tree: StartTree, rule: StartRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> None:
-    """Tell the tree at which of the steps from `first` to `stop` a slice may begin."""
+    """Update the legal starts among the absolute steps `first` to `stop - 1`."""
     slots = np.arange(first, stop) % table.capacity
     numbers = slots[:, None] * table.lanes + np.arange(table.lanes)
     legal = rule.legal_rows(table, rows, first, stop)
@@ -340,7 +337,7 @@ def _allow(tree: StartTree, rule: StartRule, table: TrajectoryTable, rows: int, 
 
 
 def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Numbers, Numbers]:
-    """Return the lanes of elements, and their rows as they are numbered in time."""
+    """Return lanes and absolute steps of elements."""
     first, *others = index if isinstance(index, tuple) else (index,)
     lane: Numbers = np.zeros(len(first), np.int64)
     if others:
@@ -350,7 +347,7 @@ def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Num
 
 
 def _without_left(span: Any) -> Any:
-    """Leave out by how far slices may hang over beginnings, and say so."""
+    """Return a span without its left part, with a warning if it has one."""
     left, *right = span if isinstance(span, tuple | list) else (span, span)
     if not left or len(right) != 1:
         return span

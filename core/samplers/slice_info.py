@@ -19,9 +19,9 @@ _IS_INIT: Key = ("is_init",)
 
 
 class SliceEnds(NamedTuple):
-    """Which steps of slices come first, which last, and which are real: bool `[slices, steps]`, or as one vector.
+    """Which steps of slices are first, last and real (not padding): bool `[slices, steps]`, or flattened.
 
-    `last` has one more dimension, of size one, as the flags of TED have. `place` numbers the steps of one slice.
+    `last` has a trailing dimension of size one, like the flags of TED. `place` numbers the steps of one slice.
     """
 
     first: torch.Tensor
@@ -31,7 +31,7 @@ class SliceEnds(NamedTuple):
 
     @classmethod
     def of(cls, taken: NDArray[np.int64], slice_len: int, *, flat: bool) -> SliceEnds:
-        """Mark slices of `slice_len` steps, of which so many are real; `flat` puts them one behind the other."""
+        """Mark slices of `slice_len` steps, of which `taken` are real; `flat` flattens the result."""
         place = np.arange(slice_len)
         shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
         first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
@@ -40,25 +40,25 @@ class SliceEnds(NamedTuple):
         return cls(torch.tensor(first), torch.from_numpy(last), torch.from_numpy(real), place)
 
     def kept(self) -> SliceEnds:
-        """Leave the real steps, one slice behind the other."""
+        """Return the marks of the real steps, flattened."""
         return SliceEnds(self.first[self.real], self.last[self.real], self.real[self.real], self.place)
 
 
 class SliceMarks:
-    """Makes the entries of a sampler's info that concern ends: `truncated`, and `done` and `terminated` beside it."""
+    """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
 
     def __init__(self, truncated: Key | None) -> None:
         self.truncated = truncated
         parent = () if truncated is None else truncated[:-1]
-        beside = () if truncated is None else ((*parent, "done"), (*parent, "terminated"))
-        self._keys: tuple[Key, ...] = (_IS_INIT, *beside)
+        siblings = () if truncated is None else ((*parent, "done"), (*parent, "terminated"))
+        self._keys: tuple[Key, ...] = (_IS_INIT, *siblings)
         self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
         self.keeps_rows = False
-        """Whether whole rows are read, and kept as `rows`, so that flags need not be read for themselves."""
+        """Whether whole rows are read, and kept as `rows`, instead of single entries."""
         self.rows: Any = None
 
     def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: SliceEnds) -> dict[Any, torch.Tensor]:
-        """Return the info on the steps at an index, of which `ends` says which come first and last in a slice."""
+        """Return the flags of the steps at an index, with `ends` the marks of their slices."""
         found = self._stored(storage, index)
         info: dict[Any, torch.Tensor] = {}
         if found[0] is not None:
@@ -73,7 +73,7 @@ class SliceMarks:
         return info
 
     def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
-        """Read the entries of the steps at an index; None for what is not stored."""
+        """Read the flags of the steps at an index; None for those that are not stored."""
         if not isinstance(storage, TensorStorage):
             return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
         columns = storage.columns
@@ -86,7 +86,7 @@ class SliceMarks:
         return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
 
     def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
-        """Look entries of rows up, and keep the rows where that is asked for."""
+        """Return the flags of rows, and keep the rows if `keeps_rows`."""
         if self.keeps_rows:
             self.rows = rows
         if isinstance(rows, list):
@@ -107,12 +107,12 @@ def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 def _with_last_dimension(flags: torch.Tensor | None, last: torch.Tensor) -> torch.Tensor | None:
-    """Give flags that are stored without a last dimension of size one this dimension."""
+    """Add the trailing dimension of size one, if flags are stored without it."""
     return flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags
 
 
 def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Give flags of steps the dimensions that values of steps have."""
+    """Return flags of steps with as many dimensions as values of steps, on their device."""
     if flags.dim() < values.dim():
         flags = flags.view(*flags.shape, *(1,) * (values.dim() - flags.dim()))
     return flags if values.is_cpu else flags.to(values.device)

@@ -1,4 +1,4 @@
-"""Sampling stretches of trajectories."""
+"""Sampling slices: consecutive steps of trajectories."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
 from .boundaries import (
+    BoundarySource,
     ConflictingArgumentsError,
-    EpisodeSignal,
-    FlagSignal,
-    IdSignal,
+    EpisodeBoundaries,
+    FixedBoundaries,
+    FlagBoundaries,
+    IdBoundaries,
     Key,
-    Signal,
-    StaticSignal,
     has_entry,
 )
 from .lane_runs import Window
@@ -40,36 +40,35 @@ _IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class SliceSampler(Sampler):
-    """Draws slices: stretches of trajectories, each with the same number of steps, one after the other in the batch.
+    """Draws slices: consecutive steps of one trajectory, each with the same number of steps, one after the other.
 
-    - `num_slices`, `slice_len`: one of them; the other follows from the batch size, which it has to divide.
-    - `traj_key`: the entry that holds the ids of trajectories. `end_key`, `end_keys`: flags that end them, of which
-      absent ones are passed over. What is named and absent is replaced once by the other kind, which is logged.
-      Unless told, it is `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets
-      know their episodes without reading them.
-    - `ends`, `trajectories`: the same as a tensor of a full storage's shape, with `cache_values=True`. They stay what
-      they are, whatever is written.
-    - `truncated_key`: unless None, the info says that the last step of each slice is truncated, and under the names
-      beside it whether steps are done (as stored, or truncated so) and terminated (as stored); bool `[batch, 1]`.
-    - `strict_length`: whether trajectories that are shorter than a slice are left out. If not, they are taken whole,
-      and the batch has fewer steps; with `pad_output` their last step is repeated, and `("collector", "mask")`, bool
-      `[batch]`, tells the steps that are real.
-    - `span`: by how many steps slices may hang over the ends of their trajectories; what hangs over is cut off. A
-      number, True for all but one step, or a pair of these for the beginning and the end.
-    - `weight`: whether every trajectory (`episode`) is as likely as every other, as in TorchRL, or every place to
-      begin at (`step`). `anchor`: whether slices lie anywhere, at the `start` or at the `end` of their trajectories.
-    - `batched`: whether the index, and so the batch, is `[num_slices, slice_len]`; it always has the mask, then.
-    - `cache_values`, `compile`, `use_gpu` are accepted for the sake of TorchRL's signature: where trajectories lie is
-      kept up to date at any rate, and there is nothing to speed up.
+    - `num_slices`, `slice_len`: one of them; the other follows from the batch size, which has to be a multiple.
+    - `traj_key`: the entry with the ids of trajectories. `end_key`, `end_keys`: flags that end them; missing ones are
+      skipped. If all given entries are missing, the other kind is used, which is logged. By default it is
+      `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets use their episode table.
+    - `ends`, `trajectories`: the same as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
+      change them.
+    - `truncated_key`: unless None, the info marks the last step of each slice as truncated, and has entries next to it
+      for whether steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`.
+    - `strict_length`: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
+      batch has fewer steps; with `pad_output` their last step is repeated, and `("collector", "mask")`, bool
+      `[batch]`, marks the real steps.
+    - `span`: by how many steps slices may extend beyond the start and end of their trajectories, and are cut there. A
+      number, True for all but one step, or a pair of these for the start and the end.
+    - `weight`: whether all trajectories (`episode`), as in TorchRL, or all possible starts (`step`) are equally likely.
+      `anchor`: whether slices are taken anywhere, at the `start` or at the `end` of their trajectories.
+    - `batched`: whether the index, and so the batch, is `[num_slices, slice_len]`, always with the mask.
+    - `cache_values`, `compile`, `use_gpu` are accepted for compatibility with TorchRL, and have no effect: trajectory
+      bounds are always kept up to date.
 
-    No slice crosses the end of a trajectory, nor the newest row of a ring, unless rows were written one after the
-    other. The index is a tuple of a tensor a dimension of the storage, also of one. Data with an entry `"is_init"`
-    gets it set at the first step of every slice.
+    No slice crosses the end of a trajectory, nor the newest row of a ring. The index is a tuple of one tensor a
+    dimension of the storage, also for one dimension. If the data has an entry `"is_init"`, the info has it too, set at
+    the first step of every slice.
 
-    SchemaError (a RuntimeError) for an empty storage, a batch that is not divisible, trajectories that are all too
-    short and a signal of another shape than the storage; MissingKeyError (a KeyError) where nothing tells
-    trajectories apart; ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given;
-    UsageError (a ValueError) for other arguments that make no sense. Names are those of TorchRL.
+    SchemaError (a RuntimeError) for an empty storage, a batch size that is no multiple, trajectories that are all too
+    short and a boundary entry of another shape than the storage; MissingKeyError (a KeyError) if no boundary entry is
+    found; ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given; UsageError (a
+    ValueError) for other invalid arguments. Names are those of TorchRL.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -131,7 +130,7 @@ class SliceSampler(Sampler):
         self.use_gpu = _checked_gpu(use_gpu)
         self.truncated_key = truncated_key
         self._choose_keys(end_key, end_keys, traj_key)
-        self._static = _static_signal(ends, trajectories, cache_values, end_key, end_keys, traj_key)
+        self._static = _fixed_boundaries(ends, trajectories, cache_values, end_key, end_keys, traj_key)
         self._marks = SliceMarks(None if truncated_key is None else _key(truncated_key))
         self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
         self._last_window: Window | None = None
@@ -151,7 +150,7 @@ class SliceSampler(Sampler):
     # Sampling ----------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw slices of `batch_size` steps in all."""
+        """Draw slices with `batch_size` steps in total."""
         count, slice_len = self._measure(batch_size)
         table = self._table(storage)
         eligible = table.eligible(self._window(slice_len))
@@ -159,7 +158,7 @@ class SliceSampler(Sampler):
             self._refuse_short(table, slice_len)
         chances = self._fractions(2 * count)
         if self.weight == "step":
-            lane, first, length, place = eligible.by_place(scaled(chances[:count], eligible.place_count))
+            lane, first, length, place = eligible.by_start(scaled(chances[:count], eligible.start_count))
         else:
             lane, first, length = eligible.by_number(scaled(chances[:count], eligible.count))
             place = None
@@ -167,7 +166,7 @@ class SliceSampler(Sampler):
         return self._assemble(storage, table, lane, start, taken, slice_len)
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw slices and read their steps, of which flags are known then without reading them for themselves."""
+        """Draw slices and read their rows, which also gives the flags of the info."""
         marks = self._marks
         marks.keeps_rows = True
         try:
@@ -177,7 +176,7 @@ class SliceSampler(Sampler):
             marks.keeps_rows, marks.rows = False, None
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices and their length; SchemaError for a batch that cannot be divided."""
+        """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
         name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
         assert known is not None  # one of them is
         other, rest = divmod(batch_size, known)
@@ -186,24 +185,24 @@ class SliceSampler(Sampler):
         return (known, other) if self.num_slices else (other, known)
 
     def _table(self, storage: Storage) -> TrajectoryTable:
-        """Return the trajectories of a storage, as they are now."""
+        """Return the trajectory table of a storage, up to date."""
         found = self._found
-        if found is None or found[0]() is not storage or _is_outdated(found[1].signal, storage):
-            found = self._found = weakref.ref(storage), trajectory_table(storage, self._signal(storage))
+        if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
+            found = self._found = weakref.ref(storage), trajectory_table(storage, self._boundary_source(storage))
         table = found[1]
         table.refresh()
         return table
 
-    def _signal(self, storage: Storage) -> Signal:
-        """Choose what tells trajectories apart."""
+    def _boundary_source(self, storage: Storage) -> BoundarySource:
+        """Choose the source of trajectory boundaries."""
         if self._static is not None:
             return self._static
         ids = (self._ids,) if self._ids is not None else _IDS
         if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
-            return EpisodeSignal()
-        by_ids = next((IdSignal(key) for key in ids if has_entry(storage, key)), None)
+            return EpisodeBoundaries()
+        by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
         flags = (_DONE,) if self._flags is None else self._flags
-        by_flags = FlagSignal(flags) if any(has_entry(storage, key) for key in flags) else None
+        by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
             _LOG.info("%s is not in the storage, trajectories are separated by %s", self._ids or flags, other.keys)
@@ -224,7 +223,7 @@ class SliceSampler(Sampler):
     # Places ------------------------------------------------------------------------------------------
 
     def _overhangs(self, slice_len: int) -> tuple[int, int]:
-        """By how many steps slices may hang over the beginning and the end; UsageError for all of them."""
+        """Return by how many steps slices may extend beyond start and end; UsageError for a whole slice or more."""
         found = []
         for span in self.span:
             if span is not True and span >= slice_len:
@@ -233,11 +232,9 @@ class SliceSampler(Sampler):
         return found[0], found[1]
 
     def _overhang(self, slice_len: int) -> int:
-        """By how many steps slices may hang over the end."""
         return self._overhangs(slice_len)[1]
 
     def _window(self, slice_len: int) -> Window:
-        """Say where in a trajectory slices may begin."""
         if self._last_window is None or self._last_window.length != slice_len:
             left, right = self._overhangs(slice_len)
             self._last_window = Window(slice_len, self.strict_length, left, right, self.anchor != "any")
@@ -253,11 +250,11 @@ class SliceSampler(Sampler):
     ) -> tuple[Numbers, Numbers | None]:
         """Choose a slice of each of these trajectories; return their first steps and lengths, None if all are whole.
 
-        Where slices begin is decided by fractions in [0, 1), else drawn, unless `place` says which place it is.
+        `place` numbers the starts; by default they are chosen by `chances` in [0, 1), or drawn.
         """
         window = self._window(slice_len)
         if self.anchor != "any":
-            place = None  # there is one, and it is known
+            place = None  # there is only one start
         elif place is None:
             chances = self._fractions(len(first)) if chances is None else chances
             place = scaled(chances, window.places(length))
@@ -286,10 +283,7 @@ class SliceSampler(Sampler):
         taken: Numbers | None,
         slice_len: int,
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return the index of slices from `start`, and what is to be said of their steps.
-
-        Each has `taken` steps, or as many as it can where that is None.
-        """
+        """Return the index and info of slices that start at `start`, of `taken` steps, or whole ones for None."""
         whole = taken is None or bool((taken == slice_len).all())
         ends = self._whole(len(start), slice_len)
         rows = start[:, None] + ends.place
@@ -313,7 +307,7 @@ class SliceSampler(Sampler):
         return index, info
 
     def _whole(self, count: int, slice_len: int) -> SliceEnds:
-        """Mark slices of which every step is real; most batches have the same."""
+        """Return the marks of whole slices, kept for batches of the same size."""
         known = self._last_ends
         if known is None or known.place.shape[0] != slice_len or known.real.numel() != count * slice_len:
             known = SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
@@ -321,11 +315,11 @@ class SliceSampler(Sampler):
         return known
 
     def reset(self) -> None:
-        """Forget where the trajectories are."""
+        """Forget the trajectory table."""
         self._found = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator and what was found behind; both are found anew."""
+        """Leave out the generator and all caches."""
         return super().__getstate__() | {"_found": None, "_last_ends": None}
 
     def __repr__(self) -> str:
@@ -333,13 +327,13 @@ class SliceSampler(Sampler):
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
 
 
-def _is_outdated(signal: Signal, storage: Storage) -> bool:
-    """Tell whether rows were written over those of a dataset, whose list of episodes is not theirs."""
-    return isinstance(signal, EpisodeSignal) and storage.log.now.rows > 0
+def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
+    """Whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
+    return isinstance(source, EpisodeBoundaries) and storage.log.now.rows > 0
 
 
 def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
-    """Choose numbers from 0 to below `sizes` by fractions in [0, 1)."""
+    """Scale fractions in [0, 1) to integers from 0 to `sizes - 1`."""
     # The largest fraction below 1 is 1 - 2^-53: the product with a size of up to 2^53 is never rounded up to that.
     return (chances * sizes).astype(np.int64)
 
@@ -359,7 +353,7 @@ def _checked_gpu(use_gpu: Any) -> bool | torch.device:
 
 
 def _several(keys: Any) -> Sequence[Any]:
-    """Return several keys; UsageError for none, and for what looks like one."""
+    """Return a list of keys; UsageError for an empty one, and for a single key."""
     if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
         raise UsageError(f"end_keys is {keys!r}, a list of keys is expected", hint="end_key takes a single one")
     return keys
@@ -379,9 +373,9 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     return pair
 
 
-def _static_signal(
+def _fixed_boundaries(
     ends: torch.Tensor | None, trajectories: torch.Tensor | None, cache_values: bool, *keys: Any
-) -> Signal | None:
+) -> BoundarySource | None:
     given = next((torch.as_tensor(values) for values in (ends, trajectories) if values is not None), None)
     if given is None:
         return None
@@ -395,4 +389,4 @@ def _static_signal(
     if not given.dim() or not given.numel():
         raise SchemaError(f"{name} is {list(given.shape)}, a tensor of the storage's shape is expected")
     values = given.numpy(force=True)
-    return StaticSignal(values.astype(bool)) if ends is not None else StaticSignal.of_ids(values)
+    return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)

@@ -23,22 +23,22 @@ __all__ = ["SliceSamplerWithoutReplacement"]
 
 
 class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
-    """Goes through all trajectories in epochs and draws one slice of each, from anywhere in it or at its `anchor`.
+    """Draws one slice of each trajectory in epochs, from anywhere in it or at its `anchor`.
 
-    With `strict_length=False` every trajectory comes exactly once an epoch, a short one as a whole. With
-    `strict_length=True` that holds of those with at least a slice's length. Others take no place in a batch: only the
-    last batch of an epoch has fewer slices, where TorchRL's gets smaller with every short trajectory that it meets.
-    With `drop_last` what is less than a batch is left out. `shuffle=False` takes trajectories in the order of time.
+    With `strict_length=False` every trajectory is drawn once an epoch, a short one as a whole; with
+    `strict_length=True` every one of at least the slice length. Only the last batch of an epoch has fewer slices (in
+    TorchRL also those that meet short trajectories); `drop_last` leaves it out. `shuffle=False` draws in the order of
+    time.
 
-    A trajectory that begins in the middle of an epoch still comes in it. One that is being written comes once however
-    long it grows, and one that was overwritten no longer comes. `ran_out` is True from the last batch of an epoch to
-    the next batch. The other arguments and the output are those of `SliceSampler`.
+    A trajectory that starts during an epoch is drawn in it. One that is being written is drawn once, however long it
+    grows; one that was overwritten is not. `ran_out` is True from the last batch of an epoch to the next batch. The
+    other arguments and the output are those of `SliceSampler`.
 
-    SchemaError (a RuntimeError) where no trajectory is long enough; UsageError (a ValueError) with `drop_last` for a
-    batch of more slices than there are trajectories.
+    SchemaError (a RuntimeError) if no trajectory is long enough; UsageError (a ValueError) with `drop_last` for more
+    slices than trajectories.
 
-    The whole state, that is the order of what is left, goes into checkpoints. Trajectories have the numbers that
-    TorchRL gives them: lane by lane, in the order of the rows that their last steps lie in.
+    Checkpoints hold the order of the remaining trajectories, numbered as in TorchRL: lane by lane, in the order of the
+    rows of their last steps.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -93,7 +93,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     draw_rows = SliceSampler.draw_rows
 
     def reset(self) -> None:
-        """Forget the epoch, and where the trajectories are."""
+        """Forget the epoch and the trajectory table."""
         super().reset()
         self._epoch.forget()
         self._followed: weakref.ref[Storage] | None = None
@@ -106,7 +106,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         return self._epoch.shuffle
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw slices of the next trajectories of the epoch, or of those that are left."""
+        """Draw slices of the next trajectories of the epoch, or of the remaining ones."""
         count, slice_len = self._measure(batch_size)
         table, epoch = self._table(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
@@ -116,7 +116,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         fewest = count if self.drop_last else 1
         if epoch.eligible < fewest:
             self._refuse(table, slice_len, count)
-        if not epoch.begun or len(epoch) < fewest:
+        if not epoch.started or len(epoch) < fewest:
             epoch.begin(self.generator)
         lane, first, length = epoch.take(count)
         self._slices = count
@@ -138,14 +138,14 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of as many slices as the one drawn last are left of the epoch."""
+        """How many batches of as many slices as in the last one are left of the epoch."""
         if not self._slices:
             return sys.maxsize
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int:
-        """Return how many batches a whole epoch has of the trajectories that are there now."""
+        """Return how many batches an epoch of the present trajectories has."""
         count, slice_len = self._measure(batch_size)
         if not len(storage):
             return 0
@@ -154,23 +154,23 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         return eligible // count if self.drop_last else -(-eligible // count)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Follow the rows of the trajectories that are left."""
+        """Rotate a loaded epoch with the rows."""
         self._epoch.turn(row, storage.shape[0])
 
     # State -----------------------------------------------------------------------------------------
 
     def _saved(self) -> SavedEpoch | None:
-        """Return the epoch as it is for the rows that are there now."""
+        """Return the epoch for the present rows."""
         storage = None if self._followed is None else self._followed()
         if storage is None or not len(storage):
             return self._epoch.saved(None, None)
         return self._epoch.saved(self._table(storage), storage.log.now)
 
     def save_state(self) -> dict[str, Any]:
-        """Return what is left of the epoch and how to go on, as TorchRL calls it, and some more.
+        """Return the rest of the epoch and the arguments, under TorchRL's names and two of our own.
 
-        `_sample_list` holds the numbers of trajectories that are left, int64, or None before the first draw, and
-        `_waiting` those that are not part of the epoch yet; `len_storage` counts all trajectories.
+        `_sample_list` holds the remaining trajectories, int64, or None before the first draw, `_waiting` those that
+        are not part of the epoch yet; `len_storage` is the number of all trajectories.
         """
         saved = self._saved()
         waiting = None if saved is None or not len(saved.waiting) else torch.from_numpy(saved.waiting)
@@ -185,9 +185,9 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over a state, also one of TorchRL's; SchemaError for another's.
+        """Load a state, also one of TorchRL; SchemaError for that of another sampler.
 
-        If the trajectories that it is of are not those that are found at the next draw, an epoch begins.
+        If the next draw finds other trajectories, a new epoch starts.
         """
         self.require_state(state)
         count, left = int(state["len_storage"]), state["_sample_list"]

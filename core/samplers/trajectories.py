@@ -1,8 +1,8 @@
-"""Where the trajectories of a storage lie, kept up to date as rows are written.
+"""Trajectory bounds of a storage, kept up to date as rows are written.
 
-`trajectory_table(storage, signal)` gives the one table that all samplers on that storage share. Steps have absolute
-numbers, which grow with time: the row of step `n` is `n % capacity`. At a write nothing happens but counting; the table
-catches up with `refresh`, and reads the signal of just the new rows.
+`trajectory_table(storage, source)` returns the one table that all samplers of the storage share. Steps have absolute
+numbers, which grow with time: the row of step `n` is `n % capacity`. A write is only counted; `refresh` reads the new
+rows of the boundary source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import SchemaError
 from ..storages import Storage
 from ..storages.write_log import Change, Written
-from .boundaries import Ends, Signal
+from .boundaries import BoundarySource, Ends
 from .lane_runs import LaneRuns, Window
 
 __all__ = ["TrajectoryTable", "trajectory_table"]
@@ -26,56 +26,53 @@ __all__ = ["TrajectoryTable", "trajectory_table"]
 Numbers: TypeAlias = NDArray[np.int64]
 
 _KEPT = 4
-"""For so many minimum lengths the trajectories that are long enough are kept up to date."""
+"""The number of windows whose eligible trajectories are kept up to date."""
 
 _REMEMBERED = 1000
-"""Of so many versions it is known what they changed."""
+"""The number of versions whose changes are known."""
 
 _FEW = 64
-"""Up to so many rows that were edited are looked at one by one."""
+"""Up to so many edited rows are compared one by one."""
 
 _ENDLESS = 1 << 40
-"""A list that has room for more rows than this never comes round."""
+"""A ring with a larger capacity than this is never full."""
 
-_TABLES: weakref.WeakKeyDictionary[Storage, dict[Signal, TrajectoryTable]] = weakref.WeakKeyDictionary()
-
-
-class _Turns:
-    """Lets one thread at a time change tables: several buffers may sample from one storage."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        """Forget who was at it; in a forked child those threads are gone."""
-        self.lock = threading.RLock()
+_TABLES: weakref.WeakKeyDictionary[Storage, dict[BoundarySource, TrajectoryTable]] = weakref.WeakKeyDictionary()
 
 
-_TURNS = _Turns()
+_LOCK = threading.RLock()
+"""One thread at a time changes tables: several buffers may sample from one storage."""
 
 
-def trajectory_table(storage: Storage, signal: Signal) -> TrajectoryTable:
-    """Return the table of this storage's trajectories as this signal tells them; there is one for all who ask."""
-    with _TURNS.lock:
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.RLock()  # the threads of the parent process do not exist in a forked child
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def trajectory_table(storage: Storage, source: BoundarySource) -> TrajectoryTable:
+    """Return the shared table of a storage's trajectories by this boundary source."""
+    with _LOCK:
         tables = _TABLES.setdefault(storage, {})
-        table = tables.get(signal)
+        table = tables.get(source)
         if table is None:
-            table = tables[signal] = TrajectoryTable(storage, signal)
+            table = tables[source] = TrajectoryTable(storage, source)
         return table
 
 
 class TrajectoryTable:
     """Trajectories by lane: a lane is one element of a storage's dimensions after the first.
 
-    Steps of a lane belong together only if they were written one after the other: the newest row is followed by
-    nothing, also where the ring has come round and an older row with the same id lies behind it. A storage that was
-    filled in another way does not go round.
+    Only steps that were written one after the other belong together: no trajectory continues after the newest row,
+    even if the next row of the ring, an older one, has the same id. A storage that was not written as a ring has no
+    such wrap-around.
     """
 
-    def __init__(self, storage: Storage, signal: Signal) -> None:
+    def __init__(self, storage: Storage, source: BoundarySource) -> None:
         self._storage = weakref.ref(storage)
-        self.signal = signal
+        self.source = source
         self.version = 0
         self.oldest, self.newest = 0, -1
         self.capacity = self.lanes = 0
@@ -90,15 +87,15 @@ class TrajectoryTable:
     # Catching up -------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take in what was written since the last time, in a time that grows with that.
+        """Read the rows written since the last call.
 
-        SchemaError (a RuntimeError) for an empty storage and for a signal that does not fit it, MissingKeyError (a
-        KeyError) for one that is not there.
+        SchemaError (a RuntimeError) for an empty storage and for an entry that does not fit it, MissingKeyError (a
+        KeyError) for a missing entry.
         """
         storage = self._storage()
         assert storage is not None, "the caller keeps the storage alive"
         if storage.log.now != self._seen:
-            with _TURNS.lock:
+            with _LOCK:
                 self._catch_up(storage)
 
     def _catch_up(self, storage: Storage) -> None:
@@ -118,20 +115,20 @@ class TrajectoryTable:
         self._seen = now
 
     def _still_holds(self, storage: Storage, seen: Written) -> bool:
-        """Tell whether all that was changed otherwise than by going on in the ring leaves the ends where they are."""
+        """Whether all changes other than writes round the ring left the ends as they are."""
         changes = storage.log.since(seen.irregular)
-        return changes is not None and all(self._is_beside(storage, change) for change in changes)
+        return changes is not None and all(self._keeps_ends(storage, change) for change in changes)
 
-    def _is_beside(self, storage: Storage, change: Change) -> bool:
-        """Tell whether a change left the ends of all trajectories where they are."""
+    def _keeps_ends(self, storage: Storage, change: Change) -> bool:
+        """Whether a change left the ends of all trajectories as they are."""
         if change.keys is not None:
-            pairs = [(changed, key) for changed in change.keys for key in self.signal.keys]
+            pairs = [(changed, key) for changed in change.keys for key in self.source.keys]
             if not any(changed[: len(key)] == key[: len(changed)] for changed, key in pairs):
                 return True
         if change.rows is None or storage.shape[0] != self._rows:
             return False
-        if not self.signal.keys:
-            return True  # what the rows hold is nothing to it
+        if not self.source.keys:
+            return True  # the source does not read rows
         if isinstance(change.rows, slice):
             numbers = np.arange(change.rows.start, change.rows.stop)
         else:
@@ -139,24 +136,24 @@ class TrajectoryTable:
         return len(numbers) <= _FEW and all(self._is_as_before(storage, int(number)) for number in numbers)
 
     def _is_as_before(self, storage: Storage, row: int) -> bool:
-        """Tell whether the row ends a trajectory where it did, and so the one before it."""
+        """Whether the row and the one before it end a trajectory as before."""
         step = self.oldest + (row - self.oldest) % self.capacity
         first, last = max(step - 1, self.oldest), min(step + 1, self.newest)
         rows = np.arange(first, last + 1) % self.capacity
         if (rows >= self._rows).any():
-            return False  # beside rows that were never written
-        found = self.signal.ends(storage, rows)
-        if self.signal.looks_ahead and last < self.newest:
+            return False  # a neighbour was never written
+        found = self.source.ends(storage, rows)
+        if self.source.looks_ahead and last < self.newest:
             found, rows = found[:-1], rows[:-1]
         return bool((found == self._ends[rows]).all())
 
     def _advance(self, storage: Storage, fresh: int) -> None:
         """Append `fresh` rows to all lanes."""
-        again = self.signal.looks_ahead and self.newest % self.capacity < self._rows
+        again = self.source.looks_ahead and self.newest % self.capacity < self._rows
         first = self.newest + (0 if again else 1)
         last = self.newest + fresh
         rows = np.arange(first, last + 1) % self.capacity
-        ends = self.signal.ends(storage, rows)
+        ends = self.source.ends(storage, rows)
         self._make_room(int(rows.max()) + 1)
         self._ends[rows] = ends
         self.newest = last
@@ -168,14 +165,14 @@ class TrajectoryTable:
         self._note(first)
 
     def _make_room(self, rows: int) -> None:
-        """Have a place for the ends of so many rows; a storage may never come to hold all that it has room for."""
+        """Make room for the ends of so many rows; a storage may never reach its capacity."""
         there = len(self._ends)
         if rows > there:
             more = min(self.capacity, max(rows, 2 * there)) - there
             self._ends = np.concatenate([self._ends, np.zeros((more, self.lanes), bool)])
 
     def _settle(self, rows: int) -> None:
-        """Have the trajectories follow what is there now: so many rows."""
+        """Update the trajectories to the present rows, and count a version."""
         np.maximum(self._open, self.oldest, out=self._open)
         for runs in (self._runs, *self._eligible.values()):
             runs.follow(self._open, self.newest, self.oldest)
@@ -183,7 +180,7 @@ class TrajectoryTable:
         self.version += 1
 
     def _note(self, first: int) -> None:
-        """Remember which step was the first that this version has changed, and forget what is long gone."""
+        """Record the first step that this version changed, and drop old records."""
         since, firsts = self._changed or (self.version - 1, [])
         firsts.append(first)
         if len(firsts) > _REMEMBERED:
@@ -191,7 +188,7 @@ class TrajectoryTable:
         self._changed = (since, firsts)
 
     def _close(self, lane: Numbers, stop: Numbers) -> None:
-        """End trajectories, given in order of lanes and then of time."""
+        """End trajectories at the steps `stop`, ordered by lane and time."""
         start = np.empty_like(stop)
         start[1:] = stop[:-1] + 1
         begins = np.ones(len(lane), bool)
@@ -204,13 +201,13 @@ class TrajectoryTable:
             runs.append(lane, start, stop)
 
     def _build(self, storage: Storage, now: Written) -> None:
-        """Read the signal of all rows."""
+        """Read the boundaries of all rows."""
         rows = storage.shape[0]
         self.lanes = int(np.prod(storage.shape[1:], dtype=np.int64))
         self.capacity = max(rows, min(storage.max_size // self.lanes, _ENDLESS))
         following = now.next_row % self.capacity
         early = max(rows - following, 0)  # rows that come before row 0 in time
-        gap = early > 0 and rows < self.capacity  # behind these lie rows that were never written
+        gap = early > 0 and rows < self.capacity  # rows after the last one were never written
         late = rows - early
         offset = self.capacity if early else 0
         self.oldest = following if early else 0
@@ -219,22 +216,22 @@ class TrajectoryTable:
         self._runs, self._eligible = LaneRuns(self.lanes, Window()), {}
         self._open = np.full(self.lanes, self.oldest)
         if early:
-            self._ends[late:] = self.signal.ends(storage, slice(late, rows))
+            self._ends[late:] = self.source.ends(storage, slice(late, rows))
             if gap:
                 self._ends[-1] = True
-            elif late and self.signal.looks_ahead:
-                self._ends[-1] = self.signal.ends(storage, np.array([rows - 1, 0]))[0]
+            elif late and self.source.looks_ahead:
+                self._ends[-1] = self.source.ends(storage, np.array([rows - 1, 0]))[0]
             self._close_all(late, rows, 0)
         if gap:
             self._open[:] = offset
         if late:
-            self._ends[:late] = self.signal.ends(storage, slice(0, late))
+            self._ends[:late] = self.source.ends(storage, slice(0, late))
             self._close_all(0, late, offset)
         self._settle(rows)
         self._changed = None
 
     def _close_all(self, begin: int, stop: int, offset: int) -> None:
-        """End trajectories at rows that are known to be ends, by numbers that are the rows' and an offset."""
+        """End trajectories at the known ends from row `begin` to `stop`; step numbers are rows plus `offset`."""
         lane, row = np.nonzero(self._ends[begin:stop].T)
         if len(lane):
             self._close(lane, row + (begin + offset))
@@ -243,20 +240,20 @@ class TrajectoryTable:
 
     @property
     def count(self) -> int:
-        """How many trajectories there are in all lanes."""
+        """The number of trajectories in all lanes."""
         return self._runs.count
 
     def runs(self) -> tuple[Numbers, Numbers, Numbers]:
-        """List lanes, first steps and lengths of all trajectories, lane by lane, the oldest first."""
+        """Return lanes, first steps and lengths of all trajectories, lane by lane, the oldest first."""
         return self._runs.all()
 
     def eligible(self, window: Window) -> LaneRuns:
-        """Return the trajectories that a slice of this window can be cut of; kept up to date from now on."""
+        """Return the trajectories that have a slice of this window; they are kept up to date."""
         found = self._eligible.get(window)
         return self._list_eligible(window) if found is None else found
 
     def _list_eligible(self, window: Window) -> LaneRuns:
-        with _TURNS.lock:
+        with _LOCK:
             found = LaneRuns(self.lanes, window)
             found.append(*self._runs.over())
             found.follow(self._open, self.newest, self.oldest)
@@ -266,22 +263,22 @@ class TrajectoryTable:
             return found
 
     def reach(self, step: Numbers, lane: Numbers, limit: int | None = None) -> Numbers:
-        """Count the steps from each of these to the end of its trajectory, itself included; int64 `[n]`.
+        """Return the number of steps from each step to the end of its trajectory, both included; int64 `[n]`.
 
-        Steps are absolute, those of valid rows. With a `limit` no more than that many are looked at.
+        Steps are absolute numbers of valid rows. With a `limit` the result is at most that, and cheaper.
         """
         if limit is None or self.lanes == 1:
             return self._runs.stop_of(step, lane) - step + 1
         ahead = step[:, None] + np.arange(limit)
-        rows = np.minimum(ahead % self.capacity, len(self._ends) - 1)  # before what lies beyond there is an end
+        rows = np.minimum(ahead % self.capacity, len(self._ends) - 1)  # an end comes before any row beyond these
         over = self._ends[rows, lane[:, None]]
         over |= ahead >= self.newest
         return np.where(over.any(1), over.argmax(1) + 1, limit)
 
     def changes(self, since: int) -> tuple[int, int] | None:
-        """Return the first and the last of the steps that were added after a version; None where others changed, too.
+        """Return the first and last step that were added after a version; None if others changed too.
 
-        Of the steps before them those have changed that are near enough for a slice to reach the first.
+        Slices that start before the first of them may be able to reach it now.
         """
         if since == self.version:
             return self.newest + 1, self.newest

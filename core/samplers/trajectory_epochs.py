@@ -1,4 +1,4 @@
-"""Which trajectories are left of an epoch, while the ring takes some away and others are added."""
+"""Epochs of trajectories, while a ring overwrites some of them and others are added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Trajectories, lane by lane and the oldest first, with the numbers of their first and last rows in time."""
+    """Trajectories, lane by lane and the oldest first, with the absolute numbers of their first and last steps."""
 
     lane: Numbers
     first: Numbers
@@ -28,33 +28,34 @@ class Runs:
 
     @classmethod
     def of(cls, table: TrajectoryTable) -> Runs:
-        """Take all trajectories out of a table."""
+        """Return all trajectories of a table."""
         lane, start, length = table.runs()
-        return cls(lane, start.copy(), start + length - 1)  # what begins and ends later is edited in place
+        return cls(lane, start.copy(), start + length - 1)  # first and last steps are edited in place
 
     def __len__(self) -> int:
         return len(self.lane)
 
     @property
     def length(self) -> Numbers:
-        """How many steps each has."""
+        """The number of steps of each."""
         return self.last - self.first + 1
 
     def moved(self, steps: int) -> Runs:
-        """Return the same trajectories in other numbers."""
+        """Return the trajectories with other step numbers."""
         return Runs(self.lane, self.first + steps, self.last + steps)
 
     def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
-        """Return the order that TorchRL numbers them in: lane by lane, by the place of the last row in the ring.
+        """Return TorchRL's order: lane by lane, by the row of the last step.
 
-        With `turned` it is that in a ring of as many rows as its second number, before its first became row 0.
+        `turned` is a row and a number of rows: the order is that in a ring of so many rows before it was rotated, so
+        that the row became row 0.
         """
         row, before = turned
         place = self.last % rows
         return np.lexsort(((place + row) % before if before else place, self.lane))
 
     def found_in(self, other: Runs) -> Numbers:
-        """Say as which trajectory of `other`, which is later, each goes on: -1 if its last row is no longer there."""
+        """Return the trajectory of `other`, a later state, that each continues as; -1 if its last row is gone."""
         if not len(other):
             return np.full(len(self), -1)
         begin = min(int(self.last.min(initial=0)), int(other.first.min()))
@@ -71,7 +72,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class SavedEpoch:
-    """An epoch in the numbers of `Runs.by_place`: what is left in order, what is not part of it yet, of how many."""
+    """An epoch in the numbers of `Runs.by_place`: the rest in order, those not part of it yet, and their count."""
 
     left: Numbers
     waiting: Numbers
@@ -80,7 +81,7 @@ class SavedEpoch:
 
 
 class _Seen(NamedTuple):
-    """What a table was like, and what had been written then."""
+    """The state of a table, and of the write log, at an update."""
 
     version: int
     newest: int
@@ -89,18 +90,18 @@ class _Seen(NamedTuple):
     minimum: int
 
     def moved_by(self, now: _Seen) -> int | None:
-        """Return how far numbers of steps have moved, as when the table was made anew; None for another ring."""
+        """Return by how much step numbers have changed, as after a rebuild of the table; None for another ring."""
         added = now.written.rows - self.written.rows
-        goes_on = (self.written.next_row + added) % self.capacity == now.written.next_row % self.capacity
-        return now.newest - self.newest - added if now.capacity == self.capacity and goes_on else None
+        continues = (self.written.next_row + added) % self.capacity == now.written.next_row % self.capacity
+        return now.newest - self.newest - added if now.capacity == self.capacity and continues else None
 
 
 class TrajectoryEpoch:
-    """The order in which trajectories come that did not come yet.
+    """The order of the trajectories that remain in an epoch.
 
-    One that is being written comes once, however long it grows; one that begins, or grows long enough to be drawn,
-    in the middle of an epoch still comes in it; one of which no row is left that was there the last time is gone.
-    Every trajectory is `left`, or drawn, or waits until it is long enough.
+    One that is being written is drawn once, however long it grows; one that starts, or grows long enough, during an
+    epoch is drawn in it; one without any row of the last update is removed. Every trajectory remains, is drawn, or
+    waits until it is long enough.
     """
 
     def __init__(self, shuffle: bool) -> None:
@@ -108,8 +109,8 @@ class TrajectoryEpoch:
         self.forget()
 
     def forget(self) -> None:
-        """Go back to before the first epoch."""
-        self.begun = False
+        """Return to the state before the first epoch."""
+        self.started = False
         self._runs = Runs(_NOTHING, _NOTHING, _NOTHING)
         self._left: Numbers = _NOTHING  # never edited in place
         self._waiting = np.empty(0, np.bool_)
@@ -118,7 +119,7 @@ class TrajectoryEpoch:
         self._loaded: SavedEpoch | None = None
 
     def __len__(self) -> int:
-        """Count the trajectories that are left."""
+        """Return the number of remaining trajectories."""
         return len(self._left) if self._loaded is None else len(self._loaded.left)
 
     def begin(self, generator: torch.Generator | None) -> None:
@@ -126,12 +127,12 @@ class TrajectoryEpoch:
         eligible = np.flatnonzero(self._eligible)
         self._left = eligible[permutation(len(eligible), generator)] if self.shuffle else eligible
         self._waiting = ~self._eligible
-        self.begun = True
+        self.started = True
 
     def catch_up(
         self, table: TrajectoryTable, written: Written, minimum: int, generator: torch.Generator | None
     ) -> None:
-        """Follow a table that is up to date with what was written; `minimum` is the least length that can be drawn."""
+        """Update to an up-to-date table; `minimum` is the least length of a trajectory that is drawn."""
         now = _Seen(table.version, table.newest, table.capacity, written, minimum)
         if now == self._seen:
             return
@@ -144,10 +145,10 @@ class TrajectoryEpoch:
             self._follow(table, now)
         self._seen = now
         self._eligible = self._runs.length >= minimum
-        if not self.begun:
+        if not self.started:
             return
         short = ~self._eligible[self._left]
-        if short.any():  # the ring has taken too much of them
+        if short.any():  # overwritten in part
             self._waiting[self._left[short]] = True
             self._left = self._left[~short]
         late = np.flatnonzero(self._waiting & self._eligible)
@@ -159,9 +160,9 @@ class TrajectoryEpoch:
                 self._left = np.concatenate([self._left, late])
 
     def _only_ends_moved(self, table: TrajectoryTable, now: _Seen) -> bool:
-        """Tell whether the trajectories are the same, and can be drawn as before; take in where they begin and end.
+        """Update starts and ends, if the trajectories and the eligible ones among them are the same; else return False.
 
-        So most writes cost nothing that grows with the number of trajectories.
+        With this the cost of most writes does not depend on the number of trajectories.
         """
         seen, runs, lanes = self._seen, self._runs, np.arange(table.lanes)
         if seen is None or seen.minimum != now.minimum or not len(runs) or table.changes(seen.version) is None:
@@ -179,10 +180,10 @@ class TrajectoryEpoch:
         return bool((self._eligible[ends] == long).all())
 
     def _follow(self, table: TrajectoryTable, now: _Seen) -> None:
-        """Find what was left and what was drawn among the trajectories that are there now."""
+        """Find the remaining and the drawn trajectories among the present ones."""
         runs, steps = Runs.of(table), self._seen.moved_by(now) if self._seen is not None else 0
-        if steps is None:  # the ring does not go on where it was
-            self.begun, self._runs = False, runs
+        if steps is None:  # not the ring of the last update
+            self.started, self._runs = False, runs
             self._left, self._waiting = _NOTHING, np.ones(len(runs), np.bool_)
             return
         found = self._runs.moved(steps).found_in(runs)
@@ -193,56 +194,56 @@ class TrajectoryEpoch:
         waiting[found[drawn & (found >= 0)]] = False
         left = found[self._left]
         left = left[left >= 0]
-        left = left[waiting[left]]  # of trajectories that became one, one was drawn
+        left = left[waiting[left]]  # of merged trajectories, one was drawn
         left = left[np.sort(np.unique(left, return_index=True)[1])]
         waiting[left] = False
         self._runs, self._left, self._waiting = runs, left, waiting
 
     def _resume(self, table: TrajectoryTable, saved: SavedEpoch) -> None:
-        """Take up a saved epoch, unless the trajectories are not those that it was of."""
+        """Continue a saved epoch, if the number of trajectories is the same."""
         self._loaded, self._runs = None, Runs.of(table)
         self._left, self._waiting = _NOTHING, np.ones(len(self._runs), np.bool_)
-        self.begun = len(self._runs) == saved.count
-        if self.begun:
+        self.started = len(self._runs) == saved.count
+        if self.started:
             order = self._runs.by_place(table.capacity, saved.turned)
             self._left, waiting = order[saved.left], order[saved.waiting]
             self._waiting[:] = False
             self._waiting[waiting] = True
 
     def take(self, count: int) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the lanes, first rows and lengths of the next trajectories, and count them as drawn."""
+        """Return lanes, first steps and lengths of the next trajectories, and remove them from the epoch."""
         chosen, self._left = self._left[:count], self._left[count:]
         runs = self._runs
         return runs.lane[chosen], runs.first[chosen], runs.last[chosen] - runs.first[chosen] + 1
 
     @property
     def eligible(self) -> int:
-        """How many trajectories can be drawn in a whole epoch."""
+        """The number of trajectories of a whole epoch."""
         return int(self._eligible.sum())
 
     # State -----------------------------------------------------------------------------------------
 
     def saved(self, table: TrajectoryTable | None, written: Written | None) -> SavedEpoch | None:
-        """Return the epoch in numbers that hold for the rows that are there now; None before the first one."""
-        if self._loaded is not None or not self.begun or table is None or written is None:
+        """Return the epoch in numbers of the present rows; None before the first one."""
+        if self._loaded is not None or not self.started or table is None or written is None:
             return self._loaded
-        return copy.copy(self).followed(table, written)  # what is asked for must not change what is drawn next
+        return copy.copy(self).followed(table, written)  # saving does not change the next draw
 
     def followed(self, table: TrajectoryTable, written: Written) -> SavedEpoch | None:
-        """Follow a table that is up to date with what was written, and return the epoch in the table's numbers."""
+        """Update to a table, and return the epoch in its numbers."""
         self._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
-        if not self.begun:
+        if not self.started:
             return None
         place = np.empty(len(self._runs), np.int64)
         place[self._runs.by_place(table.capacity)] = np.arange(len(place))
         return SavedEpoch(place[self._left], np.sort(place[self._waiting]), len(place))
 
     def turn(self, row: int, rows: int) -> None:
-        """Take up the epoch that was loaded in a ring of so many rows, of which `row` became row 0 since."""
+        """Rotate a loaded epoch of a ring of `rows` rows, of which `row` became row 0."""
         if self._loaded is not None:
             self._loaded = replace(self._loaded, turned=(row, rows))
 
     def load(self, saved: SavedEpoch | None) -> None:
-        """Take up a saved epoch with the next draw."""
+        """Continue a saved epoch with the next draw."""
         self.forget()
         self._loaded = saved

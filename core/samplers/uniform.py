@@ -22,13 +22,13 @@ _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
 
 
 class EpochSampler(Sampler):
-    """A sampler whose state is what is left of an epoch, as TorchRL's samplers of this kind save it."""
+    """A sampler whose state is the rest of an epoch, in the form of TorchRL's samplers without replacement."""
 
     has_epochs: ClassVar[bool] = True
     replacement: ClassVar[bool] = False
 
     def require_state(self, state: Mapping[str, Any]) -> None:
-        """Raise SchemaError for a state that lacks what all samplers of this kind save."""
+        """Raise SchemaError for a state without the entries that all samplers of this kind save."""
         missing = [name for name in _NEEDED if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
@@ -41,9 +41,9 @@ def permutation(length: int, generator: torch.Generator | None) -> Numbers:
 
 
 def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator | None) -> Numbers:
-    """Put numbers among others that are in a random order, so that all orders are equally likely.
+    """Insert numbers into others that are in random order, so that all orders are equally likely.
 
-    Each takes one swap: a step of the shuffle by Durstenfeld, run inside out.
+    Each takes one swap: the inside-out form of Durstenfeld's shuffle.
     """
     order = np.concatenate([left, late])
     device = generator.device if generator is not None else None
@@ -58,18 +58,18 @@ _FEW = 1000
 
 
 class SamplerWithoutReplacement(EpochSampler):
-    """Goes through all elements in epochs, in a random order or, without `shuffle`, in that of the storage.
+    """Draws all elements in epochs, in random order or, without `shuffle`, in the order of the storage.
 
-    The last batch of an epoch is what is left, which may be less than was asked for; with `drop_last` what is less
-    is left out. `ran_out` is True from the last batch of an epoch to the next batch. Elements that are added in the
-    middle of an epoch still come in it, among those left over; if elements were taken away, a new epoch begins.
+    The last batch of an epoch may be smaller; with `drop_last` such a batch is left out. `ran_out` is True from the
+    last batch of an epoch to the next batch. Elements that are added during an epoch are drawn in it; if elements are
+    removed, a new epoch starts.
 
-    Indices are int64, `[batch_size]` or less, and where the storage has several dimensions one such tensor a
-    dimension. SchemaError (a RuntimeError) for an empty storage; UsageError (a ValueError) for a batch of less than
-    one element, and with `drop_last` for one of more than there are.
+    Indices are int64, `[batch_size]` or less; for a storage of several dimensions one such tensor a dimension.
+    SchemaError (a RuntimeError) for an empty storage; UsageError (a ValueError) for a batch size below 1, and with
+    `drop_last` for one above the number of elements.
 
-    The whole state, that is the order of what is left, goes into checkpoints: with the generator's own state, which
-    the buffer saves, all further draws are the same.
+    Checkpoints hold the order of the remaining elements: with the state of the generator, which the buffer saves, all
+    further draws are the same.
 
     >>> import torch
     >>> from rbtool.core.storages import TensorStorage
@@ -88,13 +88,13 @@ class SamplerWithoutReplacement(EpochSampler):
     def reset(self) -> None:
         """Forget the epoch."""
         self.len_storage = 0
-        self._order: Numbers | None = None  # never edited in place: states and batches of old refer to it
+        self._order: Numbers | None = None  # never edited in place: older states refer to it
         self._drawn = 0
         self._batch_size = 0
         self._ran_out = False
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw the next `batch_size` elements of the epoch, or those that are left."""
+        """Draw the next `batch_size` elements of the epoch, or the remaining ones."""
         length = len(storage)
         if self.drop_last and batch_size > length:
             raise UsageError(
@@ -115,7 +115,7 @@ class SamplerWithoutReplacement(EpochSampler):
         return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}
 
     def _order_of(self, length: int) -> Numbers:
-        """Return the order of the epoch, brought up to date with a storage of this length."""
+        """Return the order of the epoch, updated to a storage of this length."""
         if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
             return self._begin(length)
         if length > self.len_storage:
@@ -124,13 +124,12 @@ class SamplerWithoutReplacement(EpochSampler):
         return self._order
 
     def _begin(self, length: int) -> Numbers:
-        """Start an epoch."""
         self._order = permutation(length, self.generator) if self.shuffle else np.arange(length)
         self._drawn, self.len_storage = 0, length
         return self._order
 
     def _with_late_ones(self, left: Numbers, late: Numbers) -> Numbers:
-        """Mix elements into those left over, so that all orders are equally likely."""
+        """Insert new elements into the remaining ones, so that all orders are equally likely."""
         if not self.shuffle:
             return np.concatenate([left, late])
         if len(late) > _FEW:
@@ -139,32 +138,32 @@ class SamplerWithoutReplacement(EpochSampler):
         return inserted_at_random(left, late, self.generator)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Renumber what is left of the epoch."""
+        """Renumber the remaining elements of the epoch."""
         if self._order is not None:
             self._order = (self._order - row * (len(storage) // storage.shape[0])) % len(storage)
 
     @property
     def _sample_list(self) -> torch.Tensor | None:
-        """What is left of the epoch, in order; None before the first draw."""
+        """The remaining elements of the epoch, in order; None before the first draw."""
         return None if self._order is None else torch.from_numpy(self._order[self._drawn :])
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of the size drawn last are left of the epoch."""
+        """How many batches of the last batch size are left of the epoch."""
         left = self._sample_list
         if left is None or not self._batch_size:
             return sys.maxsize
         return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int:
-        """Return how many batches a whole epoch has of the elements that are there now."""
+        """Return how many batches an epoch of the present elements has."""
         length = len(storage)
         return length // batch_size if self.drop_last else -(-length // batch_size)
 
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return what is left of the epoch, `_sample_list` (int64, or None before the first draw), and how to go on.
+        """Return the remaining elements, `_sample_list` (int64, or None before the first draw), and the arguments.
 
         The tensor is not copied; later draws do not change it.
         """
@@ -178,7 +177,7 @@ class SamplerWithoutReplacement(EpochSampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over a state, also one of TorchRL's, in which `shuffle` is not kept; SchemaError for another's."""
+        """Load a state, also one of TorchRL, which has no `shuffle`; SchemaError for that of another sampler."""
         self.require_state(state)
         length, left = int(state["len_storage"]), state["_sample_list"]
         order = None if left is None else _checked(left, length).numpy(force=True)
@@ -203,9 +202,8 @@ class SamplerWithoutReplacement(EpochSampler):
 class RandomSampler(Sampler):
     """Draws every valid element with the same probability, with replacement.
 
-    Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension, each
-    coordinate uniform over `storage.shape`. Draws come from the generator a buffer set, else from torch's own.
-    An empty storage raises SchemaError (a RuntimeError), a batch of less than one element UsageError (a ValueError).
+    Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension. SchemaError (a
+    RuntimeError) for an empty storage, UsageError (a ValueError) for a batch size below 1.
     `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement`, with its arguments.
 
     >>> import torch

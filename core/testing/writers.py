@@ -20,7 +20,7 @@ import torch
 
 from ..buffers import ReplayBuffer
 from ..errors import SchemaError, UsageError
-from ..samplers.boundaries import StaticSignal
+from ..samplers.boundaries import FixedBoundaries
 from ..samplers.trajectories import trajectory_table
 from ..storages import LazyTensorStorage, TensorStorage
 from ..writers import RoundRobinWriter, Writer
@@ -353,7 +353,7 @@ class RingTests(WriterTests):
                 writer.add(case.row(start))
             start += count
             assert storage.log.now.next_row == writer.cursor == start % CAPACITY
-            table = trajectory_table(storage, StaticSignal(np.zeros(storage.shape, bool)))
+            table = trajectory_table(storage, FixedBoundaries(np.zeros(storage.shape, bool)))
             table.refresh()
             rows = min(start, CAPACITY)
             assert (table.newest - table.oldest + 1, table.newest % CAPACITY) == (rows, (start - 1) % CAPACITY)

@@ -56,10 +56,10 @@ def test_it_holds_what_lists_hold(lanes: int, window: Window, chance: float) -> 
         by_number = runs.by_number(np.arange(runs.count))
         assert list(zip(*(part.tolist() for part in by_number), strict=True)) == expected
         places = window.places(np.array([length for _, _, length in expected], dtype=np.int64)).tolist()
-        assert runs.place_count == sum(places)
-        by_place = runs.by_place(np.arange(runs.place_count))
+        assert runs.start_count == sum(places)
+        by_start = runs.by_start(np.arange(runs.start_count))
         every = [(*run, place) for run, count in zip(expected, places, strict=True) for place in range(count)]
-        assert list(zip(*(part.tolist() for part in by_place), strict=True)) == every
+        assert list(zip(*(part.tolist() for part in by_start), strict=True)) == every
 
 
 def test_room_is_made_for_what_lasts_not_for_all_that_ever_was() -> None:

@@ -16,14 +16,14 @@ from tensordict import TensorDict
 from rbtool.core.buffers import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format import TedReader
-from rbtool.core.samplers.boundaries import EpisodeSignal, FlagSignal, IdSignal, Signal
+from rbtool.core.samplers.boundaries import BoundarySource, EpisodeBoundaries, FlagBoundaries, IdBoundaries
 from rbtool.core.samplers.lane_runs import Window
 from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table
 from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, StepStorage
 from rbtool.core.testing.walks import write_walks
 
-DONE = FlagSignal((("next", "done"),))
-SIGNALS = (DONE, FlagSignal((("cut",), ("nowhere",), ("next", "done"))), IdSignal(("id",)))
+DONE = FlagBoundaries((("next", "done"),))
+SIGNALS = (DONE, FlagBoundaries((("cut",), ("nowhere",), ("next", "done"))), IdBoundaries(("id",)))
 WINDOWS = (Window(1), Window(2), Window(3, False, 2, 1), Window(2, True, 0, 1))
 
 
@@ -139,7 +139,7 @@ def test_a_long_ring_keeps_what_it_needs() -> None:
     assert trajectory_table(buffer.storage, DONE)._runs._start.shape[1] <= 256
 
 
-class Counting(FlagSignal):
+class Counting(FlagBoundaries):
     """A signal that knows how many rows were asked of it."""
 
     asked = 0
@@ -199,7 +199,9 @@ def test_after_a_write_the_changes_are_the_new_rows() -> None:
 def test_there_is_one_table_for_a_storage_and_a_signal() -> None:
     buffer = made(10, 1)
     buffer.extend(steps([1] * 8))
-    assert trajectory_table(buffer.storage, DONE) is trajectory_table(buffer.storage, FlagSignal((("next", "done"),)))
+    assert trajectory_table(buffer.storage, DONE) is trajectory_table(
+        buffer.storage, FlagBoundaries((("next", "done"),))
+    )
     assert trajectory_table(buffer.storage, DONE) is not trajectory_table(buffer.storage, SIGNALS[1])
 
 
@@ -246,12 +248,12 @@ def walks(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("make", [DatasetStorage, lambda path: StepStorage(TedReader(path))])
 def test_datasets_know_their_episodes(walks: Path, make: Callable[[Path], Any]) -> None:
     storage = make(walks)
-    signals: list[Signal] = [EpisodeSignal(), IdSignal(("episode",)), DONE]
+    signals: list[BoundarySource] = [EpisodeBoundaries(), IdBoundaries(("episode",)), DONE]
     for signal in signals:
         table = trajectory_table(storage, signal)
         table.refresh()
         assert listed(table) == [(0, 0, 4), (0, 4, 1), (0, 5, 6), (0, 11, 2)]
-    assert not trajectory_table(storage, EpisodeSignal()).signal.keys
+    assert not trajectory_table(storage, EpisodeBoundaries()).source.keys
 
 
 def test_an_empty_storage_and_a_signal_that_is_not_there_are_refused() -> None:
@@ -268,6 +270,6 @@ def test_an_empty_storage_and_a_signal_that_is_not_there_are_refused() -> None:
     table.refresh()
     assert table.count == 1
     with pytest.raises(KeyError, match=r"'nope' or 'next\.nope'"):
-        trajectory_table(buffer.storage, FlagSignal((("nope",), ("next", "nope")))).refresh()
+        trajectory_table(buffer.storage, FlagBoundaries((("nope",), ("next", "nope")))).refresh()
     with pytest.raises(KeyError, match="'nope'"):
-        trajectory_table(buffer.storage, IdSignal(("nope",))).refresh()
+        trajectory_table(buffer.storage, IdBoundaries(("nope",))).refresh()
