@@ -1,4 +1,4 @@
-"""The buffer."""
+"""The buffer, and its state as a dictionary and as a folder."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ __all__ = ["ReplayBuffer"]
 
 
 class ReplayBuffer(Writing):
-    """Keeps elements in a storage, writes them where a writer says, and gives batches of those a sampler chooses.
+    """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
 
     Arguments, all by name:
 
-    - `storage`: a `Storage`, or a callable that makes one; `ListStorage(1_000)` if there is none.
-    - `sampler`, `writer`: likewise; `RandomSampler()` and `RoundRobinWriter()`.
-    - `collate_fn`: makes a batch of what the storage gives; by default a stack of the elements of a list storage.
-    - `pin_memory`: whether batches go to page-locked memory, for quick copies to an accelerator.
+    - `storage`: a `Storage`, or a callable that makes one; by default `ListStorage(1_000)`.
+    - `sampler`, `writer`: likewise; by default `RandomSampler()` and `RoundRobinWriter()`.
+    - `collate_fn`: makes a batch of rows of the storage; by default a stack of the elements of a list storage.
+    - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator.
     - `prefetch`: how many batches are made ahead, in as many threads; needs `batch_size`. Indices are always drawn
-      in the caller's thread, in the order of its calls: threads change no batch.
-    - `transform`: a `Transform`, one of TorchRL's, a module or any callable, for batches on their way out (and for
-      data on its way in, if it has `inv`). `transform_factory` makes one, when a part is first needed.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `dim_extend`: the dimension of the user's data along which a storage of several dimensions grows; its last by
-      default. The storage keeps it as dimension 0.
+      in the caller's thread, in the order of its calls: threads do not change batches.
+    - `transform`: a `Transform`, one of TorchRL's, a module or any callable, applied to batches that are read (and to
+      data that is written, if it has `inv`). `transform_factory` makes one, when a part is first needed.
+    - `batch_size`: how many elements `sample()` and iteration return.
+    - `dim_extend`: the dimension of the user's data along which a storage of several dimensions grows, by default the
+      last. In the storage it is dimension 0.
     - `checkpointer`: saves and loads the storage.
-    - `generator`: what storage, sampler, writer and those transforms that ask for it draw from.
-    - `shared`: whether several processes write. Any number may read, and forked or spawned children go on in the
-      same ring, but only then may they write at the same time.
-    - `compilable`: whether the default writer counts with plain ints, which other processes do not see.
-    - `delayed_init`: whether the parts are made when one is first needed; so by default with `transform_factory`.
+    - `generator`: the random generator of storage, sampler, writer and transforms.
+    - `shared`: whether several processes write at the same time. Without it any number of processes may read, and
+      forked or spawned children may continue the same ring one after the other.
+    - `compilable`: whether the default writer counts in plain ints, which other processes do not see.
+    - `delayed_init`: whether the parts are made when one is first needed; by default only with `transform_factory`.
 
-    Readers, threads as well as processes, get no half-written rows from `sample` and from indexing with numbers;
-    ints and slices give views, which later writes show in.
+    Readers in all threads and processes get no half-written rows from `sample` and from indexing with numbers; ints
+    and slices return views, in which later writes are visible.
 
-    `DataLoader(buffer, batch_size=None)` yields the batches of the buffer, chosen by its sampler. Every worker has a
-    random stream of its own: without a generator that of `torch.initial_seed()` there, with one a branch of it that
-    depends on the number of the worker. Copies in other processes that were not started by a `DataLoader` draw the
-    same as this one only where they were given a generator. UsageError (a ValueError) for arguments that contradict
-    each other, WrongKindError (a TypeError) for a part that is none. Ideas and names are those of TorchRL.
+    `DataLoader(buffer, batch_size=None)` yields the batches of the buffer, drawn by its sampler. Every worker has its
+    own random stream: without a generator that of `torch.initial_seed()` in the worker, with one a stream derived from
+    it and the number of the worker. Copies in other processes draw the same batches only if a generator was given.
+    UsageError (a ValueError) for contradictory arguments, WrongKindError (a TypeError) for a part of another type.
+    Ideas and names are those of TorchRL.
 
     >>> import torch
     >>> from rbtool.core.storages import LazyTensorStorage
@@ -68,7 +68,7 @@ class ReplayBuffer(Writing):
     # State ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts; tensors by reference."""
+        """Return the state of all parts and of the batches drawn ahead; tensors by reference."""
         with self._guard.hold(), self._sampling:
             generator, prefetcher = self._rng, self._prefetcher
             queue = () if prefetcher is None else tuple(_as_dict(draw) for draw in prefetcher)
@@ -84,10 +84,10 @@ class ReplayBuffer(Writing):
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict`, here or in TorchRL, returned.
+        """Load what `state_dict`, here or in TorchRL, returned.
 
-        SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of a
-        storage that has no room for it, of another number of batches made ahead.
+        SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of more
+        elements than the capacity, of another number of batches made ahead.
         """
         missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
         if missing:
@@ -113,25 +113,25 @@ class ReplayBuffer(Writing):
             if state_dict.get("_rng") is not None:
                 self._restore_rng(*state_dict["_rng"])
             self._batch_size = batch_size
-            with self._ring_arrives(self._writer):
+            with self._loading_ring(self._writer):
                 self._storage.load_state_dict(state_dict["_storage"])
             self._writer.sync_cursor()
-            self._restore_ahead(self._turned_draws([_as_draw(item) for item in ahead["queue"]]))
+            self._restore_ahead(self._rotated_draws([_as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to the folder `path`, in TorchRL's layout; an older checkpoint there is replaced at once.
+        """Write a checkpoint to the folder `path`, in TorchRL's layout; replaces an older checkpoint atomically.
 
-        UsageError (a ValueError) for a folder that holds anything else, or where the storage itself lives.
+        UsageError (a ValueError) for a folder with anything else in it, and for the folder of the storage.
         """
         with self._guard.hold(), self._sampling:
             draws = [] if self._prefetcher is None else list(self._prefetcher)
-            write_buffer(self, Path(path), draws, self._capacity_ahead())
+            write_buffer(self, self._rng, Path(path), draws, self._capacity_ahead())
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the checkpoint in the folder `path`, ours or TorchRL's, of any capacity that this buffer holds.
+        """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
 
-        DatasetNotFoundError (a FileNotFoundError) where there is none, FormatError for a folder that is none or is
-        damaged, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed.
+        Nothing is unpickled. DatasetNotFoundError (a FileNotFoundError) if there is none, FormatError for another or a
+        damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed.
         """
         with BufferFolder(Path(path)) as folder:
             draws, capacity = folder.drawn_ahead()
@@ -141,7 +141,7 @@ class ReplayBuffer(Writing):
                 )
             with self._all_or_nothing():
                 self._load_parts(folder)
-                self._restore_ahead(self._turned_draws(draws))
+                self._restore_ahead(self._rotated_draws(draws))
 
     dump = save = dumps
     load = loads
@@ -160,7 +160,7 @@ class ReplayBuffer(Writing):
         if generator is not None:
             self._restore_rng(*generator)
         self._batch_size = folder.batch_size
-        with self._ring_arrives(self._writer if folder.has_writer else None):
+        with self._loading_ring(self._writer if folder.has_writer else None):
             if folder.has_rows:
                 self._storage.loads(folder.path / "storage")
             else:
@@ -172,21 +172,21 @@ class ReplayBuffer(Writing):
             self._introduce()
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have what is saved of the storage pass through `hook(data, path=…)`; hooks are not saved themselves."""
+        """Call `hook(data, path=…)` on the saved data of the storage; hooks themselves are not saved."""
         self._storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have what is loaded into the storage pass through `hook(data, out=…)`; hooks are not saved themselves."""
+        """Call `hook(data, out=…)` on data loaded into the storage; hooks themselves are not saved."""
         self._storage.register_load_hook(hook)
 
     # A full ring in a larger storage ---------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _ring_arrives(self, writer: Writer | None) -> Iterator[None]:
-        """Load the storage inside; `writer` has loaded its state, if there was any.
+    def _loading_ring(self, writer: Writer | None) -> Iterator[None]:
+        """Load the storage inside the context, after the state of `writer`, None if it has none.
 
-        A full ring that came into a larger storage was turned, so that its rows lie in the order of time in front of
-        the free ones: the other parts follow.
+        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time before
+        the free ones; afterwards the other parts are rotated too.
         """
         storage = self._storage
         if not self._rings():
@@ -199,16 +199,16 @@ class ReplayBuffer(Writing):
         self._writer.rotate(row)
         if row:
             self._sampler.on_rotate(row, storage)
-            self._label_anew()
+            self._renumber_rows()
 
     def _rings(self) -> bool:
-        """Whether rows lie round a ring."""
+        """Whether the rows are a ring."""
         return self._writer.keeps_order and self._writer.writes
 
-    def _label_anew(self) -> None:
-        """Give rows that were turned the labels of their new places."""
+    def _renumber_rows(self) -> None:
+        """Store their new row numbers with rotated rows, where rows have numbers."""
 
-    def _turned_draws(self, draws: list[Draw]) -> list[Draw]:
+    def _rotated_draws(self, draws: list[Draw]) -> list[Draw]:
         row, storage = self._storage.rotated, self._storage
         if not row or not self._rings():
             return draws
@@ -243,7 +243,7 @@ class ReplayBuffer(Writing):
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Load inside; on failure restore everything but the storage, which restores itself."""
+        """Load inside the context; on failure restore everything but the storage, which restores itself."""
         with self._guard, self._sampling:
             self._settle()  # a saved stream continues unchanged, in any process
             rng, batch_size = self._rng, self._batch_size
@@ -261,7 +261,7 @@ class ReplayBuffer(Writing):
                 raise
 
 
-IterableDataset.register(ReplayBuffer)  # else a DataLoader asks for single rows, and passes over the sampler
+IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, without the sampler
 
 
 def _as_dict(draw: Draw) -> dict[str, Any]:

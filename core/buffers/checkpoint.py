@@ -1,15 +1,15 @@
-"""The folder of a saved buffer: what is in it, how it is replaced, and how it is read.
+"""The folder of a saved buffer.
 
-    storage/  writer/  sampler/        what the parts write themselves; no sampler/ of a sampler without state,
-                                       no storage/ of a buffer that nothing was ever written to
-    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}, and "writer": false where
-                                       the writer has no state
+    storage/  writer/  sampler/        written by the parts; no sampler/ for a sampler without state, no storage/ for a
+                                       buffer without rows
+    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}, and "writer": false if the
+                                       writer has no state
     rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
-    transform.t                        the state of the transforms, of tensors only
-    prefetch.json                      what was drawn ahead and is not delivered yet
-    .rbtool/digests.json               the digests of all of that, which `"digests": true` in the metadata promises
+    transform.t                        the state of the transforms, tensors and numbers only
+    prefetch.json                      the indices drawn ahead that are not delivered yet
+    .rbtool/digests.json               the digests of all files, required by `"digests": true` in the metadata
 
-TorchRL writes the same, but for the last two; its `prefetch.pkl` is a pickle, and is never read.
+TorchRL writes the same, except the last two; its `prefetch.pkl` is a pickle, and is never read.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["BufferFolder", "write_buffer"]
 _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
 _WRITER = "writer"
 _DIGESTS = "digests"
-_PICKLED = "prefetch.pkl"  # TorchRL's, which nothing here reads
+_PICKLED = "prefetch.pkl"  # TorchRL's; never read
 _KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
 class _BufferStaging(Staging):
-    """A staging folder for a buffer: only checkpoints of buffers, and empty folders, are replaced."""
+    """A staging folder that replaces only checkpoints of buffers, and empty folders."""
 
     def __init__(self, destination: Path) -> None:
         super().__init__(destination, replace=True)
@@ -67,22 +67,24 @@ class _BufferStaging(Staging):
             )
 
 
-def write_buffer(buffer: BufferParts, path: Path, draws: list[Draw], capacity: int) -> None:
-    """Save a buffer to a folder, whole or not at all."""
+def write_buffer(
+    buffer: BufferParts, generator: torch.Generator | None, path: Path, draws: list[Draw], capacity: int
+) -> None:
+    """Save a buffer and its generator to a folder, whole or not at all."""
     _refuse_home_of(buffer.storage, path)
     with _BufferStaging(path) as staging:
         folder = staging.path
         if getattr(buffer.storage, "initialized", True):
             buffer.storage.dumps(folder / "storage")
-        fs.make_folder(folder / "writer")  # also for a writer without state: a folder without one was cut
+        fs.make_folder(folder / "writer")  # also for a writer without state: it shows that the checkpoint is complete
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
         metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
         if not any((folder / "writer").iterdir()):
             metadata[_WRITER] = False
-        if buffer._rng is not None:
-            metadata["generator_device"] = str(buffer._rng.device)
-            _write_generator(folder / _GENERATOR, buffer._rng.get_state())
+        if generator is not None:
+            metadata["generator_device"] = str(generator.device)
+            _write_generator(folder / _GENERATOR, generator.get_state())
         if state := buffer.transform.state_dict():
             fs.write_file(folder / _TRANSFORMS, _transform_bytes(state))
         if draws:
@@ -105,7 +107,7 @@ def _refuse_home_of(storage: Any, path: Path) -> None:
 
 
 def _transform_bytes(state: Any) -> bytes:
-    """Write a state of tensors in torch's form; UsageError for one that could not be read without unpickling."""
+    """Return a state in torch's format; UsageError for one that cannot be loaded with `weights_only=True`."""
     torch.save(state, stream := io.BytesIO())
     stream.seek(0)
     try:
@@ -124,10 +126,7 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
 
 
 class BufferFolder:
-    """Reads the folder of a saved buffer, opened as a context.
-
-    DatasetNotFoundError where there is none, FormatError where it is none.
-    """
+    """Reads the folder of a saved buffer; a context. DatasetNotFoundError if it is missing, FormatError if invalid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,10 +159,10 @@ class BufferFolder:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""
 
     def _require_nothing_else(self, noted: frozenset[str]) -> None:
-        """Refuse parts that were added later; the description of the storage lists its own files."""
+        """Raise CorruptDataError for files without a digest; the storage lists its own files."""
         parts = {name.partition("/")[0] for name in noted} | {_WRITER}
         for entry in self.path.iterdir():
             files = [entry] if entry.name not in parts else []
@@ -177,11 +176,11 @@ class BufferFolder:
 
     @property
     def has_rows(self) -> bool:
-        """Whether anything was ever written to the buffer."""
+        """Whether the buffer has a storage with rows."""
         return (self.path / "storage").is_dir()
 
     def transforms(self) -> dict[str, Any] | None:
-        """Return the state of the transforms; nothing but tensors and numbers is read from it."""
+        """Return the state of the transforms, tensors and numbers only."""
         file = self.path / _TRANSFORMS
         if not file.is_file():
             return None
@@ -204,7 +203,7 @@ class BufferFolder:
         return torch.from_numpy(state), self._device
 
     def drawn_ahead(self) -> tuple[list[Draw], int]:
-        """Return what was drawn ahead, and how many batches that buffer made ahead."""
+        """Return the draws made ahead, and the `prefetch` of the saved buffer."""
         file = self.path / _AHEAD
         if not file.is_file():
             return [], 0
@@ -214,7 +213,7 @@ class BufferFolder:
 
 @dataclass(frozen=True, slots=True)
 class _DrawEntry:
-    """A draw as the document has it; what stands for a value is read by `_from_json`."""
+    """A draw in the document; `_from_json` reads its values."""
 
     index: Any
     info: tuple[tuple[str | tuple[str, ...], Any], ...]
@@ -223,7 +222,7 @@ class _DrawEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """The document of what was drawn ahead."""
+    """The document of draws made ahead."""
 
     queue: tuple[_DrawEntry, ...]
     capacity: Count

@@ -1,8 +1,8 @@
-"""One writer at a time, and readers that need no lock.
+"""A lock for one writer at a time, and reads without a lock.
 
-A write makes a shared number odd and, when it is done, even again. Who reads compares the number before and after:
-if it changed, rows may be half old and half new, and are read again. So readers run beside each other and beside a
-writer, and wait only while they keep losing against it.
+A write makes a shared number odd, and even again when it is done (a seqlock). A reader compares the number before and
+after: if it changed, rows may be half old and half new, and are read again. So readers run in parallel with each other
+and with a writer, and wait only after repeated failures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from multiprocessing.reduction import DupFd
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Guard", "Hold", "SharedGuard", "reset_after_fork"]
+__all__ = ["Guard", "Hold", "SharedGuard", "call_at_fork"]
 
-# After that many reads in vain a reader makes the writers wait: there is always an end to it.
+# After so many failed reads a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
-# A lock that is released and taken again at once never goes to who waits for it: a writer steps back this long first.
+# A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
 _COURTESY_SECONDS = 1e-4
 _SEQUENCE, _WAITING = 0, 1
 
@@ -32,8 +32,8 @@ _SEQUENCE, _WAITING = 0, 1
 class Guard:
     """Guards the rows of a buffer among the threads of one process.
 
-    `with guard:` is a write, `with guard.hold():` keeps writers out without being one, and `guard.read(get, index)`
-    returns `get(index)` as it is between two writes. Writes may nest, and may read what they write.
+    `with guard:` is a write, `with guard.hold():` only excludes writers, and `guard.read(get, index)` returns
+    `get(index)` of an instant between two writes. Writes may nest, and may read the rows that they write.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Guard:
         self._cells: Any = [0, 0]
 
     def acquire(self) -> None:
-        """Keep writers out; may nest."""
+        """Exclude writers; may nest."""
         self._lock.acquire()
         self._depth += 1
 
     def release(self) -> None:
-        """Let writers in again."""
+        """Admit writers again."""
         self._depth -= 1
         self._lock.release()
 
@@ -71,7 +71,7 @@ class Guard:
         self.release()
 
     def hold(self) -> Hold:
-        """Return a context that keeps writers out, and readers in."""
+        """Return a context that excludes writers, but not readers."""
         return Hold(self)
 
     @property
@@ -80,13 +80,13 @@ class Guard:
         return int(self._cells[_SEQUENCE])
 
     def read(self, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)`, called again where a write came in between."""
+        """Return `get(index)`; called again if there was a write meanwhile."""
         cells = self._cells
         for _ in range(_ATTEMPTS):
             before = cells[_SEQUENCE]
             if before & 1:
                 cells[_WAITING] = 1
-                with self.hold():  # wait for the write, and let the next one in
+                with self.hold():  # wait for the end of the write
                     continue
             try:
                 found = get(index)
@@ -101,13 +101,13 @@ class Guard:
             return get(index)
 
     def after_fork(self) -> None:
-        """Forget, in a forked child, what other threads of the parent were doing."""
+        """Reset the state in a forked child, where the threads of the parent do not exist."""
         self._lock = threading.RLock()
         self._depth = self._writing = 0
         self._mend()
 
     def _mend(self) -> None:
-        """End the write of a thread or process that is no more."""
+        """End the write of a thread or process that no longer exists."""
         if self._cells[_SEQUENCE] & 1 and not self._writing:
             self._cells[_SEQUENCE] += 1
 
@@ -119,7 +119,7 @@ class Guard:
 
 
 class Hold:
-    """Keeps the writers of a guard out while it lasts."""
+    """A context that excludes the writers of a guard."""
 
     __slots__ = ("_guard",)
 
@@ -134,10 +134,10 @@ class Hold:
 
 
 class SharedGuard(Guard):
-    """Guards the rows of a buffer among the threads of all processes, forked or spawned, that it was passed to.
+    """Guards the rows of a buffer among the threads of all forked and spawned processes that it is passed to.
 
-    The number lies in an anonymous file that all of them map, and the lock is a lock on that file: the system takes
-    it back from a process that is killed in the middle of a write. A plain pickle or a copy is a guard of its own.
+    The number is in an anonymous file that all of them map, and the lock is a lock on that file: the system releases it
+    if a process is killed during a write. A plain pickle or a copy is a new guard.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -163,7 +163,7 @@ class SharedGuard(Guard):
 
     def after_fork(self) -> None:
         self._lock = threading.RLock()
-        self._depth = self._writing = 0  # the parent may be writing: its lock says when it is done
+        self._depth = self._writing = 0  # the parent may be writing, and has the lock then
 
     def __getstate__(self) -> dict[str, Any]:
         return {"descriptor": DupFd(self._descriptor)} if get_spawning_popen() is not None else {}
@@ -182,25 +182,19 @@ def _anonymous_file() -> int:
     return descriptor
 
 
-_ALIVE: weakref.WeakSet[Any] = weakref.WeakSet()
+_HOOKS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]]
+_HOOKS = weakref.WeakKeyDictionary()
 
 
-def reset_after_fork(owner: Any) -> None:
-    """Have `owner._before_fork()` called before every fork, and `owner._after_fork()` in the child.
-
-    Locks and threads do not outlive a fork.
-    """
-    _ALIVE.add(owner)
+def call_at_fork(owner: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call the method `before` of `owner` before every fork, and `after` in the child, as long as the owner exists."""
+    _HOOKS[owner] = weakref.WeakMethod(before), weakref.WeakMethod(after)
 
 
-def _before_fork() -> None:
-    for owner in list(_ALIVE):
-        owner._before_fork()
+def _call_hooks(which: int) -> None:
+    for hooks in list(_HOOKS.values()):
+        if (hook := hooks[which]()) is not None:
+            hook()
 
 
-def _after_fork() -> None:
-    for owner in list(_ALIVE):
-        owner._after_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+os.register_at_fork(before=lambda: _call_hooks(0), after_in_child=lambda: _call_hooks(1))

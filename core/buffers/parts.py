@@ -1,4 +1,4 @@
-"""What a buffer is made of, how the parts get to know each other, and how they are exchanged."""
+"""The parts of a buffer: how they are made, connected and exchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..samplers import RandomSampler, Sampler
 from ..storages import ListStorage, Storage
 from ..transforms import Compose, as_transform
 from ..writers import RoundRobinWriter, Writer
-from .locks import Guard, SharedGuard, reset_after_fork
+from .locks import Guard, SharedGuard, call_at_fork
 from .prefetch import Prefetcher
 from .pytrees import checked_batch_size, default_collate, without_arrays
 from .sharing import Sharing
@@ -29,24 +29,21 @@ _NEWER = {
     "transport": "auto",
     "transport_options": None,
 }
-"""Arguments of TorchRL's buffers that are not built here, with the values that ask for nothing."""
+"""Arguments of TorchRL's buffers that are not supported, with the values that are accepted."""
 
 _LATE = frozenset({"_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_dim_extend"})
 
 
 class WrongKindError(UsageError, TypeError):
-    """A part of a buffer was to be something that it cannot be."""
+    """A part of a buffer, or an argument, is of the wrong type."""
 
 
 class UnsupportedError(UsageError, NotImplementedError):
-    """A buffer was asked for something that only buffers of another kind do."""
+    """An argument is not supported by this kind of buffer."""
 
 
 class BufferParts(Sharing):
-    """The parts of a buffer: storage, sampler, writer, transform, and what ties them together.
-
-    See `ReplayBuffer` for the arguments. With `delayed_init` the parts are made when one of them is first needed.
-    """
+    """Storage, sampler, writer and transform of a buffer; `ReplayBuffer` documents the arguments."""
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class BufferParts(Sharing):
             "dim_extend": dim_extend,
             "checkpointer": checkpointer,
         }
-        reset_after_fork(self)
+        call_at_fork(self, self._before_fork, self._after_fork)
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._build()
 
@@ -144,7 +141,7 @@ class BufferParts(Sharing):
                 self._share_rows()
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what is not there: a part that is yet to be made, or nothing at all.
+        # Called only for missing attributes, among them the parts before they are made.
         if name in _LATE and self.__dict__.get("_recipe") is not None:
             self._build()
             return getattr(self, name)
@@ -157,7 +154,7 @@ class BufferParts(Sharing):
         return RandomSampler()
 
     def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
-        """Refuse parts that do not go together, before any of them is put in place."""
+        """Raise UsageError or SchemaError, with nothing changed, for parts that do not fit together."""
         if sampler.needs_order and not writer.keeps_order:
             raise UsageError(
                 f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
@@ -168,19 +165,19 @@ class BufferParts(Sharing):
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 
     def _connect(self) -> None:
-        """Have the storage tell this buffer what is written, and hand the generator on."""
+        """Attach this buffer to the storage, and set the generator of all parts."""
         sampler = self._sampler
-        self._ear = _Ear(self)
+        self._listener = _Listener(self)
         if sampler.follows_updates:
-            self._storage.attach(self._ear)
-        self._tell_sampler = sampler.follows_writes and not sampler.writes_are_updates
+            self._storage.attach(self._listener)
+        self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
         self._room = sampler.capacity_for(self._storage)
-        self._hand_on(self._rng)
+        self._set_generators(self._rng)
 
     def _introduce(self) -> None:
-        """Have the sampler get to know the storage, and where it wants to hear of them, the elements that are there."""
+        """Pass the storage to the sampler, and report its elements as written, if the sampler follows writes."""
         self._sampler.on_attach(self._storage)
-        if not (self._tell_sampler and len(self._storage)):
+        if not (self._notify_sampler and len(self._storage)):
             return
         coordinates = [torch.arange(size) for size in self._storage.shape]
         self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
@@ -194,27 +191,27 @@ class BufferParts(Sharing):
 
     @property
     def storage(self) -> Storage:
-        """Where the elements live."""
+        """Keeps the elements."""
         return self._storage
 
     @property
     def sampler(self) -> Sampler:
-        """What chooses elements."""
+        """Draws the indices of batches."""
         return self._sampler
 
     @property
     def writer(self) -> Writer:
-        """What decides where new elements go."""
+        """Chooses the rows of new elements."""
         return self._writer
 
     @property
     def transform(self) -> Compose:
-        """What batches and data go through; an empty one changes nothing."""
+        """The transforms of batches and written data, maybe none."""
         return self._transform
 
     @property
     def batch_size(self) -> int | None:
-        """How many elements `sample()` gives where it is not told."""
+        """How many elements `sample()` returns by default."""
         return self._batch_size
 
     @property
@@ -230,7 +227,7 @@ class BufferParts(Sharing):
         self._dim_extend, self._given_dim = checked, True
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Put another storage in place of this one, and return this one; writing goes on behind what it holds."""
+        """Replace the storage, and return the previous one; the next write is behind the rows of the new one."""
         storage = _made(storage, Storage, "storage")
         with self._guard, self._sampling:
             dim = self._dim_extend if self._given_dim else None
@@ -238,7 +235,7 @@ class BufferParts(Sharing):
             self._check_parts(storage, self._sampler, self._writer)
             self._writer.register_storage(storage)
             previous, self._storage = self._storage, storage
-            previous.detach(self._ear)
+            previous.detach(self._listener)
             previous.generator = None
             self._dim_extend = dim_extend
             self._collate_fn = collate_fn or default_collate(storage)
@@ -251,7 +248,7 @@ class BufferParts(Sharing):
         return previous
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Put another sampler in place of this one, and return this one."""
+        """Replace the sampler, and return the previous one."""
         sampler = _made(sampler, Sampler, "sampler")
         self._check_parts(self._storage, sampler, self._writer)
         with self._guard.hold(), self._sampling:
@@ -263,7 +260,7 @@ class BufferParts(Sharing):
         return previous
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Put another writer in place of this one, and return this one; a writer that is new goes on where it was."""
+        """Replace the writer, and return the previous one, whose cursor and count a new writer takes over."""
         writer = _made(writer, Writer, "writer")
         self._check_parts(self._storage, self._sampler, writer)
         with self._guard.hold(), self._sampling:
@@ -278,20 +275,20 @@ class BufferParts(Sharing):
         return previous
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from this generator from now on, everywhere."""
+        """Set the generator of all parts."""
         self._adopt(generator)
         self._draw_from(generator)
 
     def _draw_from(self, generator: torch.Generator | None) -> None:
         self._rng = generator
         with self._sampling:
-            self._hand_on(generator)
+            self._set_generators(generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
-        """Add a transform at the end, with `invert` the other way round; returns this buffer.
+        """Add a transform at the end, inverted with `invert`; returns this buffer.
 
-        SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform that changes its state
-        with every write and cannot share it.
+        SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform whose state changes with
+        every write and cannot be shared.
         """
         with self._sampling:
             self._transform.append(as_transform(transform, invert=invert))
@@ -299,7 +296,7 @@ class BufferParts(Sharing):
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
-        """Add a transform in front of the one at `index`, as `append_transform` does at the end; return this buffer."""
+        """Insert a transform before the one at `index`, as `append_transform` does at the end; returns this buffer."""
         with self._sampling:
             self._transform.insert(index, as_transform(transform, invert=invert))
             self._transform_changed()
@@ -311,7 +308,7 @@ class BufferParts(Sharing):
             self._prefetcher.restore(list(self._prefetcher))  # batches made with the old transform are made again
 
     def _connect_again(self) -> None:
-        self._storage.detach(self._ear)
+        self._storage.detach(self._listener)
         self._connect()
 
     def _forget_drawn(self) -> None:
@@ -320,19 +317,19 @@ class BufferParts(Sharing):
             self._prefetcher.clear()
 
     def mark_update(self, index: Any) -> None:
-        """Tell the sampler that elements have changed; one that looks at priorities gives them the default one.
+        """Report changed elements to the sampler; one that draws by priority gives them the default priority.
 
-        `index` is anything that elements can be replaced at, or int64 `[n, ndim]`, their coordinates.
+        `index` is any index for `rb[index] = …`, or coordinates, int64 `[n, ndim]`.
         """
         storage, index = self._storage, without_arrays(index)
         if isinstance(index, torch.Tensor) and index.dim() == 2 and 1 < storage.ndim == index.shape[1]:
-            index = index.unbind(-1)  # as writers name elements; to a storage it would be a matrix of rows
+            index = index.unbind(-1)  # as writers return them; a storage would take them for rows
         with self._sampling:
             self._sampler.mark_update(index, storage=storage)
 
 
-class _Ear:
-    """What a storage tells of its writes; it keeps no buffer alive."""
+class _Listener:
+    """Receives the writes of a storage, with a weak reference to the buffer."""
 
     __slots__ = ("_buffer",)
 
@@ -346,7 +343,7 @@ class _Ear:
 
 
 def _refuse_newer(name: str, given: dict[str, Any]) -> None:
-    """Refuse arguments that are not built yet, and any that no buffer has."""
+    """Raise UnsupportedError for arguments of TorchRL that are not supported, TypeError for unknown ones."""
     for argument, value in given.items():
         if argument not in _NEWER:
             raise TypeError(f"{name}() got an unexpected keyword argument {argument!r}")
@@ -355,7 +352,7 @@ def _refuse_newer(name: str, given: dict[str, Any]) -> None:
 
 
 def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:
-    """Return a part, or make it; WrongKindError (a TypeError) for what is neither a part nor makes one."""
+    """Return a part, or make it; WrongKindError (a TypeError) for one of another type."""
     if given is None and default is not None:
         return default()
     part = given() if not isinstance(given, kind) and callable(given) else given

@@ -1,4 +1,4 @@
-"""Batches that are made ahead, in threads, of indices that were drawn in the caller's thread, in its order."""
+"""Batches made ahead in threads, from indices drawn in the caller's thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Draw", "Prefetcher"]
 
 @dataclass(slots=True)
 class Draw:
-    """What a sampler chose: the index, what else it said, and whether an epoch ends with it.
+    """The result of a sampler: index, info, and whether it is the last of an epoch.
 
-    `rows` holds what lies there, where it had to be read at the instant of the draw.
+    `rows` holds the rows, if the sampler read them.
     """
 
     index: Any
@@ -26,10 +26,10 @@ class Draw:
 
 
 class Prefetcher:
-    """Keeps draws in a queue, up to `capacity` between calls, and makes their batches in as many threads.
+    """A queue of draws, up to `capacity` between calls, whose batches are made in as many threads.
 
-    The queue never reaches beyond the end of an epoch. Threads start with the first draw, and do not survive a
-    fork: a child makes the batches anew.
+    The queue does not extend beyond the end of an epoch. Threads start with the first draw. They do not exist in a
+    forked child, which makes the batches again.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -45,7 +45,7 @@ class Prefetcher:
 
     @property
     def newest(self) -> Draw | None:
-        """The draw that was queued last."""
+        """The last draw of the queue."""
         return self._queue[-1][0] if self._queue else None
 
     def push(self, draw: Draw, make: Callable[[Draw], Any]) -> None:
@@ -56,22 +56,22 @@ class Prefetcher:
         self._queue.append((draw, self._pool.submit(make, draw)))
 
     def pop(self) -> tuple[Draw, Future[Any] | None]:
-        """Take the oldest draw out, with what is to become its batch; None where no thread was asked yet."""
+        """Remove the oldest draw; return it with the future of its batch, None if no thread makes it."""
         return self._queue.popleft()
 
     def clear(self) -> None:
-        """Forget the queue; batches that are being made go nowhere."""
+        """Empty the queue and drop the batches that are being made."""
         while self._queue:
             _, future = self._queue.popleft()
             if future is not None:
                 future.cancel()
 
     def restore(self, draws: Iterable[Draw]) -> None:
-        """Put these draws in place of the queue; their batches are made when they are taken out."""
+        """Replace the queue by these draws; their batches are made when they are removed."""
         self.clear()
         self._queue.extend((draw, None) for draw in draws)
 
     def after_fork(self) -> None:
-        """Forget the threads of the parent process, and keep what was drawn."""
+        """Drop the threads of the parent process, and keep the draws."""
         self._pool = None
         self._queue = deque((draw, None) for draw, _ in self._queue)

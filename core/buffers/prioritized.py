@@ -24,11 +24,11 @@ _WITH_THE_LEARNER = "the priorities of this buffer are with the process that mad
 
 
 class LearnerSampler(PrioritizedSampler):
-    """A `PrioritizedSampler` of one process that finds out by itself what was written since it was last used.
+    """A `PrioritizedSampler` of one process, for rows that other processes write.
 
-    Before each draw it reads how many rows the ring's writer has counted, in shared memory, and where it goes on; the
-    rows in between get the default priority, and all of them if the ring went round. A child that is spawned gets a
-    `WorkerSampler` in its place; a forked one goes on with a copy of the priorities.
+    Before each draw it compares the count and cursor of the ring's writer, in shared memory, with those of the last
+    draw: the rows written since get the default priority, or all rows if the ring has wrapped around. A spawned child
+    gets a `WorkerSampler` instead; a forked one a copy of the priorities.
     """
 
     reads_rows: ClassVar[bool] = False
@@ -39,19 +39,19 @@ class LearnerSampler(PrioritizedSampler):
         self._writer: Writer | None = None
         self._storage: Storage | None = None
         self._seen: tuple[int, int] | None = None
-        """How many rows were counted, and where the ring went on, at the last look; None before the first."""
+        """Count and cursor of the writer at the last update; None before the first."""
 
     def follow(self, writer: Writer, storage: Storage) -> None:
-        """Look at this writer, and at this storage, from now on."""
+        """Set the writer and the storage to follow."""
         self._writer, self._storage = writer, storage
 
     def catch_up(self) -> None:
-        """Give what was written since the last look the default priority."""
+        """Give the rows written since the last update the default priority."""
         writer, storage = self._writer, self._storage
         if writer is None or storage is None:
             return
-        # In this order: of a write that is going on in another process, the cursor moves first. What it has moved
-        # over is told once, whatever was counted by then.
+        # In this order: a write in another process moves the cursor first. Each row is updated once, by the cursor,
+        # independently of the count.
         count, cursor = writer.write_count, writer.cursor
         if (count, cursor) == self._seen:
             return
@@ -65,22 +65,22 @@ class LearnerSampler(PrioritizedSampler):
             super().on_update(rows, storage)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Catch up with what was written, and draw."""
+        """Update the priorities to the written rows, and draw."""
         self.catch_up()
         return super().draw(storage, batch_size)
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Catch up with what was written, so that it takes no priority back, and give elements another priority."""
+        """Update the priorities to the written rows, which must not overwrite this change later, and set some."""
         self.catch_up()
         super().set_priorities(index, priority, storage)
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Give elements that this process replaced the default priority."""
+        """Give elements that this process changed the default priority."""
         self.catch_up()
         super().on_update(index, storage)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Move the priorities along with the rows."""
+        """Rotate the priorities with the rows."""
         super().on_rotate(row, storage)
         self._seen_all()
 
@@ -92,12 +92,12 @@ class LearnerSampler(PrioritizedSampler):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Catch up, and return the state of a `PrioritizedSampler`."""
+        """Update the priorities to the written rows, and return the state of a `PrioritizedSampler`."""
         self.catch_up()
         return super().save_state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that belongs to what the writer has counted by now."""
+        """Load a state that belongs to the present count of the writer."""
         super().load_state(state)
         self._seen_all()
 
@@ -112,19 +112,17 @@ class LearnerSampler(PrioritizedSampler):
 
 
 class WorkerSampler(Sampler):
-    """Stands for a `LearnerSampler` in the processes that write; SchemaError (a RuntimeError) if asked to draw."""
+    """Replaces a `LearnerSampler` in writing processes; SchemaError (a RuntimeError) for draws and priorities."""
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Refuse."""
         raise SchemaError(f"a batch was to be drawn, but {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Refuse."""
         raise SchemaError(f"priorities were to be updated, but {_WITH_THE_LEARNER}", hint="update them there")
 
 
 class _Prioritised(ReplayBuffer):
-    """Makes the sampler of its storage's size, once there is a storage."""
+    """A buffer that makes a prioritized sampler of the capacity of its storage."""
 
     def __init__(
         self,
@@ -139,7 +137,7 @@ class _Prioritised(ReplayBuffer):
             raise WrongKindError("sampler and sampler_device were given: a sampler has a device already")
         if sampler is not None and not sync:
             raise UsageError("sampler and sync=False were given: with sync=False the learner makes its own sampler")
-        PrioritizedSampler(1, **priorities)  # wrong numbers are refused here, also where the parts are made later
+        PrioritizedSampler(1, **priorities)  # checks the arguments before the parts are made
         self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
         self._sync = bool(sync)
         super().__init__(sampler=sampler, **arguments)
@@ -167,8 +165,8 @@ class _Prioritised(ReplayBuffer):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch of elements; see the buffers without priorities.
 
-        With `sync=False`, elements get the default priority when they are first sampled from, and
-        `update_priority=True` is a SchemaError (a RuntimeError).
+        With `sync=False`, new elements get the default priority at the next draw; SchemaError (a RuntimeError) for
+        `update_priority=True`.
         """
         if update_priority and not self._sync:
             raise SchemaError(
@@ -181,20 +179,18 @@ class _Prioritised(ReplayBuffer):
 class PrioritizedReplayBuffer(_Prioritised):
     """A `ReplayBuffer` that samples elements by their priority, with a `PrioritizedSampler` of its storage's size.
 
-    `alpha`, `beta`, `eps` and `dtype` are those of the `PrioritizedSampler`; a `sampler` goes before them. With
-    `return_info`, batches come with `"priority_weight"`, what losses are to be multiplied with. New elements get the
-    highest priority ever seen; `update_priority(index, priority)` gives others. Elements that the storage has from
-    the start are new, too.
+    `alpha`, `beta`, `eps` and `dtype` are those of the `PrioritizedSampler`; a given `sampler` is used instead. The
+    info of batches has `"priority_weight"`, by which losses are multiplied. New elements, and those that the storage
+    has from the start, get the highest priority ever given; `update_priority(index, priority)` sets others.
 
-    - `sampler_device`: where priorities are kept; where the storage is, by default. WrongKindError (a TypeError) if a
+    - `sampler_device`: the device of priorities, by default that of the storage. WrongKindError (a TypeError) if a
       sampler is given.
-    - `sync=False`: other processes write, in this very ring, and know no priorities. The learner, which is the
-      process that made the buffer, keeps them for itself, and before each batch gives what was written since the
-      default one. A child that is spawned cannot sample: SchemaError (a RuntimeError). UsageError (a ValueError) for
-      a storage of several dimensions, and for a writer that is no ring. It sees what is written with `add` and
-      `extend`: let no other process name the rows itself.
+    - `sync=False`: other processes write into the same ring, without priorities. Only the learner, the process that
+      made the buffer, has them; before each batch it gives the rows written since the default priority. SchemaError (a
+      RuntimeError) for draws of a spawned child. UsageError (a ValueError) for a storage of several dimensions, and
+      for a writer that is no ring. Only `add` and `extend` of other processes are followed, not `write_at`.
 
-    The other arguments are those of `ReplayBuffer`. The idea is that of Schaul et al., "Prioritized experience
+    The other arguments are those of `ReplayBuffer`. The method is that of Schaul et al., "Prioritized experience
     replay", 2016; names are those of TorchRL.
 
     >>> import torch
@@ -234,10 +230,10 @@ class PrioritizedReplayBuffer(_Prioritised):
 class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that samples elements by their priority: see `PrioritizedReplayBuffer`.
 
-    Batches carry `"index"` and `"priority_weight"`. Priorities are read from the entry `priority_key`: of what is
-    written, unless `extend` is told otherwise, and of a batch that `update_tensordict_priority` is given. Of several
-    numbers an element `reduction` makes one: `"max"`, `"min"`, `"mean"`, `"median"` or `"sum"`. With `sync=False`
-    what is written begins with the default priority.
+    Batches have the entries `"index"` and `"priority_weight"`. Priorities are read from the entry `priority_key` of
+    written data, unless `extend` is called with `update_priority=False`, and of batches that are passed to
+    `update_tensordict_priority`. Several numbers of an element are reduced by `reduction`: `"max"`, `"min"`, `"mean"`,
+    `"median"` or `"sum"`. With `sync=False` written elements get the default priority.
 
     >>> import torch
     >>> from tensordict import TensorDict

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a function to every tensor, tensordict and tensorclass of a nest; leave anything else alone."""
+    """Apply a function to every tensor, tensordict and tensorclass of a nest, and return the rest unchanged."""
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
         return function(data)
     if isinstance(data, Mapping):
@@ -41,7 +41,7 @@ def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def swap(data: Any, dim: int) -> Any:
-    """Exchange dimension `dim`, along which a storage grows, with dimension 0, where the storage keeps it."""
+    """Swap dimension `dim`, along which a storage grows, and dimension 0, where the storage has it."""
 
     def swapped(value: Any) -> Any:
         if value.ndim <= dim:
@@ -54,21 +54,21 @@ def swap(data: Any, dim: int) -> Any:
 
 
 def without_arrays(index: Any) -> Any:
-    """Return an index with arrays made tensors: an array of one number would be taken for an int, others refused."""
+    """Return an index with NumPy arrays as tensors, so that an array of one number is not taken for an int."""
     if not isinstance(index, np.ndarray):
         return index
     return torch.from_numpy(index.copy() if min(index.strides, default=0) < 0 else index)
 
 
 def is_key(index: Any) -> TypeGuard[str | tuple[str, ...]]:
-    """Tell whether what stands between the brackets of a buffer names an entry."""
+    """Whether an index of a buffer is the key of an entry."""
     return isinstance(index, str) or (
         isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
     )
 
 
 def entry(data: Any, key: str | tuple[str, ...]) -> Any:
-    """Return one entry of a tensordict or a nest of dicts; MissingKeyError names what there is."""
+    """Return one entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
     for part in (key,) if isinstance(key, str) else key:
         if not (isinstance(data, TensorDictBase | Mapping) or is_tensor_collection(data)):
             raise MissingKeyError(f"{key!r} was asked for, but {part!r} would be an entry of a {type(data).__name__}")
@@ -80,7 +80,7 @@ def entry(data: Any, key: str | tuple[str, ...]) -> Any:
 
 
 def checked_batch_size(size: Any) -> int | None:
-    """Return a batch size, or None for none; UsageError (a ValueError) for what is not a number from 1."""
+    """Return a batch size or None; UsageError (a ValueError) unless it is an int of at least 1."""
     if size is None:
         return None
     if isinstance(size, bool) or not isinstance(size, int):
@@ -91,8 +91,8 @@ def checked_batch_size(size: Any) -> int | None:
 
 
 def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
-    """Say how batches are made of what `storage` gives; None where it gives batches already."""
-    if isinstance(storage, LazyStackStorage):  # stacks what it returns by itself
+    """Return the function that makes batches of the rows of `storage`; None if the storage returns batches."""
+    if isinstance(storage, LazyStackStorage):  # returns stacks itself
         return None
     if isinstance(storage, CompressedListStorage):
         return lazy_stack_elements
@@ -103,7 +103,7 @@ def stack_elements(items: Any) -> Any:
     """Stack a list of elements along a new first dimension.
 
     Tensors and tensordicts of one shape are stacked densely, tensordicts of different shapes lazily, nests leaf by
-    leaf. What cannot be stacked stays a list, and what is no list is returned as it is.
+    leaf. Lists that cannot be stacked, and anything but a list, are returned unchanged.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -124,7 +124,7 @@ def lazy_stack_elements(items: Any) -> Any:
 
 
 def ragged_elements(batch: Any) -> list[Any] | None:
-    """Return the elements of a batch of different shapes, which it has no tensors of; None for any other batch."""
+    """Return the elements of a lazy batch of different shapes; None for any other batch."""
     if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim == 0 and -1 in batch.batch_size:
         return list(batch.tensordicts)
     return None
@@ -135,11 +135,11 @@ def _stack_collections(items: list[Any]) -> Any:
         return items
     if all(_alike(item, items[0]) for item in items):
         return torch.stack(items)
-    return LazyStackedTensorDict.lazy_stack([item.copy() for item in items])  # entries of a batch are no one else's
+    return LazyStackedTensorDict.lazy_stack([item.copy() for item in items])  # a batch does not share its entries
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Tell whether two tensordicts have the same entries of the same shapes."""
+    """Whether two tensordicts have the same entries of the same shapes."""
     if isinstance(one, LazyStackedTensorDict) and not all(_alike(one.tensordicts[0], part) for part in one.tensordicts):
         return False  # a lazy stack of different shapes, of which not even the entries can be read
     if one is other:

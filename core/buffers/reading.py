@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -22,22 +22,23 @@ from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 __all__ = ["NoLengthError", "Reading", "quiet"]
 
 _LINE = "DataLoader(buffer, batch_size=None)"
-_FETCHERS = "torch.utils.data._utils.fetch"  # named, not imported: a module that torch may move
+_FETCHERS = "torch.utils.data._utils.fetch"  # not imported: torch may move this module
 _COUNTING = DataLoader.__len__.__code__
 _CPU = torch.device("cpu")
 
 
 class NoLengthError(UsageError, TypeError):
-    """The number of batches of a loader is asked for, and its sampler has no epochs."""
+    """`len()` of a `DataLoader` was called, and the sampler has no epochs."""
 
 
 def _loader_asking(buffer: BufferParts) -> Any:
-    """Return the part of a `DataLoader` that iterates over a buffer; None if something else does.
+    """Return the fetcher of a `DataLoader` that iterates over a buffer; None if the caller is none.
 
-    A loader calls `iter(dataset)` as a loop does; the frame of the call is the only sign of it that torch gives.
-    Frames of the buffer are passed over: a subclass may call the `__iter__` of its parent.
+    Only the frame of the call distinguishes a loader from a loop. Frames of the buffer are skipped: a subclass may call
+    the `__iter__` of its parent.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
     while frame is not None and frame.f_locals.get("self") is buffer:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
@@ -46,19 +47,19 @@ def _loader_asking(buffer: BufferParts) -> Any:
 
 
 def _serve_loader(buffer: BufferParts, fetcher: Any) -> None:
-    """Have a loader pass batches on as they are; SchemaError where it would make something else of them."""
+    """Make a loader yield batches unchanged; SchemaError if it would batch them again."""
     worker = get_worker_info()
     _check_use(buffer, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
     if fetcher.collate_fn is default_convert:
-        fetcher.collate_fn = _as_it_is  # torch's own takes a tensordict for a dict, and fails
+        fetcher.collate_fn = _as_it_is  # torch's default converts a tensordict like a dict, and fails
 
 
-def _loader_counting(buffer: BufferParts) -> DataLoader[Any] | None:
-    """Return the `DataLoader` over a buffer that asks for its length; None if something else does.
+def _loader_counting(buffer: BufferParts, caller: FrameType) -> DataLoader[Any] | None:
+    """Return the `DataLoader` over a buffer whose `len()` was called; None if the caller is none.
 
-    `len(loader)` is `len(dataset)` for torch, which has to be the number of batches that iteration yields.
+    Torch returns `len(dataset)`, which then has to be the number of batches.
     """
-    frame: FrameType | None = sys._getframe(2)  # of the caller of `__len__`
+    frame = caller
     while frame is not None and frame.f_code.co_name == "__len__":
         if frame.f_code is _COUNTING:
             loader: Any = frame.f_locals["self"]
@@ -70,7 +71,7 @@ def _loader_counting(buffer: BufferParts) -> DataLoader[Any] | None:
 def _number_of_batches(buffer: BufferParts, size: int, loader: DataLoader[Any]) -> int:
     """Return how many batches of `size` elements an epoch has.
 
-    NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate either.
+    NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate.
     """
     _check_use(buffer, loader.num_workers, batches_again=loader.batch_size is not None)
     found = buffer.sampler.epoch_batches(buffer.storage, size)
@@ -100,25 +101,25 @@ class Reading(BufferParts):
     """Samples, iterates and looks up.
 
     A sample takes three steps: the sampler draws an index, always in the caller's thread; the storage reads the rows,
-    without a lock that would keep writers out; collation, transform and pinning make the batch of them.
+    without a lock that excludes writers; collation, transform and pinning make the batch.
     """
 
     def __len__(self) -> int:
         """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
-        asked_by_len = sys._getframe(1).f_code.co_name == "__len__"  # cheap, where nothing of the kind asks
-        if asked_by_len and (loader := _loader_counting(self)) is not None:
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back
+        if caller is not None and (loader := _loader_counting(self, caller)) is not None:
             return _number_of_batches(self, self._known_batch_size(), loader)
         return len(self._storage)
 
     # Sampling --------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a batch; with `return_info`, return a pair of it and what is known of its elements.
+        """Draw a batch; with `return_info`, return a pair of batch and info.
 
         `info["index"]` is the index, int64 `[batch_size]` or a tuple of one such tensor a dimension, on the storage's
-        device like the rest of `info`. A `batch_size` other than the buffer's goes first, with a warning, and is
-        drawn at once even where batches are made ahead. SchemaError (a RuntimeError) where there is neither, and for
-        an empty storage.
+        device like the rest of `info`. A `batch_size` other than the buffer's is used with a warning, and bypasses
+        batches made ahead. SchemaError (a RuntimeError) if there is no batch size, and for an empty storage.
         """
         size = self._batch_size if batch_size is None else batch_size
         if size is None:
@@ -131,10 +132,10 @@ class Reading(BufferParts):
         return (batch, draw.info) if return_info else batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the sampler has come to the end of an epoch; for ever, if it knows none.
+        """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
 
-        SchemaError (a RuntimeError) without a batch size, for a `DataLoader` that was given a batch size of its own,
-        and in one of several workers of a `DataLoader` for a sampler with epochs: each would yield all of an epoch.
+        SchemaError (a RuntimeError) without a batch size, for a `DataLoader` with a batch size of its own, and in one
+        of several workers of a `DataLoader` for a sampler with epochs: each would yield a whole epoch.
         """
         size = self._known_batch_size()
         if (fetcher := _loader_asking(self)) is not None:
@@ -149,7 +150,7 @@ class Reading(BufferParts):
                 return
 
     def next(self) -> Any:
-        """Return the next batch, without a device tag, or None once at the end of an epoch."""
+        """Return the next batch, without a device, or None once at the end of an epoch."""
         if self._ended:
             self._ended = False
             return None
@@ -175,7 +176,7 @@ class Reading(BufferParts):
         with self._sampling:
             late = self._transform.draws
             newest = prefetcher.newest
-            # One more than the capacity: the oldest is taken out, but not before all the drawing went well.
+            # One more than the capacity: the oldest is removed only after all draws succeeded.
             while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
                 newest = self._draw(size)
                 prefetcher.push(newest, self._rows_of if late else self._batch_of)
@@ -186,7 +187,7 @@ class Reading(BufferParts):
         return draw, self._changed(rows, draw) if late else rows
 
     def _draw(self, size: int) -> Draw:
-        """Have the sampler choose; where it looks at the rows to do so, read them before they can change."""
+        """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
         storage, sampler = self._storage, self._sampler
         if not sampler.reads_rows:
             with self._sampling:
@@ -213,12 +214,12 @@ class Reading(BufferParts):
         return self._changed(self._rows_of(draw), draw)
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
-        """Make the batch of collated rows."""
+        """Make a batch of collated rows."""
         batch = self._completed(self._transformed(rows), draw)
         return self._pinned(batch) if self._pin_memory else batch
 
     def _completed(self, batch: Any, draw: Draw) -> Any:
-        """Add to a batch what else is known of its elements; here nothing."""
+        """Add the info to a batch; the default returns it unchanged."""
         return batch
 
     def _transformed(self, rows: Any) -> Any:
@@ -241,10 +242,10 @@ class Reading(BufferParts):
     def __getitem__(self, index: Any) -> Any:
         """Return elements by number, or an entry of all of them by key.
 
-        An int gives one element, and it and slices give views; lists, tensors of numbers and masks give fresh
-        tensors, collated. All are transformed. Several indices in a tuple concern the dimensions of `rb[:]`. Of a
-        buffer whose `dim_extend` is above 0, dimension 0 is the one that the user's data begins with. IndexError for
-        what is not there, MissingKeyError (a KeyError) for an entry that is not.
+        An int returns one element; ints and slices return views, lists, tensors of numbers and masks new tensors,
+        collated. All are transformed. Several indices in a tuple are those of the dimensions of `rb[:]`. With a
+        `dim_extend` above 0, dimension 0 is the first one of the user's data. IndexError for elements that do not
+        exist, MissingKeyError (a KeyError) for a missing entry.
         """
         if is_key(index):
             return entry(self[:], index)
@@ -274,11 +275,11 @@ class Reading(BufferParts):
         """Return all elements in the order of their numbers, or those before `end`."""
         return self[:end]
 
-    # What is known ---------------------------------------------------------------------------------
+    # Statistics -------------------------------------------------------------------------------------
 
     @property
     def write_count(self) -> int:
-        """How many elements were ever written with `add` and `extend`, counted along the dimension that grows."""
+        """How many elements were written by `add` and `extend` in all, along the dimension that grows."""
         return self._writer.write_count
 
     def stats(self) -> dict[str, Any]:
@@ -308,12 +309,12 @@ class Reading(BufferParts):
 
 
 def quiet() -> bool:
-    """Tell whether the user asked for no warnings, as TorchRL lets them: `RL_WARNINGS=0`."""
+    """Whether warnings are disabled by TorchRL's variable `RL_WARNINGS=0`."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}
 
 
 def is_single(index: Any) -> bool:
-    """Tell whether an index names one element rather than a batch."""
+    """Whether an index is that of one element, not of a batch."""
     if isinstance(index, tuple):
         index = index[0]
     return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0

@@ -1,4 +1,4 @@
-"""Parameters of samplers that change with every step of the training, as beta does in prioritized replay."""
+"""Schedulers: parameters of samplers that change with every training step, such as beta of prioritized replay."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _MODES = ("multiplicative", "additive")
 class ParameterScheduler(ABC):
     """Sets an attribute of a sampler, a number or a tensor of one, to another value with every `step()`.
 
-    `obj` is the sampler or a buffer, whose sampler at the time of the step is meant; `param_name` is the attribute.
-    Values are kept within `min_value` and `max_value`, of which 0 is one like any other and None is none. A tensor
-    stays a tensor of its type, and a whole number stays one: values are rounded for it. Subclasses define `value`.
+    `obj` is a sampler, or a buffer, whose sampler at the time of each step is used; `param_name` is the attribute.
+    Values are clipped to `min_value` and `max_value`, None for no bound. A tensor stays a tensor of its type; integers
+    are rounded. Subclasses define `value`.
 
-    WrongKindError (a TypeError) for an `obj` that is neither; UsageError (a ValueError) for an attribute that is not
-    there or is no number, for bounds that contradict each other, and for a value that the sampler does not take.
+    WrongKindError (a TypeError) for another `obj`; UsageError (a ValueError) for an attribute that is missing or no
+    number, for contradictory bounds, and for a value that the sampler refuses.
     """
 
     _kept: ClassVar[tuple[str, ...]] = ("_min_val", "_max_val")
-    """What was given and belongs to the state, besides the name and what all schedulers count."""
+    """The arguments in the state, in addition to the entries of all schedulers."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ParameterScheduler(ABC):
 
     @property
     def sampler(self) -> Sampler:
-        """Whose parameter is set."""
+        """The sampler whose parameter is set."""
         return self._obj.sampler if isinstance(self._obj, BufferParts) else self._obj
 
     @abstractmethod
     def value(self, step: int) -> Number:
-        """Return the value after so many steps, from 1, before bounds and rounding."""
+        """Return the value after `step` steps, from 1, before bounds and rounding."""
 
     def step(self) -> None:
         """Set the next value."""
@@ -75,7 +75,7 @@ class ParameterScheduler(ABC):
         self._step_cnt += 1
 
     def _current(self) -> Number:
-        """Return the value there is, or what it was before it was rounded."""
+        """Return the current value, before rounding."""
         found = getattr(self.sampler, self.param_name)
         if isinstance(found, torch.Tensor) and found.numel() == 1:
             found = found.item()
@@ -84,14 +84,14 @@ class ParameterScheduler(ABC):
         return exact if isinstance(current, int) and round(exact) == current else current
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arguments and the number of steps, under TorchRL's names; all of it is JSON."""
+        """Return the arguments and the number of steps, under TorchRL's names; JSON values only."""
         names = ("param_name", "initial_val", "_step_cnt", "_exact", *self._kept)
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state, its arguments too, of here or of TorchRL; the parameter is set by the next step.
+        """Load a state of rbtool or TorchRL, with its arguments; the next step sets the parameter.
 
-        SchemaError (a RuntimeError), with nothing changed, for that of another parameter or another scheduler.
+        SchemaError (a RuntimeError), with nothing changed, for the state of another parameter or scheduler.
         """
         names = ("initial_val", "_step_cnt", *self._kept)
         missing = [name for name in ("param_name", *names) if name not in state_dict]
@@ -107,7 +107,7 @@ class ParameterScheduler(ABC):
 
 
 class LinearScheduler(ParameterScheduler):
-    """Goes from the value there is to `final_value` in `num_steps` equal steps, and stays there.
+    """Changes the initial value to `final_value` in `num_steps` equal steps, and keeps it then.
 
     >>> from rbtool.core.samplers import PrioritizedSampler
     >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
@@ -134,7 +134,7 @@ class LinearScheduler(ParameterScheduler):
 
 
 class StepScheduler(ParameterScheduler):
-    """Multiplies the value there is by `gamma` with every `n_steps`-th step, or adds `gamma` if `mode` is "additive".
+    """Multiplies the value by `gamma` with every `n_steps`-th step, or adds `gamma` if `mode` is "additive".
 
     UsageError (a ValueError) for another mode.
     """
@@ -186,10 +186,7 @@ class LambdaScheduler(ParameterScheduler):
 
 
 class SchedulerList:
-    """Several schedulers that go step by step together: one, a list or a tuple of them.
-
-    WrongKindError (a TypeError) for what is no scheduler.
-    """
+    """Several schedulers that step together: one, a list or a tuple; WrongKindError (a TypeError) for anything else."""
 
     def __init__(self, schedulers: ParameterScheduler | Sequence[ParameterScheduler]) -> None:
         self.schedulers: list[ParameterScheduler] = []
@@ -213,7 +210,7 @@ class SchedulerList:
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; SchemaError (a RuntimeError), with nothing changed, for one of other schedulers."""
+        """Load a state; SchemaError (a RuntimeError), with nothing changed, for one of other schedulers."""
         states, before = state_dict.get("schedulers"), self.state_dict()["schedulers"]
         if not isinstance(states, list) or len(states) != len(self.schedulers):
             found = f"those of {len(states)}" if isinstance(states, list) else "none"
@@ -231,7 +228,7 @@ class SchedulerList:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number without NumPy, torch and infinite bounds, in which TorchRL keeps it."""
+    """Return a Python number for one of NumPy or torch, and None for an infinite bound, as TorchRL saves them."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and math.isinf(value) else value
 
@@ -250,7 +247,7 @@ def _steps(name: str, value: Any) -> int:
 
 
 def _like(before: Any, value: Number) -> Any:
-    """Return a value in the type of the one before it."""
+    """Return a value with the type of the previous one."""
     if isinstance(before, torch.Tensor):
         whole = not before.is_floating_point()
         return torch.full_like(before, round(value) if whole else value)

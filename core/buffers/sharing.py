@@ -16,41 +16,41 @@ from ..samplers import Sampler
 from ..storages import Storage
 from ..transforms import Compose
 from ..writers import Writer
-from .locks import Guard, SharedGuard, reset_after_fork
+from .locks import Guard, SharedGuard, call_at_fork
 from .prefetch import Prefetcher
 
 __all__ = ["Place", "Sharing", "branch", "place", "reseed", "stand_in"]
 
 Place = tuple[bytes, int | None]
-"""A process, and the number that a `DataLoader` gave it if it is one of its workers."""
+"""A process, and its number if it is a worker of a `DataLoader`."""
 
-_process = os.urandom(16)  # pids come again: the first process of every container has number 1
+_process = os.urandom(16)  # pids are not unique: the first process of every container is number 1
 _inherited: tuple[int, torch.Generator] | None = None
 
 
 def place() -> Place:
-    """Return where this runs."""
+    """Return the current process."""
     worker = get_worker_info()
     return _process, None if worker is None else worker.id
 
 
 def reseed(generator: torch.Generator) -> None:
-    """Draw from another stream from now on, of the system's entropy."""
+    """Seed a generator from the entropy of the system."""
     generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
 
 def branch(generator: torch.Generator, *key: int) -> None:
-    """Draw from another stream from now on, which the state and the key determine."""
+    """Seed a generator from its state and a key."""
     state = generator.get_state().cpu().numpy().tobytes()
     digest = hashlib.blake2b(state + repr(key).encode(), digest_size=8).digest()
     generator.manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def stand_in() -> torch.Generator | None:
-    """Return what to draw from in place of torch's own generator; None where that one may be used.
+    """Return a generator to use instead of torch's own; None if that can be used.
 
-    A forked child has a copy of the parent's, so that siblings would draw alike until one of them calls
-    `torch.manual_seed`, as the workers of a `DataLoader` do.
+    A forked child has a copy of the parent's generator, so that all children would draw the same until they call
+    `torch.manual_seed`, as workers of a `DataLoader` do.
     """
     if _inherited is None or torch.initial_seed() != _inherited[0]:
         return None
@@ -69,11 +69,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Sharing:
-    """Shares a buffer, or sees to it that copies do not disturb each other.
+    """Shares a buffer between processes, or keeps its copies independent.
 
-    Rows that lie in memory maps or in shared memory are the same in all processes, and so are length, cursor and
-    count then. Elsewhere, a forked child has a copy of everything; where `shared=True` promised otherwise, it may not
-    write.
+    Rows in memory maps or shared memory are the same in all processes, with length, cursor and count. With any other
+    rows a forked child has a copy of everything, and may not write if the buffer is `shared`.
     """
 
     _storage: Storage
@@ -85,15 +84,15 @@ class Sharing:
     _rng: torch.Generator | None
     _recipe: dict[str, Any] | None
     _unshared: bool
-    """Whether several processes may write, but the rows are not yet where they see them."""
+    """Whether several processes may write, but the rows are not in shared memory yet."""
     _cut_off: bool
-    """Whether this is a forked child with rows of its own that was to share them."""
+    """Whether this is a forked child of a shared buffer with a copy of the rows."""
     _unseeded = False
-    """Whether the generator has no chosen seed: copies in other processes then draw other samples."""
+    """Whether the generator was not given: copies in other processes then draw other samples."""
     _place: Place
-    """Where the last batch was drawn, or the generator was given."""
+    """The process that drew the last batch, or that the generator was given in."""
     _copies = 0
-    """How many processes got a copy of this buffer."""
+    """The number of processes with a copy of this buffer."""
 
     @property
     def shared(self) -> bool:
@@ -101,10 +100,10 @@ class Sharing:
         return isinstance(self._guard, SharedGuard)
 
     def share(self, shared: bool = True) -> Self:
-        """Let several processes write, or stop that; returns this buffer. Call it before the other processes start.
+        """Set whether several processes may write; returns this buffer. Call it before the other processes start.
 
-        Raises UsageError (a ValueError) for a buffer that prefetches, and SchemaError (a RuntimeError) where a
-        transform changes its state with every write and cannot share it.
+        UsageError (a ValueError) for a buffer that prefetches, SchemaError (a RuntimeError) for a transform whose state
+        changes with every write and cannot be shared.
         """
         if shared == self.shared:
             return self
@@ -122,7 +121,7 @@ class Sharing:
         return self
 
     def _share_rows(self) -> None:
-        """Move the rows to where other processes see them, as soon as there are any; before a write, see who may."""
+        """Move the rows, if there are any, to shared memory; SchemaError in a process with a copy of them."""
         if self._cut_off:
             raise SchemaError(
                 "this process has a copy of the rows, which the others do not see",
@@ -136,16 +135,16 @@ class Sharing:
     # Random streams --------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Before a draw: leave the stream of the process that this buffer was copied from, unless a seed was given.
+        """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
 
-        A worker of a `DataLoader` leaves it in any case: of a seed, each worker gets a stream of its own. What was
-        drawn ahead belongs to the other process, and an epoch begins anew.
+        A worker of a `DataLoader` always changes: with a generator, to its own branch of it. Draws made ahead are
+        dropped, and a new epoch starts.
         """
         here = place()
         if here != self._place:
             self._arrive(here)
         if self._rng is None and (generator := stand_in()) is not self._sampler.generator:
-            self._hand_on(generator)
+            self._set_generators(generator)
 
     def _arrive(self, here: Place) -> None:
         self._place = here
@@ -160,19 +159,19 @@ class Sharing:
         self._forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
-        """Take a generator that was given here, which in a worker of a `DataLoader` gets a stream of its own."""
+        """Set a given generator; in a worker of a `DataLoader`, as a branch of it."""
         self._rng, self._unseeded, self._place = generator, False, place()
         worker = get_worker_info()
         if generator is not None and worker is not None:
             branch(generator, worker.id)
 
-    def _hand_on(self, generator: torch.Generator | None) -> None:
-        """Have all parts draw from this generator."""
+    def _set_generators(self, generator: torch.Generator | None) -> None:
+        """Set the generator of all parts."""
         self._storage.generator = self._sampler.generator = self._writer.generator = generator
         self._transform.set_rng(generator)
 
     def _forget_drawn(self) -> None:
-        """Forget what was drawn and not delivered yet."""
+        """Drop the draws that were not delivered yet."""
 
     def _before_fork(self) -> None:
         self._copies += 1
@@ -183,7 +182,7 @@ class Sharing:
         if self._prefetcher is not None:
             self._prefetcher.after_fork()
         if self._recipe is None and not self._storage.shared:
-            # This process has rows of its own now: where it writes next must not move the parent's cursor.
+            # This process has a copy of the rows: its writes must not move the parent's cursor.
             self._cut_off = self.shared
             self._writer.unshare()
             if (generations := self._storage.generations) is not None:
@@ -192,10 +191,10 @@ class Sharing:
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng
         self._copies += get_spawning_popen() is not None
-        own = {"_sampling", "_ear", "_rng", "_prefetcher"}
+        own = {"_sampling", "_listener", "_rng", "_prefetcher"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
-            # As bytes: a tensor would reach a spawned child by a descriptor that is closed before it is read.
+            # As bytes: the descriptor of a tensor is closed before a spawned child reads it.
             saved = None if generator is None else (generator.get_state().numpy().tobytes(), str(generator.device))
             state["_rng_state"] = saved
             state["_queue"] = None if self._prefetcher is None else (self._prefetcher.capacity, list(self._prefetcher))
@@ -212,7 +211,7 @@ class Sharing:
         if queue is not None:
             self._prefetcher = Prefetcher(queue[0])
             self._prefetcher.restore(queue[1])
-        reset_after_fork(self)
+        call_at_fork(self, self._before_fork, self._after_fork)
         if self._recipe is None:
             self._writer.register_storage(self._storage)
             self._connect()
@@ -221,4 +220,4 @@ class Sharing:
                 self._share_rows()
 
     def _connect(self) -> None:
-        """Tie the parts together."""
+        """Connect the parts."""

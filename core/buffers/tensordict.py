@@ -31,9 +31,9 @@ _STEPS_OF_SLICES, _STEPS_OF_TRAJECTORIES = ("collector", "mask"), "mask"
 
 
 def one_each(priority: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
-    """Make one number an element of its priorities: `[count]` of anything that has as many elements in front.
+    """Reduce priorities `[count, ...]` to one an element, `[count]`.
 
-    SchemaError (a RuntimeError) for priorities of another number of elements, UsageError for an unknown reduction.
+    SchemaError (a RuntimeError) for another number of elements, UsageError for an unknown reduction.
     """
     if not priority.numel() or priority.numel() % count:
         raise SchemaError(f"the priorities are {list(priority.shape)}, expected are those of {count} elements")
@@ -50,8 +50,8 @@ def by_element(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the elements of a batch, int64 `[n, ndim]`, and one priority of each, `[n]`.
 
-    `index` is int64 `[*batch.shape, ndim]`. Where one index stands at all steps of a row the elements are whole
-    trajectories, and have one priority of all their steps. Steps that only pad the batch count for nothing.
+    `index` is int64 `[*batch.shape, ndim]`. If all steps of each row have the same index, the elements are whole
+    trajectories, with one priority for all steps. Padding is ignored.
     """
     elements, steps = index.reshape(-1, index.shape[-1]), batch.get(_STEPS_OF_SLICES, None)
     if steps is not None:
@@ -68,12 +68,11 @@ def by_element(
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` of tensordicts: batches carry the index of their elements, and whatever else the sampler says.
+    """A `ReplayBuffer` of tensordicts, whose batches have the index of their elements and the info as entries.
 
-    `"index"` is int64, `[batch]`, or `[batch, ndim]` where the storage has several dimensions. Where the elements are
-    whole trajectories, what is known of one of them is said of every step: batches are `[batch, steps]`, and so is
-    that entry. `priority_key` names the entry that priorities are read from. The default writer also stores the
-    number of every row as `"index"`.
+    `"index"` is int64, `[batch]`, or `[batch, ndim]` for a storage of several dimensions. If the elements are whole
+    trajectories, batches are `[batch, steps]`, and the info of an element is repeated at every step. `priority_key` is
+    the entry of priorities. The default writer stores the number of every row as `"index"`.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -98,22 +97,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one tensordict, and give it the priority that it comes with; see `ReplayBuffer.add` and `extend`.
-
-        UsageError (a ValueError) for anything else.
-        """
+        """Write one tensordict, with its priority; see `ReplayBuffer.add`. UsageError (a ValueError) for other data."""
         _require_tensordict(data)
         written = self._write_one(data)
         self._take_priorities(written)
         return written.index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Write a batch; see `ReplayBuffer.extend`. UsageError (a ValueError) for what is no tensordict.
+        """Write a batch; see `ReplayBuffer.extend`. UsageError (a ValueError) for data that is no tensordict.
 
-        Unless `update_priority` is False, elements that come with a priority are given it, if the sampler looks at
-        priorities; SchemaError (a RuntimeError) if that fails. The elements are stored then all the same. Priorities
-        are those of the elements that are written now, as transforms made them: of what a transform holds back, they
-        come with the call that writes it.
+        Unless `update_priority` is False, the sampler, if it draws by priority, gets the entry `priority_key` of the
+        written elements, after the transforms; data that a transform holds back follows with the call that writes it.
+        SchemaError (a RuntimeError) if that fails; the elements are stored nevertheless.
         """
         _require_tensordict(data)
         written = self._write_batch(data)
@@ -123,13 +118,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return index
 
     def flush(self) -> torch.Tensor:
-        """Write what transforms held back, with the priorities that it came with; see `ReplayBuffer.flush`."""
+        """Write the data that transforms hold back, with its priorities; see `ReplayBuffer.flush`."""
         written = self._write_held()
         self._take_priorities(written)
         index: torch.Tensor = written.index
         return index
 
-    def _label_anew(self) -> None:
+    def _renumber_rows(self) -> None:
         storage, path = self._storage, (INDEX,)
         if storage.entry(path, slice(0, 1)) is None:
             return
@@ -144,9 +139,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Priorities ------------------------------------------------------------------------------------
 
     def _take_priorities(self, written: WriteResult) -> None:
-        """Give elements that were just written the priorities that they came with."""
+        """Set the priorities of elements that were just written from their entry `priority_key`."""
         data, index, grown = written
-        if data is None or index is None or not self._prioritised:  # a writer may keep an element out
+        if data is None or index is None or not self._prioritised:  # a writer may reject an element
             return
         index = index if isinstance(index, torch.Tensor) else torch.tensor([index])
         try:
@@ -164,20 +159,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return self._sampler.takes_priorities
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the elements of a batch that was sampled the priorities that it holds now.
+        """Set the priorities of the elements of a sampled batch from its entry `priority_key`.
 
-        Of several numbers an element, the sampler's `reduction` makes one. Elements without a priority get the
-        default one; steps that only pad a batch, by `("collector", "mask")` or the `"mask"` of whole trajectories,
-        count for nothing. Nothing happens if the sampler looks at no priorities.
+        Several numbers of an element are reduced by the sampler's `reduction`. Without the entry elements get the
+        default priority; padding, by `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored.
+        Does nothing if the sampler does not draw by priority.
 
-        UsageError (a ValueError) for what is no tensordict, MissingKeyError (a KeyError) for a batch without
-        `"index"`, SchemaError (a RuntimeError) for priorities that are not of its elements.
+        UsageError (a ValueError) for data that is no tensordict, MissingKeyError (a KeyError) for a batch without
+        `"index"`, SchemaError (a RuntimeError) for another number of priorities.
         """
         if not self._prioritised:
             return
         _require_tensordict(data)
         if (elements := ragged_elements(data)) is not None:
-            for element in elements:  # each is a batch of one, whose steps are alike
+            for element in elements:  # each is a batch of one, with equal steps
                 self.update_tensordict_priority(element.unsqueeze(0))
             return
         index = data.get("index", None)
@@ -209,7 +204,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Sampling --------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """Draw a batch; see `ReplayBuffer.sample`. `include_info=False`, deprecated, leaves the info out."""
+        """Draw a batch; see `ReplayBuffer.sample`. The deprecated `include_info=False` leaves out the info."""
         if include_info is None:
             return super().sample(batch_size, return_info)
         warnings.warn("include_info is deprecated: batches carry the info", DeprecationWarning, stacklevel=2)
@@ -242,7 +237,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 
 def _of_every_step(value: Any, batch: torch.Size) -> Any:
-    """Repeat what is known of elements, whole trajectories, say, along the other dimensions of a batch."""
+    """Repeat the info of elements, such as whole trajectories, along the other dimensions of a batch."""
     if not isinstance(value, torch.Tensor) or value.shape[:1] != batch[:1] or value.shape[: len(batch)] == batch:
         return value
     steps = value.reshape(len(value), *[1] * (len(batch) - 1), *value.shape[1:])

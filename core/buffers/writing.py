@@ -26,27 +26,25 @@ _WHOLE = slice(None)
 
 
 class WriteResult(NamedTuple):
-    """What transforms made of data that was given, with the index it got; `data` is None where nothing was written.
-
-    `grown` is the dimension of the data along which the storage grew.
-    """
+    """The written data, after the transforms, and its index; `data` is None if nothing was written."""
 
     data: Any
     index: Any
     grown: int = 0
+    """The dimension of the data along which the storage grew."""
 
 
 class Writing(Reading):
-    """Adds, extends and empties. What fails changes nothing, and the caller's data is never changed."""
+    """Adds, replaces and removes elements. A failure changes nothing, and the caller's data is never changed."""
 
     _label: ClassVar[str | None] = None
-    """The entry that the writer stores with the data; data without it leave it unchanged."""
+    """The entry with row numbers that the writer stores; an assignment of data without it does not change it."""
 
     def add(self, data: Any) -> Any:
         """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
 
-        A transform sees a tensordict with one more dimension at the end, of size one. If it returns None, nothing is
-        written and the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for what the storage cannot take.
+        A transform gets a tensordict with a trailing dimension of size one. If it returns None, nothing is written and
+        the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for data that does not fit the storage.
         """
         return self._write_one(data).index
 
@@ -80,13 +78,13 @@ class Writing(Reading):
             index = self._writer.add(data)
             if self._unshared:
                 self._share_rows()
-            if self._tell_sampler and index is not None:  # a writer may keep an element out
+            if self._notify_sampler and index is not None:  # a writer may reject an element
                 with self._sampling:
                     self._sampler.add(index)
         return index
 
     def _require_room(self, room: int, count: int) -> None:
-        """Refuse to write elements that the sampler could not choose, before anything is changed."""
+        """Raise SchemaError, with nothing changed, for elements beyond the capacity of the sampler."""
         storage, writer = self._storage, self._writer
         behind = (writer.cursor if writer.keeps_order else len(storage)) + count
         if min(behind, storage.max_size) > room:
@@ -104,13 +102,13 @@ class Writing(Reading):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch of elements; return their indices, int64 `[n]`, or `[n, ndim]` of several dimensions.
 
-        A tensor, a tensordict and a tensorclass are batches along their first dimension, or along `dim_extend` where
-        the storage has several; a list is a sequence of elements; a tuple or a dict is a nest whose leaves share
-        their first dimension. Of a batch longer than the capacity the last elements are kept. A transform that
-        returns None leaves nothing to write: the index is empty, `[0, ndim]`.
+        A tensor, a tensordict and a tensorclass are batches along their first dimension, or along `dim_extend` for a
+        storage of several dimensions; a list is a sequence of elements; a tuple or a dict is a nest whose leaves share
+        their first dimension. Of a batch longer than the capacity the last elements are kept. If a transform returns
+        None, nothing is written and the index is empty, `[0, ndim]`.
 
-        SchemaError (a RuntimeError) for what the storage cannot take, and for an empty batch, with nothing changed;
-        `update_priority` is a NotImplementedError here: it belongs to buffers of tensordicts.
+        SchemaError (a RuntimeError), with nothing changed, for data that does not fit the storage and for an empty
+        batch; UnsupportedError (a NotImplementedError) for `update_priority`, which buffers of tensordicts have.
         """
         if update_priority is not None:
             raise UnsupportedError(
@@ -127,7 +125,7 @@ class Writing(Reading):
             return self._extend_unless_none(self._inward(data, self._transform.inv))
 
     def flush(self) -> torch.Tensor:
-        """Write what transforms held back, as `MultiStepTransform` does; return the indices as `extend` does."""
+        """Write data that transforms such as `MultiStepTransform` hold back; return the indices as `extend` does."""
         index: torch.Tensor = self._write_held().index
         return index
 
@@ -140,7 +138,7 @@ class Writing(Reading):
 
     @contextlib.contextmanager
     def _held_again_on_failure(self) -> Iterator[None]:
-        """Have transforms that hold data back hold again what then cannot be written."""
+        """On failure restore the data that transforms hold back."""
         held = self._transform.held_back()
         try:
             yield
@@ -159,7 +157,7 @@ class Writing(Reading):
             index = self._writer.extend(data)
             if self._unshared:
                 self._share_rows()
-            if self._tell_sampler:
+            if self._notify_sampler:
                 with self._sampling:
                     self._sampler.extend(index)
         return index
@@ -167,12 +165,12 @@ class Writing(Reading):
     # Priorities and emptying -----------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give elements another priority, one for all or as many as there are elements, without gradients.
+        """Set the priority of elements, one for all or one for each; gradients are dropped.
 
-        `index` is an int, or int64 `[n]`, `[n, ndim]`, or a tuple of a tensor a dimension. A sampler that looks at no
-        priorities warns. WrongKindError (a TypeError) for an index or a priority of no numbers, UsageError (a
-        ValueError) for priorities that are negative or not finite, SchemaError (a RuntimeError) for another number of
-        them: all with nothing changed.
+        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension. A sampler without priorities
+        warns. WrongKindError (a TypeError) for an index or priorities that are no numbers, UsageError (a ValueError)
+        for priorities that are negative or not finite, SchemaError (a RuntimeError) for another number of priorities:
+        all with nothing changed.
         """
         if isinstance(index, slice | str) or index is None or index is Ellipsis or is_tensor_collection(index):
             raise WrongKindError(f"elements are named by their numbers, found a {type(index).__name__}")
@@ -180,7 +178,7 @@ class Writing(Reading):
             self._sampler.update_priority(without_arrays(index), _numbers(priority), storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all elements, and where sampler and writer were; memory is kept.
+        """Remove all elements, and reset sampler and writer; memory is kept.
 
         SchemaError (a RuntimeError), with nothing changed, for a dataset that does not allow writing.
         """
@@ -194,18 +192,16 @@ class Writing(Reading):
     # Editing ----------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace elements that are there, by number, or an entry of all of them, by key; no element is added.
+        """Replace existing elements, by number, or an entry of all elements, by key.
 
-        Several indices in a tuple concern the dimensions of `rb[:]`. Data without dimensions that the index selects is
-        repeated along them: `rb[0:2] = rb[0]`. Those that it has are the last ones, and none of size 1 is repeated. In
-        a storage of a list, only a tensor or tensordict that has no rows is. Where all elements are replaced in memory,
-        data may bring new entries, and `rb[key]` may be a new one: in a storage of tensors it is there until elements
-        are written without it.
+        Several indices in a tuple are those of the dimensions of `rb[:]`. Data without the leading dimensions of the
+        selection is repeated along them: `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. In a list storage
+        only a tensor or tensordict without rows is repeated. If all elements are replaced in memory, data may have new
+        entries, and `rb[key]` may be new: a tensor storage keeps it until elements are written without it.
 
-        Data goes through the transforms, but for those that hold data back, as `MultiStepTransform` does: what is
-        assigned is what such a one returned, and takes no part in its windows. Entries go past all transforms.
-        IndexError for elements that are not there, SchemaError (a RuntimeError) for data that is not like what is
-        stored, MissingKeyError (a KeyError) for an entry that is unknown and cannot be added.
+        Data goes through the transforms, except those that hold data back, such as `MultiStepTransform`; entries go
+        through none. IndexError for elements that do not exist, SchemaError (a RuntimeError) for data that does not fit
+        the stored data, MissingKeyError (a KeyError) for an unknown entry that cannot be added.
         """
         if is_key(index):
             self._replace(index, data)
@@ -223,7 +219,7 @@ class Writing(Reading):
             storage[places] = self._complete(storage.repeated(places, data), places)
 
     def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
-        """Send data `through` the transforms, without showing them the caller's own containers."""
+        """Apply a method of the transforms to data, or to a shallow copy of a tensordict."""
         if data is None:
             raise SchemaError("None was given to write: did a function forget to return its data?")
         if self._transform.is_empty:
@@ -231,12 +227,12 @@ class Writing(Reading):
         return through(data.copy() if isinstance(data, TensorDictBase) else data)
 
     def _names_all(self, index: Any) -> bool:
-        """Tell whether an index of one dimension of the user's layout names all that there is along it."""
+        """Whether an index of one dimension of the user's layout selects all of it."""
         size = self._storage.shape[self._dim_extend]
         return index is Ellipsis or (isinstance(index, slice) and range(size)[index] == range(size))
 
     def _complete(self, data: Any, places: Any) -> Any:
-        """Add to data the labels of the elements that it replaces."""
+        """Add the row numbers of the replaced elements to data without them."""
         if self._label is not None and is_tensor_collection(data) and data.get(self._label, None) is None:
             rows = places.reshape(-1) if isinstance(places, torch.Tensor) and places.dim() > 1 else places
             labels = self._storage.entry((self._label,), rows)
@@ -248,7 +244,7 @@ class Writing(Reading):
         return data
 
     def _places(self, index: Any) -> Any:
-        """Return the index as storages take it; IndexError for elements that are not there."""
+        """Return the index in the form of storages; IndexError for elements that do not exist."""
         rows, found = self._storage.shape[0], as_index(index, 1)
         highest = -1
         if isinstance(found, slice):
@@ -262,20 +258,19 @@ class Writing(Reading):
         return found
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Replace the first elements, as many as `data` has, or `end`; neither length nor cursor changes.
+        """Replace the first elements along dimension 0 of `rb[:]`, as many as `data` has, or `end`; see `rb[:] = data`.
 
-        Of a buffer whose `dim_extend` is above 0 these are the first along dimension 0 of `rb[:]`. Where all are
-        replaced, data may bring new entries: see `rb[:] = data`.
+        Length and cursor do not change.
         """
         self[: batch_length(data) if end is None else end] = data
 
     # Entries ---------------------------------------------------------------------------------------
 
     def set_(self, key: Key, value: Any) -> Any:
-        """Replace an entry of all elements, in place and past the transforms; returns this buffer.
+        """Replace an entry of all elements, in place and without transforms; returns this buffer.
 
-        `value` has the shape and element type of `rb[:][key]`, else SchemaError (a RuntimeError) is raised, as for a
-        storage whose elements cannot be edited. MissingKeyError (a KeyError) for an entry that is not there.
+        SchemaError (a RuntimeError) unless `value` has the shape and element type of `rb[:][key]`, and for a storage
+        whose elements cannot be edited; MissingKeyError (a KeyError) for a missing entry.
         """
         return self._edit({key: value})
 
@@ -288,8 +283,8 @@ class Writing(Reading):
     ) -> Any:
         """Replace several entries as `set_` does: all or none; returns this buffer.
 
-        With `keys_to_update`, only those among the given entries. `clone` is accepted for the sake of TorchRL's
-        signature: values are always copied.
+        With `keys_to_update`, only those among the given entries. `clone` is accepted for compatibility with TorchRL:
+        values are always copied.
         """
         values = dict(_flat(input_dict_or_td))
         if keys_to_update is not None:
@@ -298,7 +293,7 @@ class Writing(Reading):
         return self._edit(values)
 
     def _replace(self, key: Key, value: Any) -> None:
-        """Replace an entry, or a nest of them, or add one that is new."""
+        """Replace or add an entry, or a nest of entries."""
         values = dict(_flat(value, _path(key)))
         try:
             self._edit(values)
@@ -329,7 +324,7 @@ class Writing(Reading):
         return self
 
     def _leaf(self, key: Key) -> torch.Tensor:
-        """Return an entry of valid elements, in the user's layout, in a tensor to edit."""
+        """Return an editable tensor of an entry of all elements, in the user's layout."""
         leaf = self._storage.editable(_path(key))
         return leaf.transpose(0, self._dim_extend) if self._dim_extend else leaf
 
@@ -343,7 +338,7 @@ def _name(key: Key) -> str:
 
 
 def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:
-    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another one."""
+    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another type."""
     if not isinstance(value, torch.Tensor):
         return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
     if value.dtype != leaf.dtype:
@@ -352,7 +347,7 @@ def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:
 
 
 def _flat(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """List the leaves of a tensordict or a nest of dicts with their keys."""
+    """Return the leaves of a tensordict or a nest of dicts with their keys."""
     if not (is_tensor_collection(nest) or isinstance(nest, Mapping)):
         return [(path, nest)]
     found = []
@@ -362,12 +357,12 @@ def _flat(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], 
 
 
 def _numbers(values: Any) -> torch.Tensor:
-    """Return priorities without their gradients; WrongKindError (a TypeError) for what are no numbers."""
+    """Return priorities without gradients; WrongKindError (a TypeError) for anything but numbers."""
     if isinstance(values, torch.Tensor):
         return values.detach()
     if isinstance(values, list | tuple):
         values = [value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value for value in values]
-    if values is None:  # which numpy takes for NaN
+    if values is None:  # NumPy converts it to NaN
         raise WrongKindError("priorities are numbers, found None")
     try:
         return torch.from_numpy(np.array(values, dtype=np.float64))

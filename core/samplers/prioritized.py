@@ -205,9 +205,7 @@ class PrioritizedSampler(Sampler):
         self._make_room(storage)
         device, priorities = getattr(storage, "device", _CPU), self._priorities
         if self._device is None and device != priorities.tree.device:
-            place = (
-                device if getattr(device, "type", "") == "cuda" else _CPU
-            )
+            place = device if getattr(device, "type", "") == "cuda" else _CPU
             if place != priorities.tree.device:
                 priorities.move(place)
         if storage.ndim > 1:

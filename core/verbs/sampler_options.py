@@ -185,20 +185,20 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
         BETA if options.beta is None else options.beta,
     )
     if options.sampler == "prioritized":
-        from ..samplers.prioritized import PrioritizedSampler
+        from ..samplers import PrioritizedSampler
 
         return PrioritizedSampler(*priorities)
     slices = _slice_arguments(options) | _ends(reader.episodes)
     if options.sampler == "slice":
-        from ..samplers.slices import SliceSampler
+        from ..samplers import SliceSampler
 
         return SliceSampler(**slices)
     if options.sampler == "slice-without-replacement":
-        from ..samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+        from ..samplers import SliceSamplerWithoutReplacement
 
         slices.pop("cache_values")  # it always caches
         return SliceSamplerWithoutReplacement(**slices, **epochs)
-    from ..samplers.prioritized_slices import PrioritizedSliceSampler
+    from ..samplers import PrioritizedSliceSampler
 
     return PrioritizedSliceSampler(*priorities, **slices)
 
