@@ -68,8 +68,8 @@ def check_eligible(table: TrajectoryTable, window: Window) -> None:
     found = np.stack(eligible.by_number(np.arange(eligible.count)), 1)
     assert sorted(map(tuple, found)) == sorted(map(tuple, long))
     places = window.places(long[:, 2])
-    assert eligible.place_count == places.sum()
-    drawn = np.stack(eligible.by_place(np.arange(eligible.place_count)), 1)
+    assert eligible.start_count == places.sum()
+    drawn = np.stack(eligible.by_start(np.arange(eligible.start_count)), 1)
     expected = [(*run, place) for run, count in zip(long.tolist(), places, strict=True) for place in range(count)]
     assert sorted(map(tuple, drawn)) == sorted(expected)
 
