@@ -59,7 +59,7 @@ def _loader_counting(buffer: BufferParts, caller: FrameType) -> DataLoader[Any] 
 
     Torch returns `len(dataset)`, which then has to be the number of batches.
     """
-    frame = caller
+    frame: FrameType | None = caller
     while frame is not None and frame.f_code.co_name == "__len__":
         if frame.f_code is _COUNTING:
             loader: Any = frame.f_locals["self"]
