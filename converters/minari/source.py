@@ -12,11 +12,13 @@ from pathlib import Path
 
 from ...core.errors import NetworkError, RbtoolError, UsageError
 from ...core.format import (
+    Advance,
     Catalogue,
     CatalogueEntry,
     EpisodeRanges,
     Ids,
     LocalCache,
+    Note,
     RemoteDataset,
     RemoteFile,
     Source,
@@ -124,13 +126,7 @@ class MinariSource(Source):
         numbered = _numbered(dataset)
         return tuple(file for file in dataset.files if numbered.get(file.path, -1) in {-1, *chosen})
 
-    def download(
-        self,
-        files: Sequence[RemoteFile],
-        folder: Path,
-        progress: Callable[[int], None],
-        note: Callable[[str], None],
-    ) -> None:
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
         """Download the files to `folder`, a few at a time."""
         fetch_files(files, folder, self._remote.transport, progress=progress, note=note)
 

@@ -109,7 +109,18 @@ from .returns import (
     table_with_returns,
 )
 from .sinks import Chosen, Sink
-from .sources import Catalogue, CatalogueEntry, Ids, LocalCache, RemoteDataset, RemoteFile, Source, StaleListing
+from .sources import (
+    Advance,
+    Catalogue,
+    CatalogueEntry,
+    Ids,
+    LocalCache,
+    Note,
+    RemoteDataset,
+    RemoteFile,
+    Source,
+    StaleListing,
+)
 from .staging import (
     FILE_MAGIC,
     Leftover,
@@ -157,6 +168,7 @@ __all__ = [
     "MANIFEST",
     "NOT_IN_JSON",
     "UNVERIFIED",
+    "Advance",
     "Array",
     "Catalogue",
     "CatalogueEntry",
@@ -189,6 +201,7 @@ __all__ = [
     "LocalCache",
     "Manifest",
     "MappedLeaf",
+    "Note",
     "OpenFiles",
     "Origin",
     "PackedBuilder",

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeAlias, final
 
 from ..contract import own_attributes, refuse_overrides
 from ..errors import DatasetNotFoundError, FormatError, UsageError
@@ -24,7 +24,15 @@ from .episodes import EpisodeRanges
 from .locate import safe_id
 from .reader import Reader
 
-__all__ = ["Catalogue", "CatalogueEntry", "Ids", "LocalCache", "RemoteDataset", "RemoteFile", "Source", "StaleListing"]
+__all__ = [
+    "Advance", "Catalogue", "CatalogueEntry", "Ids", "LocalCache", "Note", "RemoteDataset", "RemoteFile", "Source",
+    "StaleListing",
+]  # fmt: skip
+
+Advance: TypeAlias = Callable[[int], None]
+"""Receives how many more bytes there are; negative where bytes turn out to be wrong."""
+Note: TypeAlias = Callable[[str], None]
+"""Receives a sentence on what went wrong and is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +265,7 @@ class Source(Closing, ABC):
         return dataset.files
 
     @abstractmethod
-    def download(
-        self,
-        files: Sequence[RemoteFile],
-        folder: Path,
-        progress: Callable[[int], None],
-        note: Callable[[str], None],
-    ) -> None:
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
         """Bring the files to `folder`, as `fetch` promises."""
 
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
@@ -313,8 +315,8 @@ class Source(Closing, ABC):
         files: Sequence[RemoteFile],
         folder: Path,
         *,
-        progress: Callable[[int], None] | None = None,
-        note: Callable[[str], None] | None = None,
+        progress: Advance | None = None,
+        note: Note | None = None,
     ) -> None:
         """Bring the files to `folder`, each verified; what is there already and is sound is not fetched again.
 

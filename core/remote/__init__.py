@@ -1,18 +1,25 @@
 """Fetching files over the network: resumed, retried, verified. Independent of formats."""
 
 from .bucket import Bucket, BucketObject
+from .catalogue import (
+    CatalogueFile,
+    KnownNames,
+    Resolution,
+    catalogue_age,
+    is_complete,
+    not_found,
+    resolve,
+    substitution_note,
+)
 from .checksums import ChecksumHasher, hasher, matches
 from .fetch import fetch_files
 from .http import HttpTransport, failure
 from .http_source import HttpSource
 from .hub import Hub, HubFile, HubRepository, hub_endpoint
-from .memory import CatalogueFile, KnownNames, catalogue_age
-from .names import Resolution, is_complete, not_found, resolve, substitution_text
-from .offline import require_network
 from .originals import FetchedFile, Originals, OriginalsRecord, stored_originals
 from .retries import Patience, Transient, retry_after, retrying
-from .small import ask_all, read_small
-from .transport import Answer, Transport
+from .threads import ask_all
+from .transport import Answer, Transport, read_small, require_network
 
 __all__ = [
     "Answer",
@@ -48,5 +55,5 @@ __all__ = [
     "retry_after",
     "retrying",
     "stored_originals",
-    "substitution_text",
+    "substitution_note",
 ]

@@ -14,10 +14,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format import StaleListing, is_inside
-from .bounds import ERROR_BYTES, PAGES, head_in_time, paced, read_seconds
-from .offline import require_network
 from .retries import Transient, retry_after, retrying
-from .transport import Transport
+from .transport import ERROR_BYTES, PAGES, Transport, head_in_time, paced, read_seconds, require_network
 
 __all__ = ["Bucket", "BucketObject"]
 

@@ -10,21 +10,23 @@ from __future__ import annotations
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
-from ..format import RemoteFile, fs, is_inside
+from ..format import Advance, Note, RemoteFile, fs, is_inside
 from .checksums import hasher, matches
-from .partial import Partial
+from .partial import RECORD, VerifiedPart, VersionedPart
 from .retries import Transient, retrying
 from .threads import Watch, ignore, run_together
-from .transport import Transport
-from .unverified import RECORD, fetch_unverified
+from .transport import Answer, Transport
 
 __all__ = ["fetch_files"]
 
+_Part = TypeVar("_Part", VerifiedPart, VersionedPart)
 _PART = ".part"
 _FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server
 _FAIR_PARTS = 64
@@ -39,8 +41,8 @@ def fetch_files(
     folder: Path,
     transport: Transport,
     *,
-    progress: Callable[[int], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    progress: Advance | None = None,
+    note: Note | None = None,
     workers: int = 4,
 ) -> None:
     """Bring files to `folder`, each below its path, verified; several at a time.
@@ -54,8 +56,8 @@ def fetch_files(
     has the size that is listed, and fetched again if none is.
 
     `progress` receives how many more bytes are there and may be right, also those that were there before; negative
-    when some turn out to be wrong. At the end the sum is the size of all files. `note` receives a sentence for each
-    failure that is retried. Both are called in the calling thread.
+    when some turn out to be wrong. At the end the sum is the size of all files. `note` receives what went wrong and is
+    tried again. Both are called in the calling thread.
 
     Raises what the first failure was: FormatError before anything is done for files that make no sense together,
     CorruptDataError for bytes that never match, OutOfSpaceError, or the NetworkError, AuthorisationError or
@@ -98,40 +100,63 @@ def _folders_of(path: str) -> Iterator[str]:
 
 
 def _fetch_file(file: RemoteFile, folder: Path, part_path: Path, transport: Transport, watch: Watch) -> None:
-    """Bring one file to its place, whatever of it is there already; into no folder that a link leads to."""
+    """Bring one file to its place, from the first address that has it; into no folder that a link leads to."""
     target = folder / file.path
     with fs.folder_below(folder, target.parent, make=True) as within:
         if _is_there(file, target, within, watch):
             watch.progress(file.known_size)
         elif file.checksum is None:
-            failures = fetch_unverified(file, target, part_path, within, transport, watch)
-            if failures:
-                raise _first_of(failures)
+            _fetch_unverified(file, target, part_path, within, transport, watch)
         else:
-            _fetch_missing(file, target, part_path, within, transport, watch)
+            _fetch_verified(file, target, part_path, within, transport, watch)
 
 
-def _fetch_missing(
+def _fetch_verified(
     file: RemoteFile, target: Path, part_path: Path, within: int, transport: Transport, watch: Watch
 ) -> None:
-    with Partial(file, part_path, within, watch.progress, watch.check) as part:
-        failures: list[RbtoolError] = []
-        for address in file.addresses:
-            try:
-                _FileFetch(file, address, part, transport, watch).run()
-                break
-            except OutOfSpaceError:
-                raise
-            except RbtoolError as error:
-                failures.append(error)
-        else:
-            watch.check()
+    with VerifiedPart(file, part_path, within, watch) as part:
+        failures = _failed_addresses(_VerifiedFetch(file, part, transport, watch))
+        if failures:
             if not part.received or isinstance(failures[0], CorruptDataError):
                 part.discard()
             raise _first_of(failures)
         part.sync()
         watch.check()
         part.publish(target)
+
+
+def _fetch_unverified(
+    file: RemoteFile, target: Path, part_path: Path, within: int, transport: Transport, watch: Watch
+) -> None:
+    """Bring a file without a checksum to `target`: sizes, versions and a second reading decide.
+
+    A part is resumed only if the remote confirms, with a strong validator, that it still serves the same bytes.
+    CorruptDataError if the disk gives back other bytes than those received.
+    """
+    with VersionedPart(part_path, within, watch) as part:
+        failures = _failed_addresses(_UnverifiedFetch(file, part, transport, watch))
+        if failures:
+            if not part.version or not part.received:
+                part.discard()
+            raise _first_of(failures)
+        part.read_again(file.path)
+        watch.check()
+        part.publish(target)
+
+
+def _failed_addresses(fetch: _FileFetch[Any]) -> list[RbtoolError]:
+    """Complete a part from the first address that has the file; return the failures of all if none has it."""
+    failures: list[RbtoolError] = []
+    for address in fetch.file.addresses:
+        try:
+            fetch.run(address)
+            return []
+        except OutOfSpaceError:
+            raise
+        except RbtoolError as error:
+            failures.append(error)
+    fetch.watch.check()
+    return failures
 
 
 def _is_there(file: RemoteFile, target: Path, within: int, watch: Watch) -> bool:
@@ -164,86 +189,170 @@ def _first_of(failures: Sequence[RbtoolError]) -> RbtoolError:
     first = failures[0]
     if len(failures) == 1:
         return first
-    final = type(first)(
+    error = type(first)(
         f"{first.message}; {len(failures)} addresses were tried, and no other had it either", hint=first.hint
     )
-    final.__cause__ = first
-    return final
+    error.__cause__ = first
+    return error
 
 
-class _FileFetch:
-    """Fetches what is missing of one file from one address."""
+class _FileFetch(ABC, Generic[_Part]):
+    """Fetches what is missing of one file, from one address at a time."""
 
-    def __init__(self, file: RemoteFile, address: str, part: Partial, transport: Transport, watch: Watch) -> None:
-        self._file = file
-        self._address = address
-        self._part = part
-        self._transport = transport
-        self._watch = watch
+    def __init__(self, file: RemoteFile, part: _Part, transport: Transport, watch: Watch) -> None:
+        self.file = file
+        self.part = part
+        self.transport = transport
+        self.watch = watch
+        self.address = ""
 
-    def run(self) -> None:
-        """Complete the part; a part that does not match is thrown away and fetched from its start once."""
-        for remedy in ("it is fetched again from the start", ""):
-            try:
-                self._complete()
-                return
-            except _Different as found:
-                self._watch.check()
-                self._part.restart()
-                sentence = f"{self._file.path} is not what was announced: {self._file.checksum} was expected, {found}"
-                if not remedy:
-                    raise CorruptDataError(
-                        f"{sentence} from {self._host}; nothing of it was kept",
-                        hint="the file is damaged at its source or on the way: try again later",
-                    ) from None
-                self._watch.note(f"{sentence} from {self._host}; {remedy}")
+    @abstractmethod
+    def run(self, address: str) -> None:
+        """Complete the part."""
 
     @property
-    def _host(self) -> str:
-        return urlsplit(self._address).hostname or "its source"
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether nothing is missing."""
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Make one request and add what it brings to the part."""
 
     @property
-    def _too_short(self) -> str:
-        size = f"{self._part.received:,} of {self._file.known_size:,} bytes"
-        return f"{self._file.path} could not be fetched from {self._host}: it ended after {size}"
+    def host(self) -> str:
+        return urlsplit(self.address).hostname or "its source"
 
-    def _complete(self) -> None:
-        """Read until the part is whole and right, or raise _Different."""
-        while not self._part.whole:
-            retrying(self._attempt, note=self._watch.note, sleep=self._watch.sleep)
-        if not self._part.matches():
-            raise _Different(f"{self._part.found} came")
+    def too_short(self, size: int) -> Transient:
+        """Make the failure of an answer that ends before the file does."""
+        ended = f"it ended after {self.part.received:,} of {size:,} bytes"
+        return Transient(NetworkError(f"{self.file.path} could not be fetched from {self.host}: {ended}"))
+
+    def _read_until_complete(self) -> None:
+        while not self.is_complete:
+            retrying(self._attempt, note=self.watch.note, sleep=self.watch.sleep)
 
     def _attempt(self) -> None:
-        """Make one request; a failure after a fair part of the file is reported and forgiven."""
-        self._watch.check()
-        before, fair = self._part.received, min(_FAIR_BYTES, self._file.known_size // _FAIR_PARTS)
+        """Make one request; a failure after a fair part of the file is reported and does not count as an attempt."""
+        self.watch.check()
+        before = self.part.received
         try:
             self._read()
-            if not self._part.whole:
-                raise Transient(NetworkError(self._too_short))
         except Transient as failure:
-            if self._part.whole:
+            if self.is_complete:
                 return
-            if self._part.received - before <= fair:
+            fair = _FAIR_BYTES if self.part.size is None else min(_FAIR_BYTES, self.part.size // _FAIR_PARTS)
+            if not self.part.can_resume or self.part.received - before <= fair:
                 raise
-            self._watch.note(f"{failure}; going on from byte {self._part.received:,}")
+            self.watch.note(f"{failure}; resuming at byte {self.part.received:,}")
             if failure.retry_after is not None:
-                raise  # the server's wish goes before ours
+                raise  # the wait that the server asks for has priority
+
+
+class _VerifiedFetch(_FileFetch[VerifiedPart]):
+    """Fetches a file with a checksum."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.part.whole
+
+    def run(self, address: str) -> None:
+        """Complete the part; a part that does not match is discarded and fetched from its start once."""
+        self.address = address
+        for remedy in ("it is fetched again from the start", ""):
+            try:
+                self._read_until_complete()
+                if not self.part.matches():
+                    raise _Different(f"{self.part.found} came")
+                return
+            except _Different as found:
+                self.watch.check()
+                self.part.restart()
+                sentence = f"{self.file.path} is not what was announced: {self.file.checksum} was expected, {found}"
+                if not remedy:
+                    raise CorruptDataError(
+                        f"{sentence} from {self.host}; nothing of it was kept",
+                        hint="the file is damaged at its source or on the way: try again later",
+                    ) from None
+                self.watch.note(f"{sentence} from {self.host}; {remedy}")
 
     def _read(self) -> None:
-        """Add to the part what one request brings; whatever ends it, what came is written."""
         try:
-            with self._transport.open(self._address, self._part.received) as (start, blocks):
-                skip = self._part.received - start
+            with self.transport.open(self.address, self.part.received) as (start, blocks):
+                skip = self.part.received - start
                 if skip < 0:
-                    raise NetworkError(f"{self._host} sends another part of {self._file.path} than was asked for")
+                    raise NetworkError(f"{self.host} sends another part of {self.file.path} than was asked for")
                 for block in blocks:
-                    self._watch.check()
+                    self.watch.check()
                     fresh, skip = block[skip:], max(0, skip - len(block))
-                    if self._part.received + len(fresh) > self._file.known_size:
-                        raise _Different(f"more than its {self._file.known_size:,} bytes came")
-                    self._part.append(fresh)
+                    if self.part.received + len(fresh) > self.part.size:
+                        raise _Different(f"more than its {self.part.size:,} bytes came")
+                    self.part.append(fresh)
         finally:
-            if not self._watch.abandoned():
-                self._part.flush()
+            if not self.watch.abandoned():
+                self.part.flush()
+        if not self.part.whole:
+            raise self.too_short(self.part.size)
+
+
+class _UnverifiedFetch(_FileFetch[VersionedPart]):
+    """Fetches a file without a checksum."""
+
+    is_complete = False
+
+    def run(self, address: str) -> None:
+        """Complete the part."""
+        self.address = address
+        self._read_until_complete()
+
+    def _read(self) -> None:
+        """Resume the version that the part holds, or start again with the version that the remote has now."""
+        version = self.part.version_at(self.address)
+        if version is not None:
+            with self.transport.open_version(self.address, self.part.resumed_at, version) as answer:
+                if self._continues(answer, version):
+                    self._receive(answer, skip=self.part.received - answer.start)
+                    return
+            self.watch.note(f"{self.file.path} changed at {self.host}: it is fetched again from the start")
+        with self.transport.open_version(self.address, 0) as answer:
+            self.part.begin(self.address, answer)
+            if answer.start:
+                raise NetworkError(f"{self.host} sends another part of {self.file.path} than was asked for")
+            self._receive(answer, skip=0)
+
+    def _continues(self, answer: Answer, version: str) -> bool:
+        """Return whether an answer is certainly of the bytes that the part begins with."""
+        return answer.version == version and answer.size == self.part.size and answer.start <= self.part.received
+
+    def _receive(self, answer: Answer, skip: int) -> None:
+        """Append the bytes of an answer after its first `skip`; whatever ends it, what came is written."""
+        expected = answer.size if answer.size is not None else self.file.size
+        self._require_size(answer)
+        try:
+            for block in answer.blocks:
+                self.watch.check()
+                fresh, skip = block[skip:], max(0, skip - len(block))
+                self.part.append(fresh)
+                if expected is not None and self.part.received > expected:
+                    self.part.restart()
+                    raise CorruptDataError(f"{self.file.path} from {self.host} has more than {expected:,} bytes")
+        finally:
+            if not self.watch.abandoned():
+                self.part.flush()
+        if expected is not None and self.part.received < expected:
+            raise self.too_short(expected)
+        self.is_complete = True
+
+    def _require_size(self, answer: Answer) -> None:
+        """Refuse a file of another size than was listed, and one whose end cannot be determined."""
+        listed = self.file.size
+        if listed is not None and answer.size is not None and answer.size != listed:
+            raise CorruptDataError(
+                f"{self.file.path} has {answer.size:,} bytes at {self.host}, {listed:,} were announced",
+                hint="the file was replaced at its source, or is damaged there",
+            )
+        if listed is None and answer.size is None and not answer.ends:
+            raise NetworkError(
+                f"{self.host} does not give the size of {self.file.path}, which has no checksum either: whether it "
+                "came whole cannot be determined"
+            )

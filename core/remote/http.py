@@ -18,9 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError
 from ..version import __version__
-from .bounds import answer_to, paced, read_seconds
 from .retries import Transient, retry_after
-from .transport import Answer, Transport
+from .transport import Answer, Transport, answer_to, paced, read_seconds
 
 if TYPE_CHECKING:
     import httpx2

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import DatasetNotFoundError, NetworkError, RbtoolError, UsageError
-from ..format import RemoteDataset, RemoteFile, Source
+from ..format import Advance, Note, RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files
 from .http import HttpTransport
-from .offline import require_network
 from .retries import retrying
+from .transport import require_network
 
 __all__ = ["HttpSource"]
 
@@ -68,13 +68,7 @@ class HttpSource(Source):
         with self.transport.open_version(address, 0) as answer:
             return answer.size, answer.version
 
-    def download(
-        self,
-        files: Sequence[RemoteFile],
-        folder: Path,
-        progress: Callable[[int], None],
-        note: Callable[[str], None],
-    ) -> None:
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
         """Bring the files to `folder`, a few at a time."""
         for host in {urlsplit(address).hostname for file in files for address in file.addresses}:
             require_network(f"fetching from {host}")

@@ -28,7 +28,7 @@ from ..format import (
     written_time,
 )
 from .checksums import blocks_of, hasher, matches
-from .unverified import RECORD
+from .partial import RECORD
 
 __all__ = ["FetchedFile", "Originals", "OriginalsRecord", "stored_originals"]
 

@@ -8,9 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-__all__ = ["Cancelled", "Watch", "ignore", "run_together"]
+from ..errors import RbtoolError
+from .transport import Transport
+
+__all__ = ["Cancelled", "Watch", "ask_all", "ignore", "run_together"]
+
+T = TypeVar("T")
 
 _GRACE_SECONDS = 2.0
 
@@ -25,11 +30,11 @@ def ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The connection between a job and the thread that waits for it.
+    """What a job calls while it runs.
 
-    `progress` and `note` are the caller's own functions, called in the caller's thread. `sleep` waits, and `check`
-    returns, unless the job is to end: both raise Cancelled then. `abandoned` means that nobody waits for the job
-    any more, and that it must not change a file.
+    `progress` and `note` call the caller's functions, in the caller's thread. `sleep` and `check` raise Cancelled
+    when the job has to end. `abandoned` is true when nobody waits for the job any more: it must not change a file
+    then.
     """
 
     progress: Callable[[int], None] = ignore
@@ -52,10 +57,10 @@ def run_together(jobs: Sequence[Job], watch: Watch, *, workers: int, interrupt: 
         for job in jobs:
             job(watch)
         return
-    _Crew(jobs, watch, interrupt).run(min(workers, len(jobs)))
+    _Workers(jobs, watch, interrupt).run(min(workers, len(jobs)))
 
 
-class _Crew:
+class _Workers:
     """The threads of one call, the jobs they take from, and the messages they send to the caller."""
 
     def __init__(self, jobs: Sequence[Job], watch: Watch, interrupt: Callable[[], None]) -> None:
@@ -83,12 +88,12 @@ class _Crew:
             for thread in threads:
                 thread.start()
             while self._left:
-                self._hear(self._messages.get())
+                self._handle(self._messages.get())
         finally:
             self._stopped.set()
             self._end(threads)
 
-    def _hear(self, message: Callable[[], None] | BaseException | None) -> None:
+    def _handle(self, message: Callable[[], None] | BaseException | None) -> None:
         if isinstance(message, BaseException):
             raise message
         if message is None:
@@ -124,3 +129,31 @@ class _Crew:
     def _sleep(self, seconds: float) -> None:
         if self._stopped.wait(seconds) if seconds else self._stopped.is_set():
             raise Cancelled
+
+
+def ask_all(
+    calls: Sequence[Callable[[], T]],
+    transport: Transport,
+    *,
+    workers: int = 8,
+    done: Callable[[int], None] | None = None,
+) -> list[T | RbtoolError]:
+    """Make all calls in a few threads; return their results, or the RbtoolError of each that failed, in order.
+
+    `done` receives, in this thread, how many more calls are finished. Any other exception ends it all at once, as does
+    an interruption: what the transport waits for is broken off.
+    """
+    results: dict[int, T | RbtoolError] = {}
+
+    def job(index: int, watch: Watch) -> None:
+        watch.check()
+        try:
+            results[index] = calls[index]()
+        except RbtoolError as error:
+            results[index] = error
+        watch.progress(1)
+
+    jobs = [functools.partial(job, index) for index in range(len(calls))]
+    watch = Watch() if done is None else Watch(progress=done)
+    run_together(jobs, watch, workers=workers, interrupt=transport.interrupt)
+    return [results[index] for index in range(len(calls))]

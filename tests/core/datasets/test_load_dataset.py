@@ -15,7 +15,7 @@ from rbtool.core.datasets import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format import MANIFEST, PackedReader, TedReader, fs, last_use
 from rbtool.core.remote import KnownNames
-from rbtool.core.remote.names import Resolution
+from rbtool.core.remote.catalogue import Resolution
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.writers import ImmutableDatasetWriter
 

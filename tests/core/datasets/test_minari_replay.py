@@ -17,7 +17,7 @@ from rbtool.core.datasets import BaseDatasetExperienceReplay, load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.format import MANIFEST, Manifest, TedReader
 from rbtool.core.remote import KnownNames
-from rbtool.core.remote.names import Resolution
+from rbtool.core.remote.catalogue import Resolution
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.specs import Bounded, Categorical, Composite, Unbounded
 from rbtool.core.testing.minari import assert_equals_minari, flat_columns, minari_episodes

@@ -1,4 +1,4 @@
-"""Fetching beside a real server: what is asked for, what lies on the disk, what is told."""
+"""Fetching from a real server: what is asked for, what is on the disk, which notes come."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_cut_is_gone_on_from(how: str, at: int, fetch: Fetch, monkeypatch: pyt
     assert fetch.done
     assert fetch.server.starts("data.bin") == [None, at]
     assert min(fetch.progress) > 0
-    assert fetch.told[0].endswith(f"; going on from byte {at:,}")
+    assert fetch.told[0].endswith(f"; resuming at byte {at:,}")
 
 
 def test_many_cuts_use_up_no_patience(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:

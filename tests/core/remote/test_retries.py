@@ -42,10 +42,10 @@ def test_what_passes_is_called_once(waits: list[float]) -> None:
 
 
 def test_what_fails_twice_is_called_three_times(waits: list[float]) -> None:
-    told: list[str] = []
-    assert retrying(Flaky(busy(), busy()), note=told.append, sleep=waits.append) == 3
+    notes: list[str] = []
+    assert retrying(Flaky(busy(), busy()), note=notes.append, sleep=waits.append) == 3
     assert len(waits) == 2
-    assert [text.partition(";")[0] for text in told] == ["busy 0", "busy 0"]
+    assert [text.partition(";")[0] for text in notes] == ["busy 0", "busy 0"]
 
 
 def test_patience_ends_with_the_last_error(waits: list[float]) -> None:

@@ -105,44 +105,44 @@ class NeedsOthers(SoundSource):
 
 
 class BringsNothing(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
         progress(sum(file.known_size for file in files))
 
 
 class BringsHalf(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, progress, told)
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
+        super().download(files, folder, progress, note)
         for file in files:
             (folder / file.path).write_bytes((folder / file.path).read_bytes()[:-1])
 
 
 class KeepsWhatIsDamaged(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
         absent = [file for file in files if not (folder / file.path).exists()]
-        super().download(absent, folder, progress, told)
+        super().download(absent, folder, progress, note)
 
 
 class FetchesEachTime(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
         for file in files:
             (folder / file.path).unlink(missing_ok=True)
-        super().download(files, folder, progress, told)
+        super().download(files, folder, progress, note)
 
 
 class CountsNothing(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, lambda amount: None, told)
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
+        super().download(files, folder, lambda amount: None, note)
 
 
 class LeavesOthersBehind(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, progress, told)
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
+        super().download(files, folder, progress, note)
         (folder / "index.html").write_text("")
 
 
 class IgnoresTheSwitch(SoundSource):
-    def download(self, files, folder, progress, told) -> None:  # type: ignore[no-untyped-def]
-        fetch_files(files, folder, self.transport, progress=progress, note=told)
+    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
+        fetch_files(files, folder, self.transport, progress=progress, note=note)
 
 
 class FailsWhenClosed(SoundSource):

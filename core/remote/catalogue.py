@@ -1,17 +1,31 @@
-"""From what a user types to the id of a dataset: exact, the latest version, or the same words."""
+"""Finds the dataset that a user names in a catalogue, and keeps found names and catalogues on disk."""
 
 from __future__ import annotations
 
+import datetime
 import difflib
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from ..errors import DatasetNotFoundError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..format import Catalogue, decode, dump_json, fs, load_json, safe_id
 
-__all__ = ["Resolution", "is_complete", "not_found", "resolve", "substitution_text"]
+__all__ = [
+    "CatalogueFile",
+    "KnownNames",
+    "Resolution",
+    "catalogue_age",
+    "is_complete",
+    "not_found",
+    "resolve",
+    "substitution_note",
+]
+
 
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8
@@ -29,7 +43,7 @@ class Resolution:
     how: Literal["exact", "latest", "words"]
 
 
-def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
+def substitution_note(asked: str, taken: str, *, before: bool = False) -> str:
     """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
     return f"no dataset is called {asked}: {taken}, of the same words, {'was' if before else 'is'} taken"
 
@@ -91,9 +105,9 @@ def _nearest(asked: str, ids: Sequence[str]) -> list[str]:
 def not_found(asked: str, ids: Sequence[str], source: str) -> DatasetNotFoundError:
     """Make the error that states there is no such dataset, with the nearest names."""
     near = _nearest(asked, ids)
-    said = f"{source} has no dataset {asked!r}, among {len(ids):,}"
+    message = f"{source} has no dataset {asked!r}, among {len(ids):,}"
     hint = f"nearest: {_listed(near)}" if near else f"see what there is: rbtool list --remote {source}"
-    return DatasetNotFoundError(said, hint=hint)
+    return DatasetNotFoundError(message, hint=hint)
 
 
 def _same_words(asked: str, ids: Iterable[str]) -> list[str]:
@@ -129,3 +143,67 @@ def _latest(names: Iterable[str]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+class _Known(NamedTuple):
+    id: str
+    how: Literal["exact", "latest", "words"]
+
+
+class KnownNames:
+    """What words were found to mean, in `<root>/<source>/.names.json`. A damaged file is taken as empty."""
+
+    def __init__(self, root: Path, source: str) -> None:
+        self._root = root
+        self.path = root / source / ".names.json"
+
+    def get(self, asked: str) -> Resolution | None:
+        """Return what `asked` was found to mean, if it was."""
+        try:
+            found = decode(_Known, self._read().get(asked), str(self.path))
+            return Resolution(asked, safe_id(found.id), found.how)
+        except (FormatError, UsageError):
+            return None
+
+    def put(self, found: Resolution) -> None:
+        """Remember what words mean."""
+        if self.get(found.asked) != found:
+            names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
+            fs.replace_file_below(self._root, self.path, (dump_json(names, indent=1) + "\n").encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = load_json(self.path)
+        except (OSError, FormatError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class CatalogueFile:
+    """The catalogue of a remote as it was last fetched, in `<root>/<source>/.catalogue/`."""
+
+    def __init__(self, root: Path, source: str, key: str) -> None:
+        name = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
+        self._root = root
+        self.path = root / source / ".catalogue" / f"{name}.json"
+
+    def load(self) -> Catalogue | None:
+        """Read it; None where there is none that can be read."""
+        try:
+            return decode(Catalogue, load_json(self.path), str(self.path))
+        except (OSError, FormatError):
+            return None
+
+    def save(self, catalogue: Catalogue) -> None:
+        """Put it in place of the older one."""
+        text = dump_json({"format_version": 1, **asdict(catalogue)}, indent=1) + "\n"
+        fs.replace_file_below(self._root, self.path, text.encode())
+
+
+def catalogue_age(catalogue: Catalogue) -> float:
+    """Return how many seconds ago a catalogue was fetched; never negative."""
+    try:
+        then = datetime.datetime.fromisoformat(catalogue.fetched)
+    except ValueError:
+        return float("inf")
+    return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
