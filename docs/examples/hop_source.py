@@ -39,7 +39,7 @@ class HopReader(Reader):
         with (self.path / "hop.npz").open("rb") as raw, np.load(raw) as file:
             self.data = dict(file)
 
-    def survey(self, progress: Callable[[int, int], None]) -> SourceFacts:
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         self.stops = np.flatnonzero(self.data["done"]) + 1
         return SourceFacts("hop", "hop", FIELDS, range(len(self.stops)), int(self.stops[-1]))
 

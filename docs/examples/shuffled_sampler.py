@@ -1,8 +1,11 @@
 """A sampler that draws each element once in every epoch."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from rbtool import Sampler
+from rbtool import Sampler, Storage
 
 
 class Shuffled(Sampler):
@@ -18,7 +21,7 @@ class Shuffled(Sampler):
     def reset(self) -> None:
         self.left, self.count = self.left[:0], 0
 
-    def draw(self, storage, batch_size):
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         if len(storage) < self.count or not len(self.left):
             self.left, self.count = torch.randperm(len(storage), generator=self.generator), len(storage)
         self.left = torch.cat([self.left, torch.arange(self.count, len(storage))])
@@ -31,11 +34,11 @@ class Shuffled(Sampler):
     def remaining_batches(self) -> int:
         return -(-len(self.left) // self.size)
 
-    def on_rotate(self, row, storage):
+    def on_rotate(self, row: int, storage: Storage) -> None:
         self.left = (self.left - row) % len(storage)
 
-    def save_state(self):
+    def save_state(self) -> dict[str, Any]:
         return {"left": self.left, "count": self.count, "size": self.size}
 
-    def load_state(self, state):
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self.left, self.count, self.size = state["left"].clone(), int(state["count"]), int(state["size"])
