@@ -63,8 +63,14 @@ from .locate import (
     find_dataset,
     known_root,
     last_use,
+    open_source,
+    reader_class,
+    reader_names,
     require_apart,
-    safe_id,
+    sink_class,
+    sink_names,
+    source_class,
+    source_names,
     storage_root,
     stored_datasets,
 )
@@ -96,7 +102,6 @@ from .reader import FINAL_STEPS, FinalStep, Reader, require_final_step
 from .recording.log import COMMITS, unfinished_recording
 from .recording.recorder import PackedRecorder
 from .recording.repair import RecordingState, examine_recording, repair_recording, require_restorable
-from .registry import open_source, reader_class, reader_names, sink_class, sink_names, source_class, source_names
 from .returns import (
     EpisodeSummary,
     episode_returns,
@@ -120,6 +125,7 @@ from .sources import (
     RemoteFile,
     Source,
     StaleListing,
+    safe_id,
 )
 from .staging import (
     FILE_MAGIC,
@@ -148,9 +154,19 @@ from .ted.builder import (
     write_documents,
     write_manifest,
 )
-from .ted.leaf_writer import LeafWriter, TreeWriter, merge_ranges, range_of, record_file
 from .ted.reader import FolderReader, PlainReader, TedReader
-from .ted.tree import MappedLeaf, batch_of, leaf_path, read_tree, write_tree_meta
+from .ted.tree import (
+    LeafWriter,
+    MappedLeaf,
+    TreeWriter,
+    batch_of,
+    leaf_path,
+    merge_ranges,
+    range_of,
+    read_tree,
+    record_file,
+    write_tree_meta,
+)
 
 __all__ = [
     "CODECS",

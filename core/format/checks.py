@@ -189,15 +189,15 @@ def file_problems(reader: StepReader) -> list[str]:
     """Describe what is wrong with the files, as the rules about files do, but name each file once."""
     files = reader.listed if isinstance(reader, FolderReader) else None
     wrong = {file.path for file in files.manifest.files if files.size_problem(file)} if files else set()
-    found = [*_length_problems(reader, besides=wrong), *size_problems(reader), *_digest_problems(reader)]
+    found = [*_length_problems(reader, skipped=wrong), *size_problems(reader), *_digest_problems(reader)]
     return list(dict.fromkeys(found))
 
 
-def _length_problems(reader: StepReader, besides: Collection[str] = ()) -> list[str]:
+def _length_problems(reader: StepReader, skipped: Collection[str] = ()) -> list[str]:
     """Compare the rows, types and shapes in the `meta.json` files with the manifest, and with files but for some."""
     try:
         if isinstance(reader, TedReader):
-            reader.check_tree(besides)
+            reader.check_tree(skipped)
     except FormatError as error:
         return [str(error)]
     return []
@@ -355,8 +355,8 @@ def sound_steps(reader: StepReader) -> StepReader:
     if not problems and not bad.any():
         return reader
     if bad.all():
-        said = f": {problems[0]}" if problems else ""
-        raise CorruptDataError(f"{reader.path} has no episode that is sound{said}", hint=_look(reader.path))
+        first = f": {problems[0]}" if problems else ""
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{first}", hint=_look(reader.path))
     numbers = reader.episodes.episode[bad].tolist()
     named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
     notes = list(problems)

@@ -17,8 +17,7 @@ from . import fs
 from .digest import FileRecord
 from .documents import decode, dump_json, parse_json
 from .manifest import HIDDEN
-from .ted.leaf_writer import TreeWriter, record_file
-from .ted.tree import leaf_path, parse_node
+from .ted.tree import TreeWriter, leaf_path, parse_node, record_file
 
 __all__ = [
     "COLUMNS",

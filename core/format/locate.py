@@ -1,20 +1,25 @@
-"""Names: where the root is, which folder an id means, and which ids are safe to use as a path."""
+"""Finds datasets by name or path, and readers, sources and export formats by name."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from platformdirs import user_cache_path
 
-from ..declarations import source_example
-from ..errors import DatasetNotFoundError, UsageError, nearest
+from ..declarations import declared, source_example
+from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
+from .reader import Reader
+from .sinks import Sink
+from .sources import Source, safe_id
 from .staging import mend
 
 __all__ = [
@@ -22,14 +27,18 @@ __all__ = [
     "find_dataset",
     "known_root",
     "last_use",
+    "open_source",
+    "reader_class",
+    "reader_names",
     "require_apart",
-    "safe_id",
+    "sink_class",
+    "sink_names",
+    "source_class",
+    "source_names",
     "storage_root",
     "stored_datasets",
 ]
 
-_LONGEST_ID = 200  # with room for what is added to make a file name of it
-_ODD = re.compile("[\0\ud800-\udfff]")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
 
@@ -58,18 +67,6 @@ def known_root(root: str | os.PathLike[str] | None = None) -> Path | None:
         return storage_root(root)
     except UsageError:
         return None
-
-
-def safe_id(name: str) -> str:
-    """Return a dataset id that cannot leave its folder, or raise UsageError."""
-    parts = name.split("/")
-    if not name or name.startswith(("/", "~")) or "\\" in name or _ODD.search(name) or re.match("[A-Za-z]:", name):
-        raise UsageError(f"{name!r} is not a dataset id: ids are relative, like D4RL/door/human-v2")
-    if len(name.encode()) > _LONGEST_ID:
-        raise UsageError(f"{name[:40]}… is not a dataset id: ids have at most {_LONGEST_ID} bytes")
-    if any(part in {"", ".", ".."} or part.startswith(".") for part in parts):
-        raise UsageError(f"{name!r} is not a dataset id: no part of an id may be empty or begin with a dot")
-    return name
 
 
 def dataset_folder(request: Request, root: Path) -> Path:
@@ -138,8 +135,6 @@ def _parts_of(folder: Path, source: str, name: str) -> str:
 
 
 def _how_to_get(name: str, root: Path) -> str:
-    from .registry import source_names  # which needs the sources, and they this module
-
     known, (source, _, id) = source_names(), name.partition(":")
     if source not in known:
         return f"there is no source {source!r} here; known are {', '.join(known)}"
@@ -189,3 +184,73 @@ def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
             yield here, Manifest.load(here)
         except (ValueError, OSError) as error:
             yield here, error
+
+
+_Contract = TypeVar("_Contract")
+
+
+def _targets(kind: Literal["reader", "source", "sink"]) -> dict[str, str]:
+    from importlib.metadata import entry_points  # 10 ms that a command which converts nothing need not wait for
+
+    built_in = {one.name: target for one in declared() if (target := one.target(kind)) is not None}
+    plugged = {entry.name: entry.value for entry in entry_points(group=f"rbtool.{kind}s") if entry.name not in built_in}
+    return built_in | dict(sorted(plugged.items()))
+
+
+def _load(target: str, contract: type[_Contract]) -> type[_Contract]:
+    module, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(found, type) and issubclass(found, contract)):
+        raise FormatError(f"{target} is no {contract.__name__}")
+    return found
+
+
+def reader_names() -> list[str]:
+    """Names of all formats that can be read: ours first, then those that installed packages add."""
+    return list(_targets("reader"))
+
+
+def reader_class(name: str) -> type[Reader]:
+    """Load the reader of one format."""
+    targets = _targets("reader")
+    if name not in targets:
+        raise FormatError(f"no reader for format {name!r}; there are {', '.join(sorted(targets))}")
+    return _load(targets[name], Reader)  # type: ignore[type-abstract]  # only asked for subclasses
+
+
+def source_names() -> list[str]:
+    """Names of all sources that datasets can be fetched from: ours first, then those that installed packages add."""
+    return list(_targets("source"))
+
+
+def source_class(name: str) -> type[Source]:
+    """Load the source of that name; raise UsageError for one that is not known."""
+    targets = _targets("source")
+    if name not in targets:
+        meant = did_you_mean(name, targets)
+        raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known are {', '.join(sorted(targets))}")
+    return _load(targets[name], Source)  # type: ignore[type-abstract]
+
+
+def sink_names() -> list[str]:
+    """Names of all formats that can be written: ours first, then those that installed packages add."""
+    return list(_targets("sink"))
+
+
+def sink_class(name: str) -> type[Sink]:
+    """Load what writes one format; raise UsageError for one that is not known."""
+    targets = _targets("sink")
+    if name not in targets:
+        raise UsageError(f"there is no format {name!r} to export to", hint=f"take one of {', '.join(targets)}")
+    return _load(targets[name], Sink)  # type: ignore[type-abstract]
+
+
+def open_source(path: Path, *, final_step: str = "auto") -> Reader:
+    """Open a dataset in whatever known format is at `path`, recognised by its content; `final_step` as for `Reader`."""
+    if not path.exists():
+        raise DatasetNotFoundError(f"there is nothing at {path}")
+    for name in reader_names():
+        reader = reader_class(name)
+        if reader.recognises(path):
+            return reader(path, final_step=final_step)
+    raise FormatError(f"{path} is in no format that is known here ({', '.join(reader_names())})")

@@ -15,7 +15,7 @@ from ..ted import BoundaryCounts, Field, Key
 from . import fs
 from .digest import FileRecord, digest_bytes, digest_files
 from .documents import NOT_IN_JSON, Check, Count, FieldEntry, decode, dump_json, load_json, parse_json, plain
-from .ted.tree import require_own_files
+from .ted.tree import FieldRange, require_own_files
 
 __all__ = [
     "ENV_METADATA",
@@ -144,7 +144,6 @@ ENV_METADATA = "env_metadata.json"
 Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
 Kind: TypeAlias = Literal["dataset", "checkpoint"]
-FieldRange: TypeAlias = tuple[int | float, int | float] | None
 _PATH_PARTS = 100
 _NAME_BYTES = 255
 

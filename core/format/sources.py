@@ -21,18 +21,33 @@ from . import fs
 from .contracts import Closing
 from .documents import written_time
 from .episodes import EpisodeRanges
-from .locate import safe_id
 from .reader import Reader
 
 __all__ = [
     "Advance", "Catalogue", "CatalogueEntry", "Ids", "LocalCache", "Note", "RemoteDataset", "RemoteFile", "Source",
-    "StaleListing",
+    "StaleListing", "safe_id",
 ]  # fmt: skip
 
 Advance: TypeAlias = Callable[[int], None]
 """Receives how many more bytes there are; negative where bytes turn out to be wrong."""
 Note: TypeAlias = Callable[[str], None]
 """Receives a sentence on what went wrong and is tried again."""
+
+
+_LONGEST_ID = 200  # with room for what is added to make a file name of it
+_ODD = re.compile("[\0\ud800-\udfff]")
+
+
+def safe_id(name: str) -> str:
+    """Return a dataset id that cannot leave its folder, or raise UsageError."""
+    parts = name.split("/")
+    if not name or name.startswith(("/", "~")) or "\\" in name or _ODD.search(name) or re.match("[A-Za-z]:", name):
+        raise UsageError(f"{name!r} is not a dataset id: ids are relative, like D4RL/door/human-v2")
+    if len(name.encode()) > _LONGEST_ID:
+        raise UsageError(f"{name[:40]}… is not a dataset id: ids have at most {_LONGEST_ID} bytes")
+    if any(part in {"", ".", ".."} or part.startswith(".") for part in parts):
+        raise UsageError(f"{name!r} is not a dataset id: no part of an id may be empty or begin with a dot")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

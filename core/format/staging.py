@@ -371,8 +371,8 @@ def remove_dataset(path: Path, *, below: Path | None = None) -> None:
         raise _busy(path)
 
 
-def remove_at_once(folder: Path, *, beside: Path | None = None, below: Path | None = None) -> bool:
-    """Remove a folder so that nobody finds half of it: it becomes a leftover next to `beside`, by default itself.
+def remove_at_once(folder: Path, *, near: Path | None = None, below: Path | None = None) -> bool:
+    """Remove a folder so that nobody finds half of it: it becomes a leftover next to `near`, by default itself.
 
     Returns False, with nothing changed, if it is not there or another process has it locked.
     """
@@ -382,7 +382,7 @@ def remove_at_once(folder: Path, *, beside: Path | None = None, below: Path | No
             if lock < 0:
                 return False
             try:
-                remove_aside(folder, beside or folder, below=below)
+                remove_aside(folder, near or folder, below=below)
             finally:
                 os.close(lock)
     except FileNotFoundError:
@@ -390,9 +390,9 @@ def remove_at_once(folder: Path, *, beside: Path | None = None, below: Path | No
     return True
 
 
-def remove_aside(folder: Path, beside: Path, *, below: Path | None = None) -> None:
+def remove_aside(folder: Path, near: Path, *, below: Path | None = None) -> None:
     """Remove a folder that this process has locked, as `remove_at_once` does."""
-    aside = _sibling(beside, _MARK)  # with this mark nobody ever puts it back
+    aside = _sibling(near, _MARK)  # with this mark nobody ever puts it back
     with _folder_around(folder, below) as within, _folder_around(aside, below) as into:
         fs.rename(folder, aside, within=within, into=into)
         fs.fsync(into, aside.parent)

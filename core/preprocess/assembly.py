@@ -272,7 +272,7 @@ class Assembly(Closing):
         if not resumed:
             fs.make_folder(placed)
             fs.make_folder(part_path(folder, 0).parent)
-        self._tree = PositionedTree(placed, fields, selection.steps, anew=not resumed)
+        self._tree = PositionedTree(placed, fields, selection.steps, reuse=resumed)
         self._tasks = tasks
 
     def take(self, task: Task, finished: Finished) -> None:

@@ -302,7 +302,7 @@ class ResumeState(NamedTuple):
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
         """Return the finished tasks whose rows on the disk still match their digests."""
         found = {}
-        with PositionedTree(placed_folder(folder), self.fields, steps, anew=False) as tree:
+        with PositionedTree(placed_folder(folder), self.fields, steps, reuse=True) as tree:
             for index, finished in self.finished.items():
                 try:
                     task = tasks[index]

@@ -231,7 +231,7 @@ def _with_originals(entries: Sequence[CacheEntry], chosen: Sequence[CacheEntry])
 
 def _remove_original(entry: CacheEntry, root: Path) -> bool:
     source = entry.path.parent.parent
-    return remove_at_once(entry.path, beside=source / entry.path.name, below=root) or not entry.path.exists()
+    return remove_at_once(entry.path, near=source / entry.path.name, below=root) or not entry.path.exists()
 
 
 def _remove_prunable(entry: CacheEntry, root: Path) -> bool:

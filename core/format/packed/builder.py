@@ -13,11 +13,11 @@ from ...ted import NEXT, Field, Key, row_bytes, rows_equal
 from .. import fs
 from ..contracts import Array, StepReader
 from ..digest import FileRecord
-from ..episodes import EpisodeRow, EpisodeTable
+from ..episodes import EpisodeTable
 from ..manifest import FieldRange, Layout, Manifest
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
-from ..ted.leaf_writer import merge_ranges, range_of, record_file
+from ..ted.tree import merge_ranges, range_of, record_file
 from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
@@ -144,17 +144,7 @@ class PackedBuilder(RowBuilder):
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         self.rows.append(columns, last)
 
-    def finish(
-        self,
-        episodes: EpisodeTable | Sequence[EpisodeRow],
-        origin: Origin,
-        text: Sequence[dict[str, str]] | None = None,
-    ) -> Manifest:
-        """Write the schema, the episode table, the text, the source's metadata and, last, the manifest.
-
-        SchemaError for a table of other episodes than those that were appended.
-        """
-        table = episodes if isinstance(episodes, EpisodeTable) else EpisodeTable.from_rows(episodes)
+    def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
         data = self.rows.finish()
         if not np.array_equal(table.length, self.rows.lengths):
             raise SchemaError(

@@ -23,7 +23,7 @@ from ..packed.schema import SCHEMA, PackedSchema, RecordNumbers
 from ..returns import episode_return
 from ..staging import lock_folder
 from ..ted.builder import Origin, provenance_step, write_manifest
-from ..ted.leaf_writer import record_file
+from ..ted.tree import record_file
 from .log import COMMITS, COMMITS_COPY, RECORDING, Commit, CommitLog, episode_digest, fields_bytes
 
 __all__ = [

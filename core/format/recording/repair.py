@@ -19,7 +19,7 @@ from ..open_files import OpenFiles
 from ..packed.reader import PackedReader
 from ..packed.schema import RECORDS, SCHEMA, PackedSchema
 from ..staging import lock_folder
-from ..ted.leaf_writer import merge_ranges, range_of
+from ..ted.tree import merge_ranges, range_of
 from .log import (
     COMMITS,
     COMMITS_COPY,

@@ -34,8 +34,7 @@ from ..manifest import (
     is_inside,
 )
 from ..open_files import MappedWindow, pread_rows
-from .leaf_writer import TreeWriter, merge_ranges, record_file
-from .tree import MappedLeaf, leaf_path, require_own_files, write_tree_meta
+from .tree import MappedLeaf, TreeWriter, leaf_path, merge_ranges, record_file, require_own_files, write_tree_meta
 
 __all__ = [
     "DatasetBuilder",
@@ -82,10 +81,11 @@ class RowFiles:
 class PositionedTree:
     """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
 
-    `anew=False` takes up what files an earlier one made. A context manager: leaving closes the files, finished or not.
+    `reuse=True` continues with the files that an earlier one made. A context manager: leaving closes the files,
+    finished or not.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, anew: bool = True) -> None:
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self.rows = rows
@@ -95,12 +95,12 @@ class PositionedTree:
         self._window = MappedWindow()
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
-        if anew:
+        if not reuse:
             fs.require_space(folder, rows * sum(field.row_bytes for field in fields))
         try:
             for field in fields:
                 path = folder / leaf_path(field.key)
-                make = anew or not path.exists()
+                make = not reuse or not path.exists()
                 if make:
                     fs.make_folder(path.parent)
                 self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)
@@ -219,20 +219,28 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
 
 
 class RowBuilder(ABC):
-    """Takes TED rows, then episodes and what is known of them. A context manager: leaving closes the files."""
+    """Takes TED rows, then the episode table and the origin. A context manager: leaving closes the files."""
 
     @abstractmethod
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
 
-    @abstractmethod
     def finish(
         self,
         episodes: EpisodeTable | Sequence[EpisodeRow],
         origin: Origin,
         text: Sequence[dict[str, str]] | None = None,
     ) -> Manifest:
-        """Write the episode table, the text, the source's metadata and, last, the manifest."""
+        """Write the episode table, the text, the source's metadata and, last, the manifest.
+
+        SchemaError for a table of other episodes than those that were appended, where the layout marks their ends.
+        """
+        table = episodes if isinstance(episodes, EpisodeTable) else EpisodeTable.from_rows(episodes)
+        return self._complete(table, origin, text or ())
+
+    @abstractmethod
+    def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
+        """Complete the files, then write the table, the text, the source's metadata and the manifest."""
 
     @abstractmethod
     def close(self) -> None:
@@ -256,14 +264,7 @@ class DatasetBuilder(RowBuilder):
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         self._tree.append(columns)
 
-    def finish(
-        self,
-        episodes: EpisodeTable | Sequence[EpisodeRow],
-        origin: Origin,
-        text: Sequence[dict[str, str]] | None = None,
-    ) -> Manifest:
-        """Write the episode table, the text, the source's metadata and, last, the manifest."""
-        table = episodes if isinstance(episodes, EpisodeTable) else EpisodeTable.from_rows(episodes)
+    def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
         data = self._tree.finish((table.steps,))
         return write_manifest(self.folder, self.fields, data, self._tree.ranges, table, origin, text)
 

@@ -152,12 +152,12 @@ class TedReader(FolderReader):
         kept = [(self.listed.size(leaf_path(field.key)) or 0) // field.row_bytes for field in sized]
         return min(*kept, self.manifest.steps, self.manifest.steps)
 
-    def check_tree(self, besides: Collection[str] = ()) -> None:
+    def check_tree(self, skipped: Collection[str] = ()) -> None:
         """Compare the `meta.json` files and file sizes with the manifest; raise CorruptDataError if they differ.
 
-        The sizes of the files `besides` are not compared.
+        The sizes of the files `skipped` are not compared.
         """
-        leaves = read_tree(self.listed, besides=besides)
+        leaves = read_tree(self.listed, skipped=skipped)
         expected = {field.key: (field.dtype, (self.manifest.steps, *field.shape)) for field in self.fields}
         found = {key: (leaf.dtype, leaf.shape) for key, leaf in leaves.items()}
         if found != expected:
