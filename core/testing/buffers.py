@@ -1,24 +1,45 @@
-"""What every buffer must do: subclass `BufferTests`, say how to make one, and pytest runs the rest."""
+"""What every buffer must do: subclass `BufferTests` and implement `make`; pytest runs the rest."""
 
 from __future__ import annotations
 
 import pickle
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ..buffers import ReplayBuffer
+from ..buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ..storages import LazyTensorStorage
 from .raising import error_of
 
-__all__ = ["CONTENTS", "LANES", "ROWS", "BufferTests", "alike", "leaves_of", "make_class", "numbered"]
+__all__ = [
+    "CONTENTS",
+    "EXPONENTS",
+    "LANES",
+    "ROWS",
+    "BufferTests",
+    "alike",
+    "draw_many",
+    "drawn_weights",
+    "expected",
+    "leaves_of",
+    "make_class",
+    "numbered",
+    "of_steps",
+    "plain",
+    "steps",
+]
+
 
 ROWS, LANES = 12, 3
-KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers say of elements
+KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers add to elements
 FILLS = {"empty": 0, "partly": 7, "full": 12, "wrapped": 29}
 CONTENTS = ("tensor", "tensordict", "nested", "tree")
 
@@ -36,7 +57,7 @@ def leaves_of(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], to
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Tell whether two nests have the same leaves, bit for bit."""
+    """Return whether two nests have the same leaves, bit for bit."""
     left, right = leaves_of(one), leaves_of(other)
     return left.keys() == right.keys() and all(
         value.dtype == right[path].dtype and torch.equal(value, right[path]) for path, value in left.items()
@@ -85,7 +106,7 @@ class BufferTests(ABC):
         return numbered(self.content, rows if self.ndim == 1 else rows + 100 * torch.arange(LANES).unsqueeze(1))
 
     def expected(self, written: int) -> Any:
-        """Say what lies in a ring after so many rows, written one after the other."""
+        """Return the contents of a ring after so many rows, written one after the other."""
         ring = [max(row for row in range(written) if row % ROWS == slot) for slot in range(min(written, ROWS))]
         rows = torch.tensor(ring, dtype=torch.int64)
         return numbered(self.content, rows if self.ndim == 1 else rows + 100 * torch.arange(LANES).unsqueeze(1))
@@ -103,7 +124,7 @@ class BufferTests(ABC):
             yield written, buffer
 
     def holds(self, buffer: ReplayBuffer, written: int) -> bool:
-        """Tell whether contents, length, cursor and count are those after so many rows."""
+        """Return whether contents, length, cursor and count are those after so many rows."""
         elements = min(written, ROWS) * (LANES if self.ndim == 2 else 1)
         counted = (len(buffer), buffer.writer.cursor, buffer.write_count) == (elements, written % ROWS, written)
         return counted and (not written or alike(buffer[:], self.expected(written)))
@@ -228,15 +249,15 @@ class BufferTests(ABC):
         assert all(map(alike, one, ahead))
         assert not all(map(alike, one, other))
 
-    def test_a_state_goes_round_and_the_ring_goes_on(self) -> None:
+    def test_a_state_restores_and_the_ring_continues(self) -> None:
         for written, buffer in self.filled(generator=torch.Generator().manual_seed(1), batch_size=4):
             for before in (0, 3, 20):
                 other = self.make(batch_size=2)
                 self.fill(other, before)
                 other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
-                self.goes_on_like(other, buffer, written)
+                self.continues_like(other, buffer, written)
 
-    def test_a_folder_goes_round_and_the_ring_goes_on(self) -> None:
+    def test_a_folder_restores_and_the_ring_continues(self) -> None:
         if not self.saves:
             return
         for written, buffer in self.filled(generator=torch.Generator().manual_seed(1), batch_size=4):
@@ -246,13 +267,13 @@ class BufferTests(ABC):
                     other = self.make(batch_size=2)
                     self.fill(other, before)
                     other.loads(f"{folder}/saved")
-                    self.goes_on_like(other, buffer, written)
+                    self.continues_like(other, buffer, written)
 
-    def test_a_pickle_goes_round_and_the_ring_goes_on(self) -> None:
+    def test_a_pickle_restores_and_the_ring_continues(self) -> None:
         for written, buffer in self.filled(generator=torch.Generator().manual_seed(1), batch_size=4):
-            self.goes_on_like(pickle.loads(pickle.dumps(buffer)), buffer, written)
+            self.continues_like(pickle.loads(pickle.dumps(buffer)), buffer, written)
 
-    def goes_on_like(self, other: ReplayBuffer, buffer: ReplayBuffer, written: int) -> None:
+    def continues_like(self, other: ReplayBuffer, buffer: ReplayBuffer, written: int) -> None:
         """Check that a restored buffer holds, draws and writes what the saved one does."""
         assert self.holds(other, written)
         assert other.batch_size == buffer.batch_size
@@ -268,3 +289,50 @@ class BufferTests(ABC):
 def make_class(name: str, made: Callable[..., ReplayBuffer], **attributes: Any) -> type[BufferTests]:
     """Make a suite for one kind of buffer and content, for files that run many of them."""
     return type(name, (BufferTests,), {"make": lambda self, **more: made(**more), "__test__": True, **attributes})
+
+
+EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
+"""With these, weights are priorities, and the info of a sample gives them."""
+
+
+def draw_many(buffer: ReplayBuffer, draws: int = 4000) -> tuple[Any, dict[str, Any]]:
+    """Draw one large batch, whatever the buffer's own batch size, and return it with what is known of its elements."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the buffer has another batch size
+        found: tuple[Any, dict[str, Any]] = buffer.sample(draws, return_info=True)
+    return found
+
+
+def drawn_weights(buffer: ReplayBuffer) -> list[float]:
+    """Return the weights of all elements in parts of their sum; of a sampler whose beta is 1, that has some tens.
+
+    They are read off the importance weights of many draws: an element that is not among them has weight 0.
+    """
+    torch.manual_seed(0)
+    _, info = draw_many(buffer)
+    index = info["index"]
+    if isinstance(index, tuple):
+        index = torch.from_numpy(np.ravel_multi_index(tuple(map(np.asarray, index)), buffer.storage.shape))
+    found = torch.zeros(len(buffer), dtype=torch.float64)
+    found[index] = 1 / info["priority_weight"].double()
+    return [float(weight) for weight in found / found.sum()]
+
+
+def plain(size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
+    """Make a buffer whose weights are the priorities themselves."""
+    return PrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
+
+
+def of_steps(size: int = 10, **more: Any) -> TensorDictPrioritizedReplayBuffer:
+    """Make such a buffer of tensordicts."""
+    return TensorDictPrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
+
+
+def steps(count: int = 4, **more: Any) -> TensorDict:
+    """Make rows that carry their numbers."""
+    return TensorDict({"a": torch.arange(count), **more}, [count])
+
+
+def expected(*priorities: float) -> Any:
+    """Return what `drawn_weights` finds of elements of these priorities."""
+    return pytest.approx([priority / sum(priorities) for priority in priorities], abs=1e-6)

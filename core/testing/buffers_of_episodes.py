@@ -62,7 +62,7 @@ class BufferPlan:
         return buffer
 
     def rows(self, draw: np.random.Generator, count: int) -> TensorDict:
-        """Make rows that go on one episode after the other; those of two calls do not follow each other."""
+        """Make rows of one episode after the other; those of two calls do not follow each other."""
         shape, has = (count, *self.lanes), self.oddities.__contains__
         done = draw.random((*shape, 1)) < self.ends
         by_time = done & (draw.random(done.shape) < 0.4)
@@ -127,7 +127,7 @@ def buffer_plans(draw: st.DrawFn, max_rows: int = 7) -> BufferPlan:
 
 
 def bits(data: Any) -> Any:
-    """Tell all that is in a nest of tensors, bit for bit."""
+    """Return element types, shapes and bytes of a nest of tensors."""
     if isinstance(data, TensorDictBase):
         return {key: bits(child) for key, child in data.items()}
     return str(data.dtype), tuple(data.shape), bytes(tensor_bytes(data))

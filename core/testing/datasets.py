@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from hypothesis import strategies as st
 
 from ..format import (
     ENV_METADATA,
@@ -40,17 +41,18 @@ from ..ted import (
     role_of,
 )
 
-__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "Leaf", "Presence", "relist", "write_plan"]
+__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "PlannedLeaf", "Presence", "dataset_plans", "relist", "write_plan"]
+
 
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
 Presence: TypeAlias = Literal["absent", "zero", "set"]
-"""Of root flags and root reward: no such field, a field of zeros, a field that says something."""
+"""Of root flags and root reward: no such field, a field of zeros, a field of values."""
 Kind: TypeAlias = Literal["state", "root", "after", "unlike"]
-"""Where a leaf stands: at the root and under `next`, at one of them only, or at both with unlike element types."""
+"""Where a leaf is: at the root and under `next`, at one of them only, or at both with unlike element types."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class PlannedLeaf:
     """A leaf of a plan under its root key."""
 
     key: Key
@@ -59,26 +61,26 @@ class Leaf:
     kind: Kind
 
 
-ODD_LEAVES: tuple[Leaf, ...] = (
-    Leaf(("observation", "position"), "float64", (3,), "state"),
-    Leaf(("observation", "camera"), "uint8", (4, 5, 3), "state"),
-    Leaf(("observation", "brain"), "bfloat16", (2,), "state"),
-    Leaf(("info", "solved"), "bool", (), "state"),
-    Leaf(("agents", "reward"), "float32", (2, 1), "state"),
-    Leaf(("x",), "int32", (1,), "state"),
-    Leaf(("x.shape",), "uint64", (), "state"),
-    Leaf(("at_root", "wave"), "complex128", (), "state"),
-    Leaf(("explicit_next",), "int16", (3,), "state"),
-    Leaf(("nothing",), "float32", (0,), "state"),
-    Leaf(("a/b: c", ".."), "float16", (2, 2), "state"),
-    Leaf(("mask",), "bool", (1,), "root"),
-    Leaf(("reward", "shaped"), "float64", (1,), "root"),
-    Leaf(("episodes", "start"), "int64", (), "root"),
-    Leaf(("source", "é"), "int8", (3, 0), "root"),
-    Leaf(("explicit_episodes_",), "uint16", (2,), "root"),
-    Leaf(("info", "lap"), "int64", (), "after"),
-    Leaf(("explicit_next_",), "complex64", (2,), "after"),
-    Leaf(("sensor",), "float32", (2,), "unlike"),
+ODD_LEAVES: tuple[PlannedLeaf, ...] = (
+    PlannedLeaf(("observation", "position"), "float64", (3,), "state"),
+    PlannedLeaf(("observation", "camera"), "uint8", (4, 5, 3), "state"),
+    PlannedLeaf(("observation", "brain"), "bfloat16", (2,), "state"),
+    PlannedLeaf(("info", "solved"), "bool", (), "state"),
+    PlannedLeaf(("agents", "reward"), "float32", (2, 1), "state"),
+    PlannedLeaf(("x",), "int32", (1,), "state"),
+    PlannedLeaf(("x.shape",), "uint64", (), "state"),
+    PlannedLeaf(("at_root", "wave"), "complex128", (), "state"),
+    PlannedLeaf(("explicit_next",), "int16", (3,), "state"),
+    PlannedLeaf(("nothing",), "float32", (0,), "state"),
+    PlannedLeaf(("a/b: c", ".."), "float16", (2, 2), "state"),
+    PlannedLeaf(("mask",), "bool", (1,), "root"),
+    PlannedLeaf(("reward", "shaped"), "float64", (1,), "root"),
+    PlannedLeaf(("episodes", "start"), "int64", (), "root"),
+    PlannedLeaf(("source", "é"), "int8", (3, 0), "root"),
+    PlannedLeaf(("explicit_episodes_",), "uint16", (2,), "root"),
+    PlannedLeaf(("info", "lap"), "int64", (), "after"),
+    PlannedLeaf(("explicit_next_",), "complex64", (2,), "after"),
+    PlannedLeaf(("sensor",), "float32", (2,), "unlike"),
 )
 """Leaves of every kind and element type, some with names that checkpoints keep for themselves."""
 
@@ -98,7 +100,7 @@ class DatasetPlan:
     lengths: tuple[int, ...]
     endings: tuple[Ending, ...]
     jumps: tuple[bool, ...]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[PlannedLeaf, ...]
     root_flags: Presence = "absent"
     root_reward: Presence = "absent"
     text: bool = False
@@ -222,3 +224,28 @@ def _origin(plan: DatasetPlan) -> Origin:
         notes=("made up",),
         documents=_DOCUMENTS if plan.documents else {},
     )
+
+
+@st.composite
+def dataset_plans(draw: st.DrawFn, max_episodes: int = 5, max_length: int = 6) -> DatasetPlan:
+    """Plans of a few ragged episodes, down to none at all, with some of the odd leaves."""
+    lengths = tuple(draw(st.lists(st.integers(1, max_length), max_size=max_episodes)))
+    endings = tuple(draw(st.sampled_from(get_args(Ending))) for _ in lengths)
+    leaves = tuple(draw(st.lists(st.sampled_from(ODD_LEAVES), unique=True, max_size=8)))
+    presence: st.SearchStrategy[Presence] = st.sampled_from(get_args(Presence))
+    return DatasetPlan(
+        lengths=lengths,
+        endings=endings,
+        jumps=tuple(draw(st.booleans()) for _ in lengths),
+        leaves=leaves,
+        root_flags=draw(presence),
+        root_reward="absent" if _names_reward(leaves) else draw(presence),
+        text=draw(st.booleans()),
+        documents=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def _names_reward(leaves: tuple[PlannedLeaf, ...]) -> bool:
+    """Return whether `reward` is a folder at the root, where it cannot be a leaf too."""
+    return any(leaf.key[0] == "reward" for leaf in leaves)

@@ -1,4 +1,4 @@
-"""What every reader must do: subclass `ReaderTests`, say which reader reads what, and pytest runs the rest."""
+"""What every reader must do: subclass `ReaderTests` and implement its abstract methods; pytest runs the rest."""
 
 from __future__ import annotations
 

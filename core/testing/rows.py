@@ -1,22 +1,44 @@
-"""Rows to test storages with, of every kind of data, and how they are compared and spoiled."""
+"""Rows of every kind of data to test storages and writers with, and comparisons of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
 
 from ..storages import tree_spec_of
 
-__all__ = ["LANES", "Listener", "episode_steps", "overwrite", "same", "sample_rows", "spoiled"]
+__all__ = [
+    "CAPACITY",
+    "FILLED",
+    "KINDS",
+    "LANES",
+    "Case",
+    "MarkRecorder",
+    "copied_leaves",
+    "episode_steps",
+    "layout_of",
+    "leaves_of",
+    "numbered_rows",
+    "overwrite",
+    "same",
+    "same_leaves",
+    "same_tensors",
+    "sample_rows",
+    "spoiled",
+    "widened",
+]
+
 
 LANES = 3
+"""Elements in a row where a storage has two dimensions."""
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two nests of tensors have the same leaves, bit for bit and type for type."""
+    """Return whether two nests of tensors have the same leaves, bit for bit and type for type."""
     structure = tree_spec_of(one)
     pairs = zip(structure.flatten(one), structure.flatten(other), strict=True)
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
@@ -28,15 +50,15 @@ def overwrite(rows: Any) -> None:
         leaf.copy_(torch.zeros_like(leaf))
 
 
-class Listener:
+class MarkRecorder:
     """Takes note of the elements that a storage reports."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.marks: list[Any] = []
 
     def mark_update(self, index: Any) -> None:
         """Take note of an index."""
-        self.heard.append(index)
+        self.marks.append(index)
 
 
 def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
@@ -68,3 +90,102 @@ def episode_steps(first: int, count: int, every: int = 5) -> TensorDict:
     step = torch.arange(first, first + count)
     done = (step % every == every - 1).unsqueeze(-1)
     return TensorDict({"step": step, "next": TensorDict({"done": done}, [count])}, [count])
+
+
+CAPACITY = 5
+"""Rows in the storages of the suites."""
+
+Leaves: TypeAlias = dict[tuple[str, ...], torch.Tensor]
+
+FILLED = {"empty": 0, "partly filled": 3, "exactly full": CAPACITY, "wrapped": CAPACITY + 3}
+KINDS = ("tensor", "tensordict", "nested", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of data, the dimensions of the storage, and how many rows were written before the test begins."""
+
+    kind: str
+    ndim: int
+    filled: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}, ndim={self.ndim}, {self.filled}"
+
+    def rows(self, first: int, count: int) -> Any:
+        """Make the rows numbered from `first` on."""
+        return numbered_rows(self.kind, self.ndim, range(first, first + count))
+
+    def row(self, number: int) -> Any:
+        """Make one row, without its leading dimension."""
+        return _first(self.rows(number, 1))
+
+
+def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:
+    """Make rows whose leaves all differ, of a tensor, a tensordict, a nested one or a nest of dicts and tuples."""
+    count, lanes = len(numbers), (LANES,) * (ndim - 1)
+    base = torch.tensor(list(numbers), dtype=torch.int64).reshape(count, *[1] * (ndim - 1))
+    base = (base * 10 + torch.arange(lanes[0]) if lanes else base * 10).expand(count, *lanes)
+    wide = base.unsqueeze(-1) * 2.0 + torch.tensor([0.25, 0.5])
+    if kind == "tensor":
+        return wide
+    if kind == "tree":
+        return {"a": wide, "b": [base + 7, (base.to(torch.int16),)]}
+    rows = TensorDict({"observation": wide, "score": base + 0.5}, [count, *lanes])
+    if kind == "nested":
+        rows["next"] = TensorDict({"reward": base.unsqueeze(-1).double(), "deep": {"x": base + 3}}, [count, *lanes])
+    return rows
+
+
+def leaves_of(data: Any) -> Leaves:
+    """List the tensors of a nest by their paths, leaving out the `"index"` that some writers store."""
+    return {path: leaf for path, leaf in _walk(data, ()) if path != ("index",)}
+
+
+def _walk(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    if isinstance(data, torch.Tensor):
+        yield path, data
+        return
+    for key, child in data.items() if hasattr(data, "items") else enumerate(data):
+        yield from _walk(child, (*path, str(key)))
+
+
+def same_leaves(one: Any, other: Any) -> bool:
+    """Return whether two nests have the same tensors in the same places, leaving out `"index"`."""
+    return same_tensors(leaves_of(one), leaves_of(other))
+
+
+def same_tensors(one: Leaves, other: Leaves) -> bool:
+    """Return whether two sets of leaves are the same."""
+    return one.keys() == other.keys() and all(torch.equal(one[path], other[path]) for path in one)
+
+
+def _first(data: Any) -> Any:
+    if isinstance(data, torch.Tensor | TensorDict):
+        return data[0]
+    if isinstance(data, dict):
+        return {key: _first(child) for key, child in data.items()}
+    return type(data)(_first(child) for child in data)
+
+
+def copied_leaves(data: Any) -> Leaves:
+    """Copy the leaves of a nest, leaving out `"index"`."""
+    return {path: leaf.clone() for path, leaf in leaves_of(data).items()}
+
+
+def layout_of(data: Any) -> Any:
+    """Return the names, types and shapes of the leaves of a nest."""
+    if isinstance(data, torch.Tensor):
+        return data.dtype, tuple(data.shape)
+    return {str(k): layout_of(v) for k, v in (data.items() if hasattr(data, "items") else enumerate(data))}
+
+
+def widened(data: Any) -> Any:
+    """Make the last dimension of one leaf longer, which does not fit any more."""
+    if isinstance(data, torch.Tensor):
+        return torch.cat([data, data[..., :1]], -1)
+    copied = data.copy()
+    key = "a" if "a" in copied.keys() else "observation"  # noqa: SIM118 - a tensordict is no container of keys
+    wide = copied[key]
+    copied[key] = torch.cat([wide, wide[..., :1]], -1)
+    return copied

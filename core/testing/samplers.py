@@ -1,4 +1,4 @@
-"""What every sampler must do: subclass `SamplerTests`, say how to make one, and pytest runs the rest."""
+"""What every sampler must do: subclass `SamplerTests` and implement `make`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class EpochSamplerTests(SamplerTests):
                 assert len(drawn) == (len(storage) // size * size if self.drops_last else len(storage))
 
     def epoch(self, sampler: Sampler, storage: TensorStorage, size: int) -> list[tuple[int, ...]]:
-        """Draw until the sampler says that the epoch is over; return coordinates."""
+        """Draw until the sampler reports the end of the epoch; return coordinates."""
         drawn: list[tuple[int, ...]] = []
         for _ in range(len(storage) + 1):
             index, _ = sampler.sample(storage, size)

@@ -1,4 +1,4 @@
-"""What every slice sampler must do: subclass `SliceSamplerTests`, say how to make one, and pytest runs the rest."""
+"""What every slice sampler must do: subclass `SliceSamplerTests` and implement `make`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .slices import (
     Slice,
     SliceRule,
     Step,
-    assert_drawn_as_said,
+    assert_drawn_as_expected,
     episodes,
     expected_marks,
     legal_slices,
@@ -53,7 +53,7 @@ _CAPACITY = 12
 
 
 class Twin:
-    """A buffer and, beside it, the model that is told of the same writes."""
+    """A buffer and a model that receives the same writes."""
 
     def __init__(self, capacity: int, sampler: Sampler | None = None, lanes: int = 1, ndim: int = 1) -> None:
         storage = LazyTensorStorage(capacity * lanes, ndim=ndim)
@@ -89,7 +89,7 @@ class Twin:
         return self.buffer.sampler.sample(self.buffer.storage, batch_size)
 
     def draw(self, batch_size: int) -> tuple[list[Slice], dict[Any, Any]]:
-        """Have the sampler draw; return the slices, cut where they end, and all that it says of them."""
+        """Have the sampler draw; return the slices, cut where they end, and their info."""
         index, info = self.sample(batch_size)
         return cut(index, info), info
 
@@ -155,7 +155,7 @@ class SliceSamplerTests(ABC):
     """Whether a trajectory may be drawn again before all others were."""
 
     uniform_over: Literal["episode", "step"] = "episode"
-    """What is drawn with equal probabilities where nothing else was said, trajectories or starts of slices."""
+    """What is drawn with equal probabilities by default, trajectories or starts of slices."""
 
     @abstractmethod
     def make(self, **options: Any) -> Sampler:
@@ -185,7 +185,7 @@ class SliceSamplerTests(ABC):
             assert isinstance(index, tuple)
             assert [(part.dtype, tuple(part.shape)) for part in index] == [(torch.int64, (3, 2))] * ndim
 
-    def test_what_is_said_of_steps_fits_the_data(self) -> None:
+    def test_marks_of_steps_fit_the_data(self) -> None:
         merged = Twin(12, self.make(slice_len=6, traj_key="episode", strict_length=False))
         # Two episodes with one id are one trajectory: it has flags between its ends.
         merged.extend(rows_of([episodes([4, 2, 1, 3], ["terminated", "truncated"], ids=(7, 7, 8, 8))], 10))
@@ -301,4 +301,4 @@ class SliceSamplerTests(ABC):
         twin, rule = self.twin(), SliceRule(2, weight=self.uniform_over)
         if self.replacement:
             twin.buffer.set_rng(torch.Generator().manual_seed(11))
-            assert_drawn_as_said(Counter(self.slices(twin, 2000)), twin.legal("done", rule))
+            assert_drawn_as_expected(Counter(self.slices(twin, 2000)), twin.legal("done", rule))

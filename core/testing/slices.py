@@ -1,8 +1,8 @@
 """What slice samplers may draw, worked out slowly from the history of writes: the other side of their tests.
 
-`RingModel` is told of the same writes as a buffer and keeps, slot by slot, what was written and when. Two rows follow
-each other if they lie next to each other in the ring, were written one right after the other, and the signal does not
-say that an episode ends between them. `legal_slices` lists what may be drawn of such runs, each with its exact
+`RingModel` receives the same writes as a buffer and keeps, slot by slot, what was written and when. Two rows follow
+each other if they lie next to each other in the ring, were written one right after the other, and the signal marks
+no end of an episode between them. `legal_slices` lists what may be drawn of such runs, each with its exact
 probability. Nothing here shares code, or a way of thinking, with the samplers.
 """
 
@@ -26,7 +26,7 @@ __all__ = [
     "Slice",
     "SliceRule",
     "Step",
-    "assert_drawn_as_said",
+    "assert_drawn_as_expected",
     "episodes",
     "expected_marks",
     "legal_slices",
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 Signal: TypeAlias = Literal["ids", "done", "either"]
-"""What tells episodes apart: trajectory ids, the done flag, or one of several flags."""
+"""What separates episodes: trajectory ids, the done flag, or one of several flags."""
 
 SIGNALS: tuple[Signal, ...] = ("ids", "done", "either")
 
 Coordinates: TypeAlias = tuple[int, ...]
-"""Where an element lies: slot, and lane where there are several."""
+"""Where an element is: slot, and lane where there are several."""
 
 Slice: TypeAlias = tuple[Coordinates, ...]
 
@@ -68,7 +68,7 @@ class Step:
         return f"{self.number}of{self.trajectory}{flags}"
 
     def ends(self, following: Step, signal: Signal) -> bool:
-        """Tell whether `signal` says that an episode ends between this step and the following one."""
+        """Return whether `signal` marks an end of the episode between this step and the following one."""
         if signal == "ids":
             return self.trajectory != following.trajectory
         return self.truncated or self.terminated if signal == "either" else self.done
@@ -121,7 +121,7 @@ class RingModel:
         return row[place[1] if self.ndim > 1 else 0]
 
     def follows(self, slot: int, lane: int, signal: Signal) -> bool:
-        """Tell whether the next slot of the ring goes on with the episode that is in this slot of a lane."""
+        """Return whether the next slot of the ring continues the episode in this slot of a lane."""
         after = (slot + 1) % self.capacity
         here, there = self.steps[slot], self.steps[after]
         if here is None or there is None or self.times[after] != self.times[slot] + 1:
@@ -171,7 +171,7 @@ def _windows(run: Slice, rule: SliceRule) -> list[Slice]:
 
 
 def expected_marks(model: RingModel, drawn: Sequence[Slice]) -> dict[str, list[bool]]:
-    """Return what is said of the steps of slices that were drawn: where slices begin, and the flags at their ends."""
+    """Return the marks of the steps of drawn slices: where slices begin, and the flags at their ends."""
     steps = [(model.step_at(place), number, len(part)) for part in drawn for number, place in enumerate(part)]
     last = [number == length - 1 for _, number, length in steps]
     return {
@@ -182,7 +182,7 @@ def expected_marks(model: RingModel, drawn: Sequence[Slice]) -> dict[str, list[b
     }
 
 
-def assert_drawn_as_said(drawn: Mapping[Slice, int], chances: Mapping[Slice, Fraction]) -> None:
+def assert_drawn_as_expected(drawn: Mapping[Slice, int], chances: Mapping[Slice, Fraction]) -> None:
     """Hold what was drawn, and how often, against exact probabilities: nothing else, all of it, chi-square.
 
     The bound is what chance alone exceeds once in a million times; with fixed seeds the outcome is always the same.

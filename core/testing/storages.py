@@ -1,4 +1,4 @@
-"""What every storage must do: subclass `StorageTests`, say how to make one, and pytest runs the rest.
+"""What every storage must do: subclass `StorageTests` and implement `make`; pytest runs the rest.
 
 `StorageFillTests` does the same for storages that begin empty, over kinds of data, dimensions and fill levels.
 """
@@ -21,7 +21,7 @@ from ..buffers import ReplayBuffer
 from ..samplers import SliceSampler
 from ..storages import Storage
 from .raising import error_of
-from .rows import LANES, Listener, episode_steps, overwrite, same, sample_rows, spoiled
+from .rows import LANES, MarkRecorder, episode_steps, overwrite, same, sample_rows, spoiled
 
 __all__ = ["StorageFillTests", "StorageTests", "same", "sample_rows", "writable"]
 
@@ -133,14 +133,14 @@ class StorageTests(ABC):
 
     @writable
     def test_attached_buffers_are_notified_of_rows_replaced_by_index(self) -> None:
-        storage, listener = self.make(), Listener()
-        storage.attach(listener)
+        storage, recorder = self.make(), MarkRecorder()
+        storage.attach(recorder)
         storage[3:5] = storage[[7, 8]]
         storage.set(3, storage[9])
-        assert listener.heard == [slice(3, 5)]
-        storage.detach(listener)
+        assert recorder.marks == [slice(3, 5)]
+        storage.detach(recorder)
         storage[3:5] = storage[[7, 8]]
-        assert len(listener.heard) == 1
+        assert len(recorder.marks) == 1
 
     @writable
     def test_a_write_is_read_back_and_counted(self) -> None:
@@ -230,7 +230,7 @@ class StorageFillTests(ABC):
         return storage[:] if rows is None else storage.get(torch.tensor(rows, dtype=torch.int64))
 
     def holds(self, storage: Storage, case: tuple[str, int, str], rows: list[int]) -> bool:
-        """Tell whether a storage holds just these rows."""
+        """Return whether a storage holds just these rows."""
         if len(storage) != len(rows) * LANES ** (case[1] - 1) or storage.shape[0] != len(rows):
             return False
         return not rows or same(self.read(storage), sample_rows(case[0], rows, case[1]))

@@ -1,4 +1,4 @@
-"""The contract of transforms: subclass `TransformTests`, say which transform and which data, and pytest runs it."""
+"""The contract of transforms: subclass `TransformTests` and name the transform and the data; pytest runs it."""
 
 from __future__ import annotations
 

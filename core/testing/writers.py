@@ -1,4 +1,4 @@
-"""What every writer must do: subclass `WriterTests` or `RingTests`, say how to make one, and pytest runs the rest.
+"""What every writer must do: subclass `WriterTests` or `RingTests` and implement `make`; pytest runs the rest.
 
 Each test runs for every kind of data the writer takes, in storages of one and of two dimensions that are empty,
 partly filled, exactly full and written around.
@@ -25,7 +25,7 @@ from ..samplers.trajectories import trajectory_table
 from ..storages import LazyTensorStorage, TensorStorage
 from ..writers import RoundRobinWriter, Writer
 from .raising import error_of
-from .writer_rows import (
+from .rows import (
     CAPACITY,
     FILLED,
     KINDS,
@@ -39,19 +39,19 @@ from .writer_rows import (
     widened,
 )
 
-__all__ = ["Listener", "RingTests", "WriterTests"]
+__all__ = ["CountingRecorder", "RingTests", "WriterTests"]
 
 
-class Listener:
-    """A buffer, as far as a storage knows one: it notes what it hears, and what the writer counted by then."""
+class CountingRecorder:
+    """Records the elements that a storage reports, with the cursor and count of the writer at that time."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        self.heard: list[tuple[Any, int, int]] = []
+        self.marks: list[tuple[Any, int, int]] = []
 
     def mark_update(self, index: Any) -> None:
         """Note the index, the cursor and the count."""
-        self.heard.append((index, self.writer.cursor, self.writer.write_count))
+        self.marks.append((index, self.writer.cursor, self.writer.write_count))
 
 
 class WriterTests(ABC):
@@ -63,7 +63,7 @@ class WriterTests(ABC):
     kinds: tuple[str, ...] = KINDS
     ndims: tuple[int, ...] = (1, 2)
     labels = False
-    """Whether `"index"` is stored beside the data."""
+    """Whether `"index"` is stored with the data."""
     shares = True
     """Whether other processes may write as well."""
 
@@ -90,7 +90,7 @@ class WriterTests(ABC):
             metafunc.parametrize("case", [Case(*parts) for parts in product(self.kinds, self.ndims, FILLED)], ids=str)
 
     def filled(self, case: Case) -> tuple[Writer, TensorStorage]:
-        """Make a writer and a storage into which it wrote what the case says."""
+        """Make a writer and a storage into which it wrote the rows of the case."""
         writer, storage = self.make(), self.storage(case)
         writer.register_storage(storage)
         if count := FILLED[case.filled]:
@@ -159,23 +159,23 @@ class WriterTests(ABC):
 
     def test_a_failed_write_changes_nothing(self, case: Case) -> None:
         writer, storage = self.filled(case)
-        listener = Listener(writer)
-        storage.attach(listener)
+        recorder = CountingRecorder(writer)
+        storage.attach(recorder)
         before = self.snapshot(writer, storage)
         for wrong, write in ((widened(case.rows(100, 2)), writer.extend), (widened(case.row(100)), writer.add)):
             names = layout_of(wrong)
             assert isinstance(error_of(partial(write, wrong)), RuntimeError)
             assert layout_of(wrong) == names
         self.assert_untouched(writer, storage, before)
-        assert listener.heard == []
+        assert recorder.marks == []
 
     def test_attached_buffers_hear_of_a_write_when_it_is_done(self, case: Case) -> None:
         writer, storage = self.filled(case)
-        listener = Listener(writer)
-        storage.attach(listener)
+        recorder = CountingRecorder(writer)
+        storage.attach(recorder)
         indices = [writer.extend(case.rows(100, 2)), writer.add(case.row(200))]
-        assert len(listener.heard) == 2
-        (first, _, _), (second, cursor, count) = listener.heard
+        assert len(recorder.marks) == 2
+        (first, _, _), (second, cursor, count) = recorder.marks
         assert sorted(torch.as_tensor(first).flatten().tolist()) == sorted(indices[0].flatten().tolist())
         assert torch.equal(torch.as_tensor(second), torch.as_tensor(indices[1]))
         assert (cursor, count) == (writer.cursor, writer.write_count)

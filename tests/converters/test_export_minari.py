@@ -13,11 +13,7 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from minari import MinariDataset
-
-from rbtool.core.errors import SchemaError
-from rbtool.core.format import Manifest, TedReader
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.minari import (
+from minari_oracle import (
     assert_equals_minari,
     flat_columns,
     make_episode,
@@ -25,6 +21,10 @@ from rbtool.core.testing.minari import (
     minari_episodes,
     write_minari,
 )
+
+from rbtool.core.errors import SchemaError
+from rbtool.core.format import Manifest, TedReader
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export

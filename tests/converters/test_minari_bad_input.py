@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from gymnasium import spaces
+from minari_oracle import assert_equals_minari, make_episode, write_minari
 from pyarrow import dataset
 
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 
 SPACE = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (3,), np.float64), t=spaces.Text(5))

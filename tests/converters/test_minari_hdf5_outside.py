@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari_oracle import make_episode, write_minari
 
 from rbtool import CorruptDataError
-from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from minari_oracle import make_episode, write_minari
 
 from rbtool.converters.minari.arrow import at
 from rbtool.core.errors import CorruptDataError, FormatError
-from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.verbs.convert import ConvertResult, convert
 
 SPACE = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from minari_oracle import assert_equals_minari, make_episode, write_minari
 
 from rbtool.converters.minari.reader import MinariReader
-from rbtool.core.testing.minari import assert_equals_minari, make_episode, write_minari
 from rbtool.core.verbs.convert import convert
 
 NAMES = st.text("abcxyz_ .-é", min_size=1, max_size=6).filter(lambda name: name.strip(". "))

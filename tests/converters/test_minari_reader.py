@@ -13,12 +13,12 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari_oracle import make_episode, write_minari
 from pyarrow import dataset
 
 from rbtool.converters.minari.reader import MinariReader
 from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.format import Reader, TedReader, open_source
-from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.verbs.convert import convert
 

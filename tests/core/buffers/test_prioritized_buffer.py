@@ -26,7 +26,7 @@ from rbtool.core.storages import (
     Storage,
     TensorStorage,
 )
-from rbtool.core.testing.priorities import EXPONENTS, draw_many, drawn_weights, expected, of_steps, plain, steps
+from rbtool.core.testing.buffers import EXPONENTS, draw_many, drawn_weights, expected, of_steps, plain, steps
 from rbtool.core.writers import TensorDictMaxValueWriter
 
 KINDS = [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer]

@@ -17,7 +17,7 @@ from rbtool.core.storages import (
     LazyTensorStorage,
     ListStorage,
 )
-from rbtool.core.testing.priorities import draw_many, drawn_weights, expected, of_steps, plain, steps
+from rbtool.core.testing.buffers import draw_many, drawn_weights, expected, of_steps, plain, steps
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers import PrioritizedSliceSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.testing.priorities import drawn_weights
+from rbtool.core.testing.buffers import drawn_weights
 from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
 
 EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}

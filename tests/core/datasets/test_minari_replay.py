@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
 
 from rbtool import MinariExperienceReplay
 from rbtool.core.datasets import BaseDatasetExperienceReplay, load_dataset
@@ -20,7 +21,6 @@ from rbtool.core.remote import KnownNames
 from rbtool.core.remote.catalogue import Resolution
 from rbtool.core.samplers import SamplerWithoutReplacement
 from rbtool.core.specs import Bounded, Categorical, Composite, Unbounded
-from rbtool.core.testing.minari import assert_equals_minari, flat_columns, minari_episodes
 from rbtool.core.writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter
 
 DATA = Path(__file__).parents[2] / "data" / "minari"

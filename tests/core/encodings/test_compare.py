@@ -7,9 +7,9 @@ import pytest
 from rbtool.core.encodings import Difference, compare_steps
 from rbtool.core.format import EPISODES
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, relist, write_plan
 
-LEAVES = (Leaf(("observation",), "float32", (2,), "state"), Leaf(("mask",), "int16", (), "root"))
+LEAVES = (PlannedLeaf(("observation",), "float32", (2,), "state"), PlannedLeaf(("mask",), "int16", (), "root"))
 PLAN = DatasetPlan((3, 4, 2), ("terminated", "open", "both"), (False,) * 3, LEAVES, text=True, seed=4)
 
 

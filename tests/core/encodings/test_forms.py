@@ -19,11 +19,10 @@ from rbtool.core.encodings import (
 )
 from rbtool.core.format import MANIFEST, Manifest, StepReader
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.datasets import DatasetPlan, Leaf, relist, write_plan
-from rbtool.core.testing.strategies import dataset_plans
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, dataset_plans, relist, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]
-LEAVES = (Leaf(("observation",), "float64", (3,), "state"), Leaf(("info", "lap"), "int64", (), "after"))
+LEAVES = (PlannedLeaf(("observation",), "float64", (3,), "state"), PlannedLeaf(("info", "lap"), "int64", (), "after"))
 any_form = pytest.mark.parametrize("form", FORMS)
 
 

@@ -6,8 +6,7 @@ from rbtool.core.encodings import CompactLayout
 from rbtool.core.encodings.layout import CompactForm
 from rbtool.core.format import leaf_path
 from rbtool.core.ted import Key
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan
-from rbtool.core.testing.strategies import dataset_plans
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans
 
 forms = st.sampled_from(["flat", "nested", "h5"])
 

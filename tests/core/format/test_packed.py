@@ -37,8 +37,7 @@ from rbtool.core.format import (
 from rbtool.core.format.packed import builder
 from rbtool.core.opening import open_steps
 from rbtool.core.ted import Field
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
-from rbtool.core.testing.strategies import dataset_plans
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans, relist, write_plan
 from rbtool.core.verbs.check import check
 
 PLAN = DatasetPlan(

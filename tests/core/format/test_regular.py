@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import source_tree
 from gymnasium import spaces
+from minari_oracle import make_episode, write_minari
 
 import rbtool
 from rbtool.core.encodings import save_checkpoint
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format import fs, lock_folder, open_regular, read_regular, require_regular
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.minari import make_episode, write_minari
 from rbtool.core.testing.walks import write_walks
 
 

@@ -17,9 +17,8 @@ from rbtool.core.encodings import save_checkpoint
 from rbtool.core.format import ENV_METADATA, Manifest, TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted import EndReason, state_keys
-from rbtool.core.testing.datasets import write_plan
+from rbtool.core.testing.datasets import dataset_plans, write_plan
 from rbtool.core.testing.storages import same
-from rbtool.core.testing.strategies import dataset_plans
 from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]

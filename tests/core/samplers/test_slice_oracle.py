@@ -12,7 +12,7 @@ from rbtool.core.testing.slices import (
     RingModel,
     SliceRule,
     Step,
-    assert_drawn_as_said,
+    assert_drawn_as_expected,
     episodes,
     legal_slices,
     rows_of,
@@ -101,13 +101,13 @@ def test_weights_of_episodes_and_steps() -> None:
 def test_what_is_drawn_wrongly_is_found() -> None:
     chances = legal_slices([RUN], SliceRule(2))
     even = Counter(dict.fromkeys(chances, 250))
-    assert_drawn_as_said(even, chances)
+    assert_drawn_as_expected(even, chances)
     skewed = even + Counter({next(iter(chances)): 150})
     foreign = even + Counter({RUN: 1})
     partial = Counter({part: count for part, count in even.items() if part[0] != (2,)})
     for wrong in (skewed, foreign, partial):
         with pytest.raises(AssertionError):
-            assert_drawn_as_said(wrong, chances)
+            assert_drawn_as_expected(wrong, chances)
 
 
 def test_data_lie_as_the_model_says() -> None:

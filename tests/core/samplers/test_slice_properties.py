@@ -17,7 +17,7 @@ from rbtool.core.testing.slices import (
     SIGNALS,
     Slice,
     SliceRule,
-    assert_drawn_as_said,
+    assert_drawn_as_expected,
     expected_marks,
     legal_slices,
 )
@@ -79,7 +79,7 @@ def test_legal_slices_are_drawn_with_their_probability(
         with pytest.raises(RuntimeError, match="long"):
             twin.draw(rule.slice_len)
         return
-    assert_drawn_as_said(drawn_from(twin, legal, rule), legal)
+    assert_drawn_as_expected(drawn_from(twin, legal, rule), legal)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_starts_are_drawn_by_priority_among_legal_ones(name: str, contents: str,
             twin.draw(rule.slice_len)
         return
     drawn = drawn_from(twin, chances, rule)
-    assert_drawn_as_said(drawn, chances)
+    assert_drawn_as_expected(drawn, chances)
 
 
 # Epochs ----------------------------------------------------------------------------------------------
@@ -168,5 +168,5 @@ def test_slices_of_an_epoch_have_their_probability() -> None:
     twin = situation("wrapped mid-episode", "ragged", sampler)
     sampler._rng = torch.Generator().manual_seed(3)
     drawn = Counter(part for _ in range(2000) for part in twin.draw(2)[0])
-    assert_drawn_as_said(drawn, legal_slices(twin.model.runs("done"), rule))
+    assert_drawn_as_expected(drawn, legal_slices(twin.model.runs("done"), rule))
     assert cut(*sampler.sample(twin.buffer.storage, 2))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from minari_oracle import assert_equals_minari
 from tensordict import TensorDict
 
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
 from rbtool.core.format import Manifest, TedReader, fs
-from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint, source_conversion
 from rbtool.core.verbs.convert import convert
@@ -249,8 +249,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_a_dataset_without_episodes(tmp_path: Path) -> None:
     from gymnasium import spaces
-
-    from rbtool.core.testing.minari import write_minari
+    from minari_oracle import write_minari
 
     source = write_minari(tmp_path, "made/none-v0", spaces.Box(0, 1, (3,)), spaces.Discrete(2), [])
     result = convert(source, tmp_path / "ted")

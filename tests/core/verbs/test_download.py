@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from minari_oracle import assert_equals_minari
 
 from rbtool.core.errors import DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.format import Manifest
-from rbtool.core.testing.minari import assert_equals_minari
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.download import download
 
