@@ -6,29 +6,17 @@ from ...core.declarations import FormatDeclaration
 
 __all__ = ["FORMATS"]
 
-FORMATS = (
-    FormatDeclaration(
-        name="h5",
-        package=__name__,
-        order=1,
-        sink="h5:H5Exporter",
-        written="one dataset a leaf",
-        opened=("", "import h5py; h5py.File({}).visititems(print)"),
+_OPENED = {
+    "h5:H5Exporter": ("one dataset a leaf", "", "import h5py; h5py.File({}).visititems(print)"),
+    "npz:NpzExporter": ("NumPy", "", "import numpy; print(numpy.load({}).files)"),
+    "parquet:ParquetExporter": (
+        "a row a step", "/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"
     ),
+}  # fmt: skip
+
+FORMATS = tuple(
     FormatDeclaration(
-        name="npz",
-        package=__name__,
-        order=2,
-        sink="npz:NpzExporter",
-        written="NumPy",
-        opened=("", "import numpy; print(numpy.load({}).files)"),
-    ),
-    FormatDeclaration(
-        name="parquet",
-        package=__name__,
-        order=3,
-        sink="parquet:ParquetExporter",
-        written="a row a step",
-        opened=("/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"),
-    ),
+        name=sink.partition(":")[0], package=__name__, order=order, sink=sink, written=written, opened=(suffix, code)
+    )
+    for order, (sink, (written, suffix, code)) in enumerate(_OPENED.items(), start=1)
 )

@@ -1,0 +1,172 @@
+"""The contract tests of export formats: sound formats pass them, and each rule catches a format that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from npy_folder import LEAVES, NpyFolder
+
+from rbtool.converters.export.h5 import H5Exporter
+from rbtool.converters.export.npz import NpzExporter
+from rbtool.converters.export.parquet import ParquetExporter
+from rbtool.core.format import Sink
+from rbtool.core.ted import Key, key_name
+from rbtool.core.testing.sinks import SinkTests
+
+
+class TestNpyFolder(SinkTests):
+    def sink(self) -> type[Sink]:
+        return NpyFolder
+
+    def read(self, path: Path, key: Key) -> Any:
+        return np.load(path / f"{key_name(key).replace('/', '_')}.npy")
+
+
+class TestH5(SinkTests):
+    file_name = "export.h5"
+
+    def sink(self) -> type[Sink]:
+        return H5Exporter
+
+    def read(self, path: Path, key: Key) -> Any:
+        with h5py.File(path) as file:
+            return file["steps/" + "/".join(key)][()]
+
+
+class TestNpz(SinkTests):
+    file_name = "export.npz"
+
+    def sink(self) -> type[Sink]:
+        return NpzExporter
+
+    def read(self, path: Path, key: Key) -> Any:
+        with np.load(path, allow_pickle=False) as file:
+            return file[".".join(key)]
+
+
+class TestParquet(SinkTests):
+    def sink(self) -> type[Sink]:
+        return ParquetExporter
+
+    def read(self, path: Path, key: Key) -> Any:
+        column = pq.read_table(path / "steps.parquet")[".".join(key)].combine_chunks()
+        rows, width = len(column), 1
+        while pa.types.is_list(column.type):
+            column = column.flatten()
+            width = len(column) // rows
+        one = key[-1] in {"episode", "success"}
+        return column.to_numpy(zero_copy_only=False).reshape((rows,) if one else (rows, width))
+
+
+class DropsTheLastRow(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        np.save(target / "action.npy", np.load(target / "action.npy")[:-1])
+
+
+class ReversesTheRows(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        np.save(target / "action.npy", np.load(target / "action.npy")[::-1])
+
+
+class ChangesTheType(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        np.save(target / "action.npy", np.load(target / "action.npy").astype(np.float64))
+
+
+class WritesEveryEpisode(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        reader = self.chosen.reader
+        np.save(target / "action.npy", reader.read(("action",), 0, reader.manifest.steps))
+
+
+class ReportsNoProgress(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, lambda size: progress(0))
+
+
+class TakesAnyFolder(NpyFolder):
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        return path.is_dir()
+
+
+class RaisesOnOtherFiles(NpyFolder):
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        return LEAVES in {entry.name for entry in path.iterdir()}
+
+
+class TakesFilesOfOthers(NpyFolder):
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        return (path / LEAVES).is_file()
+
+
+class LeavesAFileBehind(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        target.with_name("leftover").write_bytes(b"")
+
+
+class EditsTheSource(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        leaf = self.chosen.reader.path / "action.memmap"
+        leaf.write_bytes(bytes(leaf.stat().st_size))
+
+
+class LeavesAFileOpen(NpyFolder):
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        super().write_rows(target, progress)
+        KEPT.append((target / LEAVES).open("rb"))
+
+
+class FailsWithAnotherError(NpyFolder):
+    def prepare(self) -> None:
+        if any(field.dtype == "bfloat16" for field in self.chosen.fields):
+            raise TypeError("bfloat16")
+
+
+KEPT: list[Any] = []
+ROWS = "test_every_leaf_has_the_rows_of_the_chosen_episodes"
+SABOTEURS = [
+    (DropsTheLastRow, ROWS),
+    (ReversesTheRows, ROWS),
+    (ChangesTheType, ROWS),
+    (WritesEveryEpisode, ROWS),
+    (ReportsNoProgress, "test_progress_adds_up_to_the_size"),
+    (TakesAnyFolder, "test_it_recognises_its_exports_and_nothing_else"),
+    (RaisesOnOtherFiles, "test_it_recognises_its_exports_and_nothing_else"),
+    (TakesFilesOfOthers, "test_a_folder_with_a_file_of_others_is_no_export"),
+    (LeavesAFileBehind, "test_it_writes_the_target_alone"),
+    (EditsTheSource, "test_it_writes_the_target_alone"),
+    (LeavesAFileOpen, "test_every_file_is_closed"),
+    (FailsWithAnotherError, "test_data_of_any_type_are_stored_or_refused_before_anything_is_written"),
+]
+
+
+@pytest.mark.parametrize(("saboteur", "test"), SABOTEURS, ids=[kind.__name__ for kind, _ in SABOTEURS])
+def test_a_format_that_breaks_a_rule_fails(saboteur: type[Sink], test: str, tmp_path: Path) -> None:
+    class Suite(TestNpyFolder):
+        __test__ = False
+
+        def sink(self) -> type[Sink]:
+            return saboteur
+
+    try:
+        with pytest.raises(Exception, match=r".*"):
+            getattr(Suite(), test)(tmp_path)
+    finally:
+        while KEPT:
+            KEPT.pop().close()
