@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
 from ..format import Advance, Note, RemoteFile, fs, is_inside
 from .checksums import hasher, matches
-from .partial import RECORD, VerifiedPart, VersionedPart
+from .partial import RECORD, PartialFile, VerifiedPart, VersionedPart
 from .retries import Transient, retrying
 from .threads import Watch, ignore, run_together
 from .transport import Answer, Transport
 
 __all__ = ["fetch_files"]
 
-_Part = TypeVar("_Part", VerifiedPart, VersionedPart)
+_Part = TypeVar("_Part", bound=PartialFile)
 _PART = ".part"
 _FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server
 _FAIR_PARTS = 64
