@@ -26,7 +26,7 @@ from ..format import (
     storage_root,
 )
 from ..opening import open_steps
-from ..remote import KnownNames, substitution_note
+from ..remote import KnownNames, substitution_text
 from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
 from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
@@ -81,7 +81,7 @@ class SourceFolder:
         """
         result = download(self.source, asked, root=self._store, force=force)
         if result.resolved == "words":
-            warnings.warn(substitution_note(asked, result.id), stacklevel=5)  # the caller of the constructor
+            warnings.warn(substitution_text(asked, result.id), stacklevel=5)  # the caller of the constructor
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:

@@ -9,7 +9,7 @@ from .catalogue import (
     is_complete,
     not_found,
     resolve,
-    substitution_note,
+    substitution_text,
 )
 from .checksums import ChecksumHasher, hasher, matches
 from .fetch import fetch_files
@@ -55,5 +55,5 @@ __all__ = [
     "retry_after",
     "retrying",
     "stored_originals",
-    "substitution_note",
+    "substitution_text",
 ]

@@ -23,7 +23,7 @@ __all__ = [
     "is_complete",
     "not_found",
     "resolve",
-    "substitution_note",
+    "substitution_text",
 ]
 
 
@@ -43,7 +43,7 @@ class Resolution:
     how: Literal["exact", "latest", "words"]
 
 
-def substitution_note(asked: str, taken: str, *, before: bool = False) -> str:
+def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
     """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
     return f"no dataset is called {asked}: {taken}, of the same words, {'was' if before else 'is'} taken"
 

@@ -30,7 +30,7 @@ from ..format import (
     select_episodes,
 )
 from ..progress import Progress, readable_size
-from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, substitution_note
+from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, substitution_text
 from .layouts import final_step_arguments, layout_arguments
 from .results import existing_result, published_entries, seconds_since
 from .source_conversion import (
@@ -145,7 +145,7 @@ class RemoteDownload:
 
     def _note_resolution(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
-            substitution = substitution_note(found.asked, found.id, before=remembered)
+            substitution = substitution_text(found.asked, found.id, before=remembered)
             self.progress.note(f"{substitution} (--exact-id refuses such a substitution)")
         elif found.how == "latest" and remembered:
             self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")
