@@ -88,8 +88,8 @@ def retrying(
 ) -> T:
     """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log, and `note`, receive
-    what went wrong and when it is tried again. Raises the `error` of the last Transient, at once if the server asks
+    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log and `note` receive
+    the error and the time of the next attempt. Raises the `error` of the last Transient, at once if the server asks
     to wait for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
     """
     import tenacity  # only when something is fetched: it would slow every start of the command line
