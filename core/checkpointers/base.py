@@ -1,57 +1,163 @@
-"""The contract of what saves and loads a storage."""
+"""The contract of a checkpointer, which saves and loads a storage."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..contract import FinalMethodError, delegate, own_attributes, refuse_overrides
+from ..errors import SchemaError, UsageError
+from ..format import fs
 from ..storages import Storage
 from ..storages.cursors import last_row
+from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
+from .loading import replace_rows
 
 __all__ = ["StorageCheckpointerBase"]
 
+_FINAL = {
+    "register_save_hook": "write(rows, folder)",
+    "register_load_hook": "read(folder)",
+    "dump": "write(rows, folder)",
+    "save": "write(rows, folder)",
+    "load": "read(folder)",
+}
+"""Methods that are the contract's own, or that nothing calls, and what a checkpointer implements instead."""
+
 
 class StorageCheckpointerBase(ABC):
-    """Writes a storage to a folder and reads it back.
+    r"""Writes a storage to a folder and reads it back.
+
+    A checkpointer of your own implements two methods:
+
+    - `write(rows, folder)` writes the rows of a storage into an empty folder;
+    - `read(folder)` returns rows like those that `write` was given: the same keys, dtypes, shapes and values.
+
+    `dumps` and `loads`, which storages call, do the book-keeping: they call the hooks, put a complete folder in place
+    at one instant, record and verify the digests of all files, record the length, the capacity and the row that was
+    written last, and replace the contents of a storage only after all rows were read and have the dtypes and shapes
+    that were saved.
+
+    Checkpointers that were written for TorchRL override `dumps` and `loads`, and keep working; what they override is
+    theirs to do. Other public methods cannot be overridden: FinalMethodError (a TypeError) names what to implement.
 
     What is written passes first through the save hooks in the order in which they were registered, and what was read
     through the load hooks. Hooks belong to the object: they are neither saved nor pickled with it. Names and hooks
     are those of TorchRL.
+
+    >>> import tempfile
+    >>> from rbtool.core.storages import ListStorage
+    >>> class Lines(StorageCheckpointerBase):
+    ...     def write(self, rows, folder):
+    ...         (folder / "rows.txt").write_text("\n".join(rows))
+    ...
+    ...     def read(self, folder):
+    ...         return (folder / "rows.txt").read_text().split("\n")
+    >>> saved, other = (ListStorage(3, checkpointer=Lines()) for _ in range(2))
+    >>> saved.set(range(2), ["one", "two"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved.dumps(f"{folder}/lines")
+    ...     other.loads(f"{folder}/lines")
+    >>> other[:]
+    ['one', 'two']
     """
 
+    _save_hooks: Sequence[Callable[..., Any]] = ()
+    _load_hooks: Sequence[Callable[..., Any]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = own_attributes(cls, StorageCheckpointerBase)
+        refuse_overrides(cls, own, _FINAL)
+        for override, replaced in (("dumps", "write"), ("loads", "read")):
+            if override in own and replaced not in own:
+                delegate(cls, replaced)
+            elif replaced in own and getattr(cls, override) is not getattr(StorageCheckpointerBase, override):
+                raise FinalMethodError(
+                    f"{cls.__name__} implements {replaced}(), which its {override}() does not call",
+                    hint="derive from StorageCheckpointerBase, whose dumps() and loads() call write() and read()",
+                )
+
     def __init__(self) -> None:
-        self._save_hooks: list[Callable[..., Any]] = []
-        self._load_hooks: list[Callable[..., Any]] = []
+        self._save_hooks, self._load_hooks = [], []
+
+    # What a checkpointer implements -----------------------------------------------------------------
 
     @abstractmethod
+    def write(self, rows: Any, folder: Path) -> None:
+        """Write `rows` into `folder`, which exists and is empty, and close all files.
+
+        `rows` is `storage[:]`, never empty, after the save hooks: a tensordict `[length, ...]`, a tensor, a nest of
+        tensors, or a list of objects. It may be memory of the storage, and must not be changed. Files and folders
+        may have any names but `.rbtool`. Raise SchemaError for data that cannot be written.
+        """
+
+    @abstractmethod
+    def read(self, folder: Path) -> Any:
+        """Return the rows that `write` wrote into `folder`; its files were compared with their digests."""
+
+    # What storages call -----------------------------------------------------------------------------
+
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Write the storage to the folder `path`. An older checkpoint there is whole until the new one is."""
+        """Write the storage to the folder `path`. An older checkpoint there is whole until the new one is.
 
-    @abstractmethod
+        UsageError where something is at `path` that is no checkpoint of a storage.
+        """
+        rows = None
+        if len(storage):
+            rows = self._through_save_hooks(storage, storage[:], path)
+        elif self._save_hooks:
+            raise SchemaError("save hooks need data; nothing was ever written to the storage")
+        note = RowsNote.of(type(self).__name__, storage, rows)
+        with CheckpointStaging(path) as staging:
+            if rows is not None:
+                self.write(rows, staging.path)
+                _sync(staging.path)
+            note.save(staging.path)
+            staging.publish_noted()
+
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Put what the folder `path` holds into the storage; nothing changes if that fails."""
+        """Put what the folder `path` holds into the storage; nothing changes if that fails.
+
+        DatasetNotFoundError (a FileNotFoundError) where there is nothing, FormatError for another checkpointer's,
+        CorruptDataError for files that were changed and for rows of other dtypes or shapes than were saved (both
+        ValueErrors), SchemaError (a RuntimeError) for data that the storage cannot hold.
+        """
+        folder, note = open_rows(path, type(self).__name__)
+        if not note.length:
+            storage.empty()
+            return
+        if note.objects != holds_objects(storage):
+            kinds = ("a list of objects", "rows of tensors")
+            saved, here = kinds if note.objects else reversed(kinds)
+            raise SchemaError(f"{folder} holds {saved}; a {type(storage).__name__} holds {here}")
+        rows = self.read(folder)
+        note.require_same(rows, folder, type(self).__name__)
+        if self._load_hooks:
+            rows = self._through_load_hooks(rows, storage[:] if len(storage) else None)
+        replace_rows(storage, rows, capacity=note.capacity, last_row=note.last_row)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Have `hook(data, path=...)` return what is written instead of `data`.
 
-        A hook with an attribute `is_full` or `shift` is told before whether the storage is full, and which row the
-        next write would take: the row after the last cursor, the capacity itself after the last row. One that says
-        `writes_in_place` gets no path.
+        A hook with an attribute `is_full` or `shift` gets it set before: whether the storage is full, and which row
+        the next write would take: the row after the last cursor, the capacity itself after the last row. One with a
+        true `writes_in_place` gets no path.
         """
         _require_callable(hook)
-        self._save_hooks.append(hook)
+        self._save_hooks = [*self._save_hooks, hook]
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Have `hook(data, out=...)` return what goes into the storage instead of `data`.
 
-        `out` is what the storage holds now, or None if it has no tensors yet or the hook says `writes_in_place`.
+        `out` is what the storage holds now, or None if it has no tensors yet or the hook has a true `writes_in_place`.
         """
         _require_callable(hook)
-        self._load_hooks.append(hook)
+        self._load_hooks = [*self._load_hooks, hook]
 
     def _through_save_hooks(self, storage: Storage, data: Any, path: str | os.PathLike[str]) -> Any:
         for hook in self._save_hooks:
@@ -68,7 +174,7 @@ class StorageCheckpointerBase(ABC):
         return data
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_save_hooks": [], "_load_hooks": []}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_save_hooks", "_load_hooks"}}
 
 
 def _writes_in_place(hook: Any) -> bool:
@@ -87,3 +193,14 @@ def _shift(storage: Storage) -> int:
         warnings.warn("the storage does not know its last cursor: the first row is taken for the oldest", stacklevel=5)
         return 0
     return row + 1
+
+
+def _sync(folder: Path) -> None:
+    """Bring the files to the disk that a checkpointer wrote by other means than ours."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.is_symlink():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                fs.fsync(descriptor, file)
+            finally:
+                os.close(descriptor)

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
-from ..encodings import STORAGE, require_digests, write_digests
+from ..encodings import STORAGE, noted_files, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..format import EPISODES, HIDDEN, Manifest, Staging, has_manifest, is_ours, mend
+from ..format import (
+    EPISODES,
+    HIDDEN,
+    Count,
+    Manifest,
+    Staging,
+    decode,
+    dump_json,
+    fs,
+    has_manifest,
+    is_ours,
+    load_json,
+    mend,
+)
 from ..opening import open_steps
+from ..storages import ListStorage, Storage
+from ..storages.cursors import last_row
+from ..storages.pytree import tree_spec_of
+from ..ted import key_name
 from ..torchrl import torchrl_form
 
 __all__ = [
@@ -17,8 +37,11 @@ __all__ = [
     "LIST_FILE",
     "PACKED_FILE",
     "CheckpointStaging",
+    "RowsNote",
     "article",
+    "holds_objects",
     "open_folder",
+    "open_rows",
     "require_writer",
     "writer_of",
 ]
@@ -67,7 +90,15 @@ class CheckpointStaging(Staging):
                 f"{place} is there already and is not the checkpoint of a storage; it is left alone",
                 hint="choose another destination",
             )
-        strange = next((file for file in place.rglob("*") if not _looks_like_ours(file)), None)
+        noted = noted_files(place)
+        strange = next(
+            (
+                file
+                for file in place.rglob("*")
+                if not _looks_like_ours(file) and file.relative_to(place).as_posix() not in noted
+            ),
+            None,
+        )
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
 
@@ -120,6 +151,11 @@ def writer_of(folder: Path) -> str | None:
         return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
     if has_manifest(folder) or (folder / EPISODES).is_dir():
         return None  # damaged: whoever opens it says how
+    if (folder / RowsNote.FILE).is_file():
+        try:
+            return RowsNote.load(folder).writer
+        except FormatError:
+            return None
     theirs = torchrl_form(folder)
     if theirs is not None:
         return _WRITERS_OF_LAYOUTS[theirs]
@@ -128,6 +164,92 @@ def writer_of(folder: Path) -> str | None:
             return writer
     inside = [entry for entry in folder.iterdir() if entry.name != HIDDEN]
     return _WRITERS_OF_LAYOUTS["h5"] if len(inside) == 1 and _is_h5_of_storage(inside[0]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsNote:
+    """What is recorded of a storage that a checkpointer saves by the methods `write` and `read`.
+
+    `writer` is the name of its class. `length` counts elements; the storage has room for `capacity` rows, of which
+    `last_row` was written last. `leaves` are the names, dtypes and shapes of the rows, or the count of `objects`.
+    """
+
+    writer: str
+    length: Count
+    capacity: Count
+    last_row: Count | None
+    objects: bool
+    leaves: tuple[str, ...]
+    format_version: int = 1
+
+    FILE: ClassVar[str] = f"{HIDDEN}/rows.json"
+
+    @classmethod
+    def of(cls, writer: str, storage: Storage, rows: Any) -> RowsNote:
+        """Describe a storage whose rows are saved as `rows`, None if it is empty."""
+        objects = holds_objects(storage)
+        leaves = () if rows is None else _leaves(rows, objects)
+        return cls(writer, len(storage), storage.capacity_rows, last_row(storage.last_cursor), objects, leaves)
+
+    def save(self, folder: Path) -> None:
+        """Write the note."""
+        fs.make_folder(folder / HIDDEN)
+        fs.write_file(folder / self.FILE, dump_json(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> RowsNote:
+        """Read the note; FormatError for one of a newer version, CorruptDataError for one that is damaged."""
+        path = folder / cls.FILE
+        document = load_json(path)
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version != 1:
+            raise FormatError(f"{path} has format version {version}, this rbtool reads 1", hint="update rbtool")
+        return decode(cls, document, str(path), CorruptDataError)
+
+    def require_same(self, rows: Any, folder: Path, reader: str) -> None:
+        """Raise CorruptDataError unless rows that were read have the length, dtypes and shapes of those saved."""
+        for found, saved in itertools.zip_longest(_leaves(rows, self.objects), self.leaves):
+            if found != saved:
+                raise CorruptDataError(f"{reader}.read() returns {found} of {folder}, where {saved} was saved")
+
+
+def holds_objects(storage: Storage) -> bool:
+    """Whether the rows of a storage are a list of objects."""
+    return storage.returns_objects or isinstance(storage, ListStorage)
+
+
+def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
+    """Describe rows by their leaves, in the order of their names."""
+    if objects:
+        return (f"{len(rows):,} objects",)
+    structure = tree_spec_of(rows)
+    pairs = zip(structure.paths(), structure.flatten(rows), strict=True)
+    return tuple(sorted(f"{key_name(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in pairs))
+
+
+def open_rows(path: str | os.PathLike[str], writer: str) -> tuple[Path, RowsNote]:
+    """Return the folder of a checkpoint that `writer` wrote by the methods of the contract, and its note.
+
+    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError for what another checkpointer or none
+    wrote, CorruptDataError for files that were changed.
+    """
+    folder = _existing(path, writer)
+    require_writer(folder, writer)
+    if not (folder / RowsNote.FILE).is_file():
+        raise _not_ours(folder, writer)
+    return folder, RowsNote.load(folder)
+
+
+def _existing(path: str | os.PathLike[str], writer: str) -> Path:
+    folder = Path(path)
+    mend(folder)
+    if not os.path.lexists(folder):
+        raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
+    if not folder.is_dir():
+        what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
+        raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
+    require_digests(folder)  # first: what is damaged may look like another checkpointer's
+    return folder
 
 
 def _is_laid_out(folder: Path) -> bool:
@@ -154,14 +276,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
     CorruptDataError for files that are not those whose digests were noted, where any were.
     """
-    folder = Path(path)
-    mend(folder)
-    if not os.path.lexists(folder):
-        raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
-    if not folder.is_dir():
-        what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
-        raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
-    require_digests(folder)  # first: what is damaged may look like another checkpointer's
+    folder = _existing(path, writer)
     laid_out = _is_laid_out(folder)
     if laid_out and writer == _TENSORS and not hooked:
         raise FormatError(

@@ -14,13 +14,13 @@ from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, Ten
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
 from ..storages.dataset import tensor_of
-from ..storages.pytree import TensorDictNode, TreeSpec
+from ..storages.pytree import TensorDictNode, TreeSpec, tree_spec_of
 from ..storages.tree_files import spec_from_json
 from ..ted import NEXT, Field, Key, key_name
 from .lanes import LaneLeaf, Order
 from .storage_rows import rows_of_storage
 
-__all__ = ["fill", "fill_storage", "held_keys", "require_equal_rows", "structure_for"]
+__all__ = ["fill", "fill_storage", "held_keys", "replace_rows", "require_equal_rows", "structure_for"]
 
 
 def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
@@ -131,6 +131,24 @@ def fill(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str
             )
     else:
         _fill_list(storage, reader, filled, asked)
+
+
+def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, last_row: int | None = None) -> None:
+    """Replace the contents of any storage that can be written; SchemaError, with nothing changed, where it cannot hold
+    them.
+
+    The rows are from a storage with room for `capacity` rows, of which `last_row` was written last.
+    """
+    if isinstance(storage, TensorStorage):
+        structure = tree_spec_of(rows, storage.ndim)
+        tensors = structure.flatten(rows)
+        lead = tensors[0].shape[: storage.ndim]
+        storage.fill(structure, tensors, lead.numel(), capacity=capacity, last_row=last_row)
+    elif isinstance(storage, ListStorage):
+        storage.replace_all(list(rows), capacity=capacity, last_row=last_row)
+    else:
+        storage.load_state_dict({"_storage": rows, "_len": len(rows), "_capacity": capacity})
+        storage.last_cursor = last_row
 
 
 def held_keys(storage: Storage) -> frozenset[Key] | None:

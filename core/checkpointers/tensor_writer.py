@@ -97,7 +97,7 @@ class StorageManifest:
             raise FormatError(
                 f"{path} has format version {version}, this rbtool reads {_VERSION}", hint="update rbtool"
             )
-        found = decode(_Document, document, str(path), CorruptDataError)
+        found = decode(_ManifestDocument, document, str(path), CorruptDataError)
         return cls(found.structure, found.ndim, found.length, found.last_row, tuple(map(_leaf, found.leaves)))
 
 
@@ -112,7 +112,7 @@ class _LeafEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _ManifestDocument:
     """The document of a `StorageManifest`."""
 
     format_version: int

@@ -1,6 +1,6 @@
 """Checkpoints of steps in four forms: `ted`, and `flat`, `nested` and `h5`, which store each state once."""
 
-from .digests import DIGESTS, require_digests, write_digests
+from .digests import DIGESTS, noted_files, require_digests, write_digests
 from .flat import STORAGE_METADATA, FlatReader
 from .h5_layout import Compression
 from .h5_reader import H5Reader
@@ -36,6 +36,7 @@ __all__ = [
     "flags_at",
     "leaf_parts",
     "load_checkpoint",
+    "noted_files",
     "require_digests",
     "save_checkpoint",
     "save_compact",

@@ -29,7 +29,7 @@ from ..format import (
 from ..format.documents import Count, decode
 from .h5_layout import data_start
 
-__all__ = ["DIGESTS", "require_digests", "write_digests"]
+__all__ = ["DIGESTS", "noted_files", "require_digests", "write_digests"]
 
 DIGESTS = f"{HIDDEN}/digests.json"
 _VERSION = 1
@@ -48,7 +48,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _DigestDocument:
     """The digests of a folder."""
 
     files: tuple[_Entry, ...]
@@ -90,6 +90,15 @@ def require_digests(folder: Path) -> frozenset[str] | None:
     return frozenset(entry.path for entry in entries)
 
 
+def noted_files(folder: Path) -> frozenset[str]:
+    """Return the paths of the files whose digests were noted, which are not compared; none where none were noted."""
+    path = folder / DIGESTS
+    try:
+        return frozenset(entry.path for entry in _read(path)) if path.is_file() else frozenset()
+    except CorruptDataError:
+        return frozenset()
+
+
 def _read(path: Path) -> tuple[_Entry, ...]:
     try:
         document = load_json(path)
@@ -102,7 +111,7 @@ def _read(path: Path) -> tuple[_Entry, ...]:
         own = document.pop("digest", None) if isinstance(document, dict) else None
         if own != digest_bytes(dump_json(document).encode()):
             raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
-        entries = decode(_Document, document, str(path)).files
+        entries = decode(_DigestDocument, document, str(path)).files
     except CorruptDataError:
         raise
     except FormatError as error:

@@ -1,0 +1,301 @@
+"""A checkpointer written from the documentation passes the suite, and a broken one fails the test of its rule."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from npz_checkpointer import NpzCheckpointer
+from suite_runs import failure, failures, names_in
+from tensordict import TensorDict
+
+from rbtool import (
+    FlatStorageCheckpointer,
+    LazyTensorStorage,
+    ListStorage,
+    ListStorageCheckpointer,
+    NestedStorageCheckpointer,
+    StorageCheckpointerBase,
+    TensorStorageCheckpointer,
+)
+from rbtool.core.checkpointers import base
+from rbtool.core.errors import CorruptDataError, SchemaError
+from rbtool.core.testing.checkpointers import CheckpointerTests
+
+
+def suite_of(kind: type[StorageCheckpointerBase], **options: Any) -> type[CheckpointerTests]:
+    return type("Suite", (CheckpointerTests,), {"make": lambda self: kind(), **options})
+
+
+class TestTensors(CheckpointerTests):
+    def make(self) -> StorageCheckpointerBase:
+        return TensorStorageCheckpointer()
+
+    hooks = False  # what a save hook makes is loaded in its own shape, only by the load hook that belongs to it
+
+
+class TestFlat(CheckpointerTests):
+    def make(self) -> StorageCheckpointerBase:
+        return FlatStorageCheckpointer()
+
+
+class TestNested(CheckpointerTests):
+    def make(self) -> StorageCheckpointerBase:
+        return NestedStorageCheckpointer()
+
+
+class TestLists(CheckpointerTests):
+    keeps_cursor = False
+
+    def make(self) -> StorageCheckpointerBase:
+        return ListStorageCheckpointer()
+
+    def storage(self, capacity: int = 6) -> ListStorage:
+        return ListStorage(capacity)
+
+    def rows(self, first: int, count: int) -> list[Any]:
+        return [{"a": torch.arange(row + 1), "b": f"row {row}", "c": row / 3} for row in range(first, first + count)]
+
+
+class TestDocumented(CheckpointerTests):
+    def make(self) -> StorageCheckpointerBase:
+        return NpzCheckpointer()
+
+
+def test_the_documented_checkpointer_is_short_and_uses_no_private_name() -> None:
+    source = inspect.getsource(NpzCheckpointer)
+    assert source.count("\n") <= 40
+    assert re.search(r"\._(?!_init__\()", source) is None
+
+
+# Each breaks one rule: what breaks it, and the test that fails -----------------------------------------------------
+
+
+class LosesARow(NpzCheckpointer):
+    def write(self, rows, folder):
+        super().write(rows[:-1], folder)
+
+
+class ReadsFewerRows(NpzCheckpointer):
+    def read(self, folder):
+        return super().read(folder)[1:]
+
+
+class WrongDtype(NpzCheckpointer):
+    def read(self, folder):
+        rows = super().read(folder)
+        return rows.set("state", rows["state"].float())
+
+
+class WrongValues(NpzCheckpointer):
+    def read(self, folder):
+        rows = super().read(folder)
+        return rows.set("action", rows["action"] + 1)
+
+
+class ForgetsNaN(NpzCheckpointer):
+    def read(self, folder):
+        return super().read(folder).apply(lambda leaf: leaf.nan_to_num() if leaf.is_floating_point() else leaf)
+
+
+class WrongOrder(NpzCheckpointer):
+    def read(self, folder):
+        rows = super().read(folder)
+        return rows[torch.arange(len(rows)).flip(0)]
+
+
+class ForgetsAKey(NpzCheckpointer):
+    def write(self, rows, folder):
+        super().write(rows.exclude("action"), folder)
+
+
+class ChangesTheRows(NpzCheckpointer):
+    def write(self, rows, folder):
+        rows["action"].neg_()
+        super().write(rows, folder)
+
+
+class KeepsRowsInMemory(NpzCheckpointer):
+    kept: Any = None
+
+    def write(self, rows, folder):
+        super().write(rows, folder)
+        type(self).kept = rows
+
+    def read(self, folder):
+        return self.kept
+
+
+class LeavesAFileOpen(NpzCheckpointer):
+    opened: Any = []  # noqa: RUF012 - one for all
+
+    def read(self, folder):
+        self.opened.append((folder / "rows.npz").open("rb"))
+        return super().read(folder)
+
+
+class WritesElsewhere(NpzCheckpointer):
+    def write(self, rows, folder):
+        super().write(rows, folder)
+        Path("rows.txt").write_text("rows")
+
+
+class OfTorchRL(StorageCheckpointerBase):
+    """Overrides what TorchRL's documentation shows, and does its own book-keeping."""
+
+    def dumps(self, storage, path):
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        NpzCheckpointer().write(storage[:], folder)
+        (folder / "rows.json").write_text(json.dumps({"cursor": int(torch.as_tensor(list(storage.last_cursor))[-1])}))
+
+    def loads(self, storage, path):
+        rows = NpzCheckpointer().read(Path(path))
+        storage.set(range(len(rows)), rows)
+        storage.last_cursor = json.loads((Path(path) / "rows.json").read_text())["cursor"]
+
+
+class NotAtomic(NpzCheckpointer):
+    def dumps(self, storage, path):
+        OfTorchRL().dumps(storage, path)
+
+
+class ForgetsTheCursor(NpzCheckpointer):
+    def loads(self, storage, path):
+        super().loads(storage, path)
+        storage.last_cursor = None
+
+
+class KeepsOlderRows(NpzCheckpointer):
+    def loads(self, storage, path):
+        rows = self.read(Path(path))
+        storage.set(range(len(rows)), rows)
+
+
+class EmptiesFirst(NpzCheckpointer):
+    def loads(self, storage, path):
+        storage.empty()
+        super().loads(storage, path)
+
+
+class SkipsHooks(NpzCheckpointer):
+    def _through_load_hooks(self, data, out):
+        return data
+
+
+class CannotBePickled(NpzCheckpointer):
+    def __getstate__(self):
+        return {"hook": lambda: None}
+
+
+BROKEN: dict[type[StorageCheckpointerBase], str] = {
+    LosesARow: "test_rows_come_back_bit_for_bit",
+    ReadsFewerRows: "test_rows_come_back_bit_for_bit",
+    WrongDtype: "test_rows_come_back_bit_for_bit",
+    WrongValues: "test_rows_come_back_bit_for_bit",
+    ForgetsNaN: "test_rows_come_back_bit_for_bit",
+    WrongOrder: "test_rows_come_back_bit_for_bit",
+    ForgetsAKey: "test_rows_come_back_bit_for_bit",
+    ForgetsTheCursor: "test_rows_come_back_bit_for_bit",
+    KeepsOlderRows: "test_rows_that_were_there_are_replaced",
+    ChangesTheRows: "test_saving_changes_nothing",
+    KeepsRowsInMemory: "test_each_checkpoint_has_its_own_rows",
+    NotAtomic: "test_an_older_checkpoint_survives_a_write_that_fails",
+    EmptiesFirst: "test_damage_is_found_and_changes_nothing",
+    OfTorchRL: "test_damage_is_found_and_changes_nothing",
+    WritesElsewhere: "test_only_the_folder_is_written_to",
+    LeavesAFileOpen: "test_files_are_closed",
+    SkipsHooks: "test_hooks_change_what_is_written_and_what_is_read",
+    CannotBePickled: "test_a_pickled_checkpointer_reads_the_same",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_checkpointer_fails_the_test_of_its_rule(kind: type[StorageCheckpointerBase]) -> None:
+    assert failure(suite_of(kind), BROKEN[kind]) is not None
+
+
+def test_every_broken_rule_is_a_test_of_the_suite() -> None:
+    assert set(BROKEN.values()) <= set(names_in(CheckpointerTests))
+
+
+@pytest.mark.parametrize("kind", [LosesARow, ReadsFewerRows, WrongDtype, ForgetsAKey])
+def test_rows_of_another_shape_or_dtype_are_never_loaded(kind: Any, tmp_path: Path) -> None:
+    suite = suite_of(kind)()
+    storage, older = suite.filled(4), suite.filled(2, first=40)
+    storage.dumps(tmp_path / "saved")
+    rows = older[:].clone()
+    with pytest.raises(CorruptDataError, match=rf"{kind.__name__}\.read\(\) returns .* was saved"):
+        older.loads(tmp_path / "saved")
+    assert (older[:] == rows).all() or len(older) == 2
+
+
+# Checkpointers that were written for TorchRL ------------------------------------------------------------------------
+
+
+def test_a_checkpointer_written_for_torchrl_saves_and_loads(tmp_path: Path) -> None:
+    suite = suite_of(OfTorchRL)()
+    saved = suite.filled(4)
+    saved.dumps(tmp_path / "saved")
+    suite.assert_loads(tmp_path / "saved", saved, suite.storage())
+
+
+class Counts(TensorStorageCheckpointer):
+    saved = 0
+
+    def dumps(self, storage, path):
+        self.saved += 1
+        super().dumps(storage, path)
+
+
+def test_an_override_can_call_its_parents() -> None:
+    assert failures(suite_of(Counts, hooks=False)) == {}
+
+
+@pytest.mark.parametrize(("name", "instead"), list(base._FINAL.items()))
+def test_final_methods_name_what_to_implement(name: str, instead: str) -> None:
+    with pytest.raises(TypeError, match=rf"Own overrides {name}\(\).*final\n?.*implement {re.escape(instead)}"):
+        type("Own", (NpzCheckpointer,), {name: lambda self: None})
+
+
+@pytest.mark.parametrize("name", ["write", "read"])
+def test_a_method_that_would_never_be_called_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"Own implements {name}\(\), which its (dumps|loads)\(\) does not call"):
+        type("Own", (TensorStorageCheckpointer,), {name: lambda self, *rows: None})
+
+
+def test_without_write_and_read_there_is_no_checkpointer() -> None:
+    for methods in ({}, {"write": lambda self, rows, folder: None}, {"dumps": lambda self, storage, path: None}):
+        with pytest.raises(TypeError, match="read"):
+            type("Own", (StorageCheckpointerBase,), methods)()
+
+
+def test_a_list_is_not_loaded_into_a_storage_of_tensors(tmp_path: Path) -> None:
+    class Lines(StorageCheckpointerBase):
+        def write(self, rows: Any, folder: Path) -> None:
+            (folder / "rows.txt").write_text("\n".join(rows))
+
+        def read(self, folder: Path) -> Any:
+            return (folder / "rows.txt").read_text().split("\n")
+
+    saved = ListStorage(3)
+    saved.checkpointer = Lines()
+    saved.set(range(2), ["one", "two"])
+    saved.dumps(tmp_path / "lines")
+    with pytest.raises(SchemaError, match="a list of objects; a LazyTensorStorage holds rows of tensors"):
+        LazyTensorStorage(3, checkpointer=Lines()).loads(tmp_path / "lines")
+
+
+def test_a_storage_of_lanes_comes_back(tmp_path: Path) -> None:
+    rows = TensorDict({"a": torch.arange(12).reshape(4, 3)}, [4, 3])
+    saved, loaded = (LazyTensorStorage(18, ndim=2, checkpointer=NpzCheckpointer()) for _ in range(2))
+    saved.set(range(4), rows)
+    saved.dumps(tmp_path / "saved")
+    loaded.loads(tmp_path / "saved")
+    assert torch.equal(loaded[:]["a"], rows["a"])
+    assert loaded.shape == saved.shape
