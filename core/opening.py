@@ -63,7 +63,7 @@ class BufferSteps(StepReader):
     """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
 
     The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
-    reason is END_OF_FILE. Where `terminated` or `truncated` is missing it follows from `done`,
+    reason is the end of the recording. Where `terminated` or `truncated` is missing it follows from `done`,
     and where `done` is missing from the ends of the episodes; where `episode` is missing it is that of the table.
     """
 
@@ -88,7 +88,7 @@ class BufferSteps(StepReader):
         return type(self)(self._raw.again())
 
     def files_state(self) -> str:
-        """Return a text that changes with the files, without reading them."""
+        """Return a fingerprint of the state of the files, which are not read."""
         return self._raw.files_state()
 
     @cached_property
@@ -153,7 +153,7 @@ class BufferSteps(StepReader):
         self._raw.close()
 
     def _made_flags(self, key: Key, start: int, stop: int) -> Array:
-        """Make a flag that is missing: an end of an episode is a termination unless the other flag is set."""
+        """Make a flag that is missing: what ends an episode terminates it, unless another flag is set."""
         if NEXT_DONE in self._known:
             done: Array = self._raw.read(NEXT_DONE, start, stop) != 0
         else:
@@ -165,12 +165,12 @@ class BufferSteps(StepReader):
             return done
         other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
         if other in self._known:
-            given: Array = self._raw.read(other, start, stop) != 0
-            if given.size != done.size:  # flags of several agents and one common flag
-                given = given.reshape(len(given), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
+            flags: Array = self._raw.read(other, start, stop) != 0
+            if flags.size != done.size:  # one flag for each agent, and one `done` for all
+                flags = flags.reshape(len(flags), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
             else:
-                given = given.reshape(done.shape)
-            done &= ~given
+                flags = flags.reshape(done.shape)
+            done &= ~flags
             return done
         return done if key == NEXT_TERMINATED else np.zeros_like(done)
 
@@ -234,7 +234,7 @@ _TREE = "meta.json"
 
 
 def is_steps(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is a dataset, recording, checkpoint (also TorchRL's) or tensordict folder, even in part."""
+    """Whether `path` is a dataset, recording, checkpoint, one of TorchRL's, or tensordict folder, whole or not."""
     path = Path(path)
     mend(path)
     return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None

@@ -62,7 +62,7 @@ def read_values(folder: Path) -> dict[str, Any]:
     """Read what `write_values`, or tensordict, wrote; a tensor without dimensions comes back as a number or a bool.
 
     DatasetNotFoundError where there is nothing, FormatError for what is no such folder, CorruptDataError for a file
-    that is missing or whose size differs from the recorded one.
+    that is missing or has another size than `meta.json` records.
     """
     if not (folder / "meta.json").is_file():
         raise DatasetNotFoundError(f"{folder} holds no state: it has no meta.json")

@@ -57,7 +57,8 @@ class StorageCheckpointerBase(ABC):
     ...
     ...     def read(self, folder):
     ...         return (folder / "rows.txt").read_text().split("\n")
-    >>> saved, other = (ListStorage(3, checkpointer=Lines()) for _ in range(2))
+    >>> saved, other = ListStorage(3), ListStorage(3)
+    >>> saved.checkpointer = other.checkpointer = Lines()
     >>> saved.set(range(2), ["one", "two"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     saved.dumps(f"{folder}/lines")

@@ -53,7 +53,7 @@ def require_keys(
 ) -> None:
     """Raise MissingKeyError for a key that nothing below `next` has, which may well be a slip of the pen.
 
-    TED's own done, terminated, truncated and reward may be missing: whoever lists them all means those there are.
+    TED's own done, terminated, truncated and reward may be missing: those that exist are meant.
     `anywhere` says that keys at the root count, too: where a layout has them all there, and these keys part them.
     """
     below = (
@@ -98,7 +98,7 @@ def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags
     """Make the episode table of rows that lie lane after lane.
 
     An episode ends where a flag is set, with the last row of a lane, and between the newest and the oldest row.
-    Where a flag is set for some agents and not for others, the episode goes on if the next observation follows.
+    Where a flag is set for some agents and not for others, the episode continues if the next observation follows.
     """
     steps = reader.manifest.steps
     every, some = _flagged(reader, flags)

@@ -34,7 +34,7 @@ __all__ = [
 class EpisodeCheckpointer(StorageCheckpointerBase):
     """Saves the episodes of a storage of tensordicts, each observation once, and loads them back bit for bit.
 
-    A subclass names the form. What `done_keys`, `reward_keys` and `compatible` mean is said there.
+    A subclass names the form, and documents `done_keys`, `reward_keys` and `compatible`.
     """
 
     form: ClassVar[CompactForm]
@@ -61,7 +61,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
 
         SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
         data has no done flags; MissingKeyError (a KeyError) for a done or reward key that is not there; UsageError if
-        something else lies at `path`; OutOfSpaceError for want of room.
+        something else is at `path`; OutOfSpaceError for want of room.
         """
         source, name = self._hooked(storage, path), self._file_name(path)
         if self.compatible:
@@ -155,7 +155,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         return None
 
     def _built(self, folder: Path, name: str | None) -> Path:
-        """Where in a folder the checkpoint is built; `name` is what `_file_name` said."""
+        """Where in a folder the checkpoint is built; `name` is that of `_file_name`."""
         return folder
 
     @property
@@ -199,7 +199,7 @@ _NAMES = frozenset({"done_key", "shift_key", "is_full_key"})
 
 
 class NestedStorageCheckpointer(EpisodeCheckpointer):
-    """Saves what a `FlatStorageCheckpointer` saves, with the shapes of every episode beside each leaf.
+    """Saves what a `FlatStorageCheckpointer` saves, with a table of the episodes' shapes for each leaf.
 
     tensordict opens such a folder as ragged tensors `[episodes, rows, ...]`. `done_keys`, `reward_keys` and
     `compatible` are those of `FlatStorageCheckpointer`; other arguments (`done_key`, `shift_key`, `is_full_key`) name
@@ -278,7 +278,7 @@ _FILE = "checkpoint.h5"
 
 
 def is_compatible(folder: str | os.PathLike[str], form: CompactForm) -> bool:
-    """Tell whether TorchRL's layout of a form lies at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
+    """Whether TorchRL's layout of a form is at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
     return torchrl_form(_compatible_place(folder, form, {})) == form
 
 

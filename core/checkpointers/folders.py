@@ -77,7 +77,7 @@ class CheckpointStaging(Staging):
         super().__init__(Path(destination), replace=True)
 
     def refuse_if_taken(self) -> None:
-        """Raise UsageError if what lies at the destination may not be replaced; changes nothing."""
+        """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
         place = self.destination
         around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
         if around is not None and not (around == place and _is_of_storage(place)):
@@ -150,7 +150,7 @@ def writer_of(folder: Path) -> str | None:
     if manifest is not None:
         return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
     if has_manifest(folder) or (folder / EPISODES).is_dir():
-        return None  # damaged: whoever opens it says how
+        return None  # damaged: opening it raises the error that names the damage
     if (folder / RowsNote.FILE).is_file():
         try:
             return RowsNote.load(folder).writer
@@ -255,7 +255,7 @@ def _existing(path: str | os.PathLike[str], writer: str) -> Path:
 def _is_laid_out(folder: Path) -> bool:
     """Whether whole episodes lie here that hooks, or the checkpointers TorchRL makes of hooks, had a storage save.
 
-    Nothing in such a folder says which of the two it was: either reads it.
+    Such a folder does not record which of the two it was: either reads it.
     """
     return all((folder / name).is_file() for name in _WRITERS[_TENSORS]) and torchrl_form(folder) is not None
 
@@ -271,7 +271,7 @@ def require_writer(folder: Path, writer: str) -> str | None:
 def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = False) -> Path:
     """Return the folder of a checkpoint that `writer` can read.
 
-    `hooked` says that load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
+    `hooked`: load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
     DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
     another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
     CorruptDataError for files that are not those whose digests were noted, where any were.
@@ -289,7 +289,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
             raise _not_ours(folder, writer)
         return folder
     missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
-    if missing:  # TorchRL's own compressed lists are missing so, and whoever catches that goes on doing so
+    if missing:  # callers catch the error that TorchRL raises for compressed lists
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
         raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
     return folder
@@ -297,7 +297,7 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
 
 def _not_ours(folder: Path, writer: str) -> RbtoolError:
     try:
-        manifest = Manifest.load(folder)  # says itself what is wrong with it
+        manifest = Manifest.load(folder)  # raises what is wrong with it
     except DatasetNotFoundError:
         if (folder / HIDDEN).is_dir():
             return CorruptDataError(f"{folder} was a checkpoint of ours, but its manifest is missing")

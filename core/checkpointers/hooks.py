@@ -29,9 +29,9 @@ class WrongTypeError(UsageError, TypeError):
 class TED2Flat:
     """Lays rows `[time, ...]` out flat; a save hook.
 
-    Before a call it must be told `is_full`, whether the rows are those of a full ring, and `shift`, the row that would
-    be written next (1 to the number of rows); checkpointers tell it. A full ring is turned so that the oldest row
-    comes first; of one that is not full, the row in front of `shift` counts as an end. Lanes, which are the other
+    Before a call `is_full` and `shift` must be set: whether the rows are those of a full ring, and the row that
+    would be written next (1 to the number of rows); checkpointers set them. A full ring is turned so that the oldest
+    row comes first; of one that is not full, the row in front of `shift` counts as an end. Lanes, which are the other
     dimensions of the batch, lie one behind the other.
 
     The result has batch size `[]`, the entries `is_full`, `shift` and `_storage_shape`, and leaves of n rows, or of
@@ -59,7 +59,7 @@ class TED2Flat:
 
     @property
     def is_full(self) -> bool | None:
-        """Whether the rows are those of a full ring; None until somebody says it."""
+        """Whether the rows are those of a full ring; None until it is set."""
         return self._is_full
 
     @is_full.setter
@@ -70,7 +70,7 @@ class TED2Flat:
 
     @property
     def shift(self) -> int | None:
-        """The row that would be written next; None until somebody says it."""
+        """The row that would be written next; None until it is set."""
         return self._shift
 
     @shift.setter
@@ -105,7 +105,7 @@ class TED2Flat:
 class Flat2TED:
     """Undoes `TED2Flat`; a load hook.
 
-    Root done flags come back false where the layout says nothing else, as TorchRL makes them. `done_key` is the flag
+    Root done flags come back false where the layout holds no others, as TorchRL makes them. `done_key` is the flag
     that ends episodes, with or without `next` in front.
     """
 
@@ -166,12 +166,12 @@ class Flat2TED:
         return {own: places.turned(leaf)}
 
     def _opened(self, data: Any) -> tuple[TorchrlHeader, dict[Key, torch.Tensor]]:
-        """Read what the layout says of itself, and take its leaves."""
+        """Read the header and the leaves of the layout."""
         if not isinstance(data, TensorDictBase):
             raise SchemaError(f"a tensordict in the flat layout is expected, found a {type(data).__name__}")
-        said = [entry_value(data, name) for name in (STORAGE_SHAPE, self._keys.is_full, self._keys.shift)]
-        steps = torch.Size(said[0]).numel() if _is_shape(said[0]) else None
-        header = TorchrlHeader.checked(said[0], said[1], said[2], steps, "the flat layout", all_rows=True)
+        header_values = [entry_value(data, name) for name in (STORAGE_SHAPE, self._keys.is_full, self._keys.shift)]
+        steps = torch.Size(header_values[0]).numel() if _is_shape(header_values[0]) else None
+        header = TorchrlHeader.checked(*header_values, steps, "the flat layout", all_rows=True)
         leaves: dict[Key, torch.Tensor] = {}
         entries: Any = data.items(include_nested=True, leaves_only=True)
         for name, leaf in entries:
@@ -266,7 +266,7 @@ def _keys(
 class TED2Nested(TED2Flat):
     """Lays rows out as `TED2Flat` does, in ragged tensors `[episodes, rows, ...]`; a save hook.
 
-    The result has the batch size `[episodes]`. Episodes end where the flag says so, in front of `shift` where the ring
+    The result has the batch size `[episodes]`. Episodes end where the flag is set, in front of `shift` where the ring
     is not full, and with every lane. The arguments are those of `TED2Flat`.
     """
 
@@ -290,7 +290,7 @@ class H5Split(TED2Flat):
     """Makes of a tensordict of n ragged episodes the entries `traj_0`, `traj_1` … with the rows of one each; a save
     hook, to be called behind `TED2Nested`.
 
-    Numbers are padded with zeros to the width of the last. Other entries stay beside them.
+    Numbers are padded with zeros to the width of the last. Other entries are kept.
     """
 
     def __call__(self, data: Any, path: Any = None) -> TensorDict:

@@ -1,6 +1,6 @@
 """The rows of a storage in the order of time: lane after lane, in each lane the oldest first.
 
-A lane is one element of the dimensions beside the first that count elements: one of several environments, mostly. A
+A lane is one element of the dimensions after the first that count elements: one of several environments, mostly. A
 storage of one dimension has one lane.
 """
 
@@ -43,7 +43,7 @@ class Order:
     oldest: int
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """Say where the steps `[start, stop)` lie. A run of several lanes holds each of them in full."""
+        """Yield the places of the steps `[start, stop)`. A run of several lanes holds each of them in full."""
         while start < stop:
             lane, begin = divmod(start, self.rows)
             whole = (stop - start) // self.rows if begin == 0 and not self.oldest else 0

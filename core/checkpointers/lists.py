@@ -40,7 +40,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     is unpickled here. `items.json` holds each different description once and a number an item; `items.memmap` the
     bytes of all tensors, one after the other. TorchRL, which cannot save such a storage, has no layout for it.
 
-    Hooks are given the list of objects, and return the list to go on with.
+    Hooks get the list of objects, and return the list that takes its place.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
@@ -228,7 +228,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
     their batch size, nested ones included. TorchRL opens what was compressed with `codec="zlib"` (with "zstd" from
     Python 3.14 on) as long as it holds tensors, flat tensordicts, numbers and texts.
 
-    Hooks are given the list of decompressed objects, and return the list to go on with.
+    Hooks get the list of decompressed objects, and return the list that takes its place.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:

@@ -194,7 +194,7 @@ def _require_one_run(reader: StepReader, filled: FilledStorage, steps: int) -> N
 def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str) -> None:
     """Make an element of every row."""
     if not isinstance(storage, ListStorage) or type(storage).__name__ == "CompressedListStorage":
-        rows_of_storage(storage, None, None, asked)  # says that there is no such thing
+        rows_of_storage(storage, None, None, asked)  # raises UsageError
         return
     if len(filled.shape) != 1:
         raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, a list has ndim=1")

@@ -39,12 +39,12 @@ __all__ = [
 class EpisodeRows(StepReader, ABC):
     """The valid rows of a storage in the order of time, and the episodes they make up.
 
-    `filled` says where in the storage they are. A subclass gives the rows, and calls `_begin`.
+    `filled` are their places in the storage. A subclass reads the rows, and calls `_describe`.
     """
 
     filled: FilledStorage
 
-    def _begin(self, kind: str, fields: Sequence[Field], done_keys: Any, reward_keys: Any) -> list[Key]:
+    def _describe(self, kind: str, fields: Sequence[Field], done_keys: Any, reward_keys: Any) -> list[Key]:
         """Give every field its role; return the flags below `next` that end episodes."""
         self.path = Path(kind)
         for argument, asked in (("done_keys", done_keys), ("reward_keys", reward_keys)):
@@ -91,7 +91,7 @@ class EpisodeRows(StepReader, ABC):
 class StorageRows(EpisodeRows):
     """Gives the rows of a storage of tensordicts.
 
-    `done_keys` and `reward_keys` are those below `next` that are no observations; None stands for done, terminated
+    `done_keys` and `reward_keys` are those below `next` that are no observations; None means done, terminated
     and truncated (wherever they are below `next`, if not directly) and for reward. SchemaError for what has no
     episodes: bare tensors and nests of other kinds, and data without any done flag. MissingKeyError for a key that is
     not there.
@@ -117,7 +117,7 @@ class StorageRows(EpisodeRows):
         )  # fmt: skip
         self._order = Order(storage.rows, math.prod(columns.others), self.filled.oldest)
         fields = fields_of(storage.structure, columns.leaves, storage.ndim)
-        dones = self._begin(type(storage).__name__, fields, done_keys, reward_keys)
+        dones = self._describe(type(storage).__name__, fields, done_keys, reward_keys)
         self._leaves = {
             key: LaneLeaf(leaf, field, storage.ndim)
             for key, field, leaf in zip(keys, fields, columns.leaves, strict=True)
@@ -134,7 +134,7 @@ class StorageRows(EpisodeRows):
 
 
 def next_row(storage: Any, rows: int) -> int | None:
-    """The row behind the one that was written last, of so many; None where nobody knows."""
+    """The row behind the one that was written last, of so many; None where that is not known."""
     last = last_row(storage.last_cursor)
     return None if last is None else (last + 1) % rows
 
@@ -189,7 +189,7 @@ class PackedRows(EpisodeRows):
                     f"{storage.path} has the content {found}, {storage.content_digest} is expected: it was replaced"
                 )
             self.filled = FilledStorage.of_dataset(len(storage))
-            self._begin(type(storage).__name__, self._reader.fields, done_keys, reward_keys)
+            self._describe(type(storage).__name__, self._reader.fields, done_keys, reward_keys)
             self._episodes = self._reader.episodes
             self._count(len(self._episodes))
         except BaseException:
@@ -223,7 +223,7 @@ class RecordingRows(EpisodeRows):
         structure = tree_spec_of(first, 1)
         self.filled = FilledStorage((count,), count, 0, spec_to_json(structure))
         fields = fields_of(structure, structure.flatten(first), 1)
-        dones = self._begin(type(recording).__name__, fields, done_keys, reward_keys)
+        dones = self._describe(type(recording).__name__, fields, done_keys, reward_keys)
         self._find(Order(count, 1, 0), dones)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
@@ -259,7 +259,7 @@ class ListRows(EpisodeRows):
         )
         fields = fields_of(structure, structure.flatten(first), 0)
         self._order = Order(len(storage), 1, self.filled.oldest)
-        self._find(self._order, self._begin(type(storage).__name__, fields, done_keys, reward_keys))
+        self._find(self._order, self._describe(type(storage).__name__, fields, done_keys, reward_keys))
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Gather rows of one leaf."""

@@ -42,7 +42,7 @@ class Saved:
 def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | None:
     """Map what is filled of every leaf, after all files were checked; None for the checkpoint of an empty storage.
 
-    `raw` says that load hooks will make rows of it: then nothing is compared with the target.
+    `raw`: load hooks will make rows of it, so nothing is compared with the target.
     """
     metadata = _metadata(folder)
     manifest = StorageManifest.load(folder)
@@ -111,7 +111,7 @@ def _verified(folder: Path, manifest: StorageManifest) -> list[torch.Tensor]:
 
 
 def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> TreeSpec:
-    """Say how saved data is made; a class that is not loaded here is that of the target."""
+    """Return the structure of saved data; a class that is not loaded here is that of the target."""
     if manifest.structure is None:
         raise CorruptDataError("a manifest of leaves does not say how they belong together")
     return spec_from_json(manifest.structure, target.structure if target.initialized and not raw else None)
@@ -140,7 +140,7 @@ def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Sa
 
 
 def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:
-    """Say which rows are filled of a leaf that TorchRL saved."""
+    """Return the filled rows of a leaf that TorchRL saved."""
     lanes = math.prod(leaf.shape[1:ndim])
     rows = -(-length // max(lanes, 1))
     if len(leaf.shape) < ndim or rows > leaf.shape[0]:
@@ -258,7 +258,7 @@ def _leaf(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, An
 
 
 def _ragged_leaves(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, Any]) -> list[SavedLeaf]:
-    """The rows of a leaf of differing shapes, and the table of those shapes that lies beside them."""
+    """The rows of a leaf of differing shapes, and the table of those shapes next to them."""
     rows = _leaf(root, inside, name, {**entry, "is_nested": False})
     size, file = rows.shape, f"{rows.file.removesuffix(SUFFIX)}.shape{SUFFIX}"
     path, needed = root / file, torch.Size(size).numel() * 8

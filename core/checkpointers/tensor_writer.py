@@ -32,7 +32,7 @@ _VERSION = 1
 class SavedLeaf:
     """A tensor file: the path of its keys, the file, its type and whole shape, and the shape of what is filled.
 
-    What is filled lies at the start of the file; `digest` is of its bytes, None where nobody took one.
+    The filled rows are at the start of the file; `digest` is that of their bytes, None where there is none.
     """
 
     name: tuple[str, ...]
@@ -82,7 +82,7 @@ class StorageManifest:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Remove the manifest, because what it tells will not hold any longer."""
+        """Remove the manifest, because it will not hold any longer."""
         fs.remove(folder / _FILE)
 
     @classmethod
@@ -178,7 +178,7 @@ class Contents:
 
 
 def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
-    """Return `storage_metadata.json`, by which TorchRL knows what kind of data it is and how much."""
+    """Return `storage_metadata.json`, from which TorchRL reads the kind of data and its length."""
     entries = {}
     nest = structure is not None and not is_tree(structure)
     if structure is not None and nest:

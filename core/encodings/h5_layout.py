@@ -63,7 +63,7 @@ def block_size(manifest: Manifest) -> int:
     """Size of a block that holds this manifest, and the same one with other digests and counts.
 
     HDF5 writes the size into its own data. So that equal data have equal digests, the size follows from what the
-    manifest says of the data, with ample room for how they came to be, as long as that is enough.
+    manifest records of the data, with ample room for how they came to be, as long as that is enough.
     """
     needed = max(
         2 * len(replace(manifest, provenance=()).to_bytes()) + _FOR_PROVENANCE, len(manifest.to_bytes()) + _ROOM

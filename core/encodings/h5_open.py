@@ -37,7 +37,7 @@ _NOT_PACKING = {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
 def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
-    """Say what is wrong with the compressed chunks of a dataset, whose properties are `made`, or nothing.
+    """Return what is wrong with the compressed chunks of a dataset, whose properties are `made`; empty for nothing.
 
     Raises libhdf5's error where the chunks cannot all be listed.
     """
@@ -68,7 +68,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
 
 
 def absurd_size(dataset: h5d.DatasetID) -> str:
-    """Say that a dataset states more data than its stored bytes can stand for, or nothing."""
+    """Return that a dataset states more data than its stored bytes can hold; empty where it does not."""
     size = math.prod(dataset.shape) * dataset.get_type().get_size()
     if size <= _LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
         return ""

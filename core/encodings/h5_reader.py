@@ -81,7 +81,7 @@ class H5Source:
             return [] if found is None else list(found)
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a group or a dataset of this name."""
+        """Whether there is a group or a dataset of this name."""
         with self._reading(name):
             return self._walk(name) is not None
 
@@ -215,7 +215,7 @@ class H5Reader(StepReader):
         return type(self)(self.path, self._file.again())
 
     def files_state(self) -> str:
-        """Tell one state of the file from another without reading it."""
+        """Return a fingerprint of the state of the file, which is not read."""
         return self._file.state()
 
     @cached_property

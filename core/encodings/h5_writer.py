@@ -110,7 +110,7 @@ class H5Sink(LeafSink):
 
 
 def allocated_at_once() -> h5py.h5p.PropDCID:
-    """Have HDF5 say where a dataset lies before anything is written to it; chunks get their places one by one."""
+    """Have HDF5 place a dataset before anything is written to it; chunks get their places one by one."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)

@@ -137,7 +137,7 @@ class FilledStorage:
     """A storage of `shape`: its valid rows, then the other dimensions that count elements.
 
     `capacity` counts elements there is room for. `cursor` is the row behind the one that was written last, and None
-    where nobody knows. `structure` says how the data is made, None for plain nested dictionaries.
+    where that is not known. `structure` describes how the data is made, None for plain nested dictionaries.
     """
 
     shape: tuple[int, ...]

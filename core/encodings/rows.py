@@ -61,7 +61,7 @@ def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
 def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTable:
     """Make the episode table of rows that hold episodes one after the other.
 
-    `last` are their last steps, int64 `[episodes]`, ascending; `flagged` says which of them a flag ends.
+    `last` are their last steps, int64 `[episodes]`, ascending; `flagged`, bool `[episodes]`, those that a flag ends.
     """
     lengths = np.diff(last, prepend=-1)
     starts, count = last + 1 - lengths, len(last)

@@ -180,7 +180,7 @@ class LatchedFile:
         return len(view)
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes; by this method h5py tells a file object from a path."""
+        """Read so many bytes; by this method h5py recognises a file object."""
         data = bytearray(size)
         self.readinto(memoryview(data))
         return bytes(data)

@@ -223,7 +223,7 @@ class FolderSink(TorchrlSink):
 
     @property
     def _open_file(self) -> LeafFile:
-        assert self._file is not None, "a leaf was begun"
+        assert self._file is not None, "begin comes first"
         return self._file
 
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:

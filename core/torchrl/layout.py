@@ -53,7 +53,7 @@ class TorchrlKeys:
     def of(cls, options: Mapping[str, Any]) -> TorchrlKeys:
         """Read the arguments TorchRL has: done_key, done_keys, reward_keys, shift_key, is_full_key.
 
-        None stands for the default; other options are left alone. UsageError for what is no key.
+        None means the default; other options are left alone. UsageError for what is no key.
         """
         done = _keys(options.get("done_key"), "done_key") or [DONE]
         given = options.get("done_keys")
@@ -111,10 +111,10 @@ class TorchrlHeader:
     def checked(
         cls, shape: Any, full: Any, shift: Any, length: Any, origin: str, *, all_rows: bool = False
     ) -> TorchrlHeader:
-        """Take what a file says; `length` is None where it does not, and `all_rows` where it counts unwritten ones.
+        """Check the header of a file; `length` is None where it has none, `all_rows` where it counts unwritten rows.
 
         CorruptDataError for what fits no storage: of one that is not full, every lane is written up to `shift`. Where
-        another number of lanes is said than there was, this tells.
+        another number of lanes is recorded than there was, this check finds it.
         """
         sizes = tuple(shape) if isinstance(shape, list | tuple) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
@@ -157,7 +157,7 @@ class TorchrlHeader:
 
     @property
     def forced(self) -> int:
-        """The row of every lane that the layout takes for the end of an episode, whatever its flags say."""
+        """The row of every lane that the layout takes for the end of an episode, regardless of its flags."""
         return self.capacity - 1 if self.full else (self.shift - 1) % self.capacity
 
     @property
@@ -238,7 +238,7 @@ class StoredLeaves(Closing, ABC):
         return np.unique(np.concatenate(found))
 
     def _choose_states(self, rows: Mapping[Key, int], with_ends: int) -> frozenset[Key]:
-        """Tell from its number of rows whether a leaf is a state, which has `with_ends`."""
+        """Return the leaves that are states by their number of rows, which is `with_ends`."""
         steps, results = self.header.steps, {*self.keys.dones, *self.keys.rewards}
         for key, found in rows.items():
             if found != steps and (found != with_ends or key in results):

@@ -41,12 +41,12 @@ from .layout import STORAGE_SHAPE, StoredLeaves, TorchrlKeys
 __all__ = ["BUFFER", "STORAGE_FOLDER", "TorchrlReader", "find_torchrl", "stat_fingerprint", "torchrl_form"]
 
 BUFFER = "buffer_metadata.json"
-"""The file by which the folder of a buffer is known; its rows lie in `STORAGE_FOLDER`."""
+"""The file by which the folder of a buffer is known; its rows are in `STORAGE_FOLDER`."""
 STORAGE_FOLDER = "storage"
 
 
 def torchrl_form(path: Path) -> CompactForm | None:
-    """Tell which of TorchRL's layouts of whole episodes lies at `path`, a folder or an HDF5 file; None if none does."""
+    """Return which of TorchRL's layouts of whole episodes is at `path`, a folder or an HDF5 file; None if none is."""
     try:
         if path.is_file():
             return "h5" if looks_like_torchrl(path) else None
@@ -63,7 +63,7 @@ def torchrl_form(path: Path) -> CompactForm | None:
 
 
 def find_torchrl(path: Path) -> Path | None:
-    """Where in the folder of a buffer or a storage, or at `path` itself, one of these layouts lies; None if nowhere."""
+    """Where in the folder of a buffer or a storage, or at `path` itself, one of these layouts is; None if nowhere."""
     if torchrl_form(path) is not None:
         return path
     if not path.is_dir() or has_manifest(path):
@@ -76,7 +76,7 @@ def find_torchrl(path: Path) -> Path | None:
 
 
 def _is_nested(folder: Path) -> bool:
-    """Whether the leaves are ragged; what is wrong with a folder is said where it is read."""
+    """Whether the leaves are ragged; a damaged folder raises where it is read."""
     try:
         with OpenFiles(folder) as files:
             return any(leaf.nested for leaf in read_tree(files, exact=False).values())
@@ -87,7 +87,7 @@ def _is_nested(folder: Path) -> bool:
 class TorchrlReader(StepReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
-    `keys` says which entries are done flags and rewards; root done flags that are `left_out` are not given. No digest
+    `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. No digest
     verifies the bytes; opening checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form
     whose files are open already, which this closes: what is put at `path` later is never read.
     """
@@ -121,7 +121,7 @@ class TorchrlReader(StepReader):
         return type(self)(self.path, self.keys, self._left_out, (self._form, self._stored.files.again()))
 
     def files_state(self) -> str:
-        """Tell one state of the files from another without reading them."""
+        """Return a fingerprint of the state of the files, which are not read."""
         return self._stored.files.state()
 
     @property
@@ -131,7 +131,7 @@ class TorchrlReader(StepReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episodes as the done flags tell them; every lane ends with one, finished or not."""
+        """The episodes that the done flags end; every lane ends with one, finished or not."""
         return table_of_ends(self, self._ended, self.flagged)
 
     @cached_property
@@ -223,5 +223,5 @@ def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:
 
 
 def stat_fingerprint(path: Path) -> str:
-    """Tell one state of the files from another without reading them: names, sizes and times."""
+    """Return a fingerprint of the state of the files, which are not read: names, sizes and times."""
     return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))
