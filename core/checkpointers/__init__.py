@@ -1,4 +1,4 @@
-"""What saves and loads storages. One checkpointer a file; importing this package makes storages find theirs."""
+"""Checkpointers save and load storages; importing this package registers those of each class of storages."""
 
 from .base import StorageCheckpointerBase
 from .episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
