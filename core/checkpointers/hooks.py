@@ -169,9 +169,10 @@ class Flat2TED:
         """Read the header and the leaves of the layout."""
         if not isinstance(data, TensorDictBase):
             raise SchemaError(f"a tensordict in the flat layout is expected, found a {type(data).__name__}")
-        header_values = [entry_value(data, name) for name in (STORAGE_SHAPE, self._keys.is_full, self._keys.shift)]
-        steps = torch.Size(header_values[0]).numel() if _is_shape(header_values[0]) else None
-        header = TorchrlHeader.checked(*header_values, steps, "the flat layout", all_rows=True)
+        shape = entry_value(data, STORAGE_SHAPE)
+        is_full, shift = (entry_value(data, name) for name in (self._keys.is_full, self._keys.shift))
+        steps = torch.Size(shape).numel() if _is_shape(shape) else None
+        header = TorchrlHeader.checked(shape, is_full, shift, steps, "the flat layout", all_rows=True)
         leaves: dict[Key, torch.Tensor] = {}
         entries: Any = data.items(include_nested=True, leaves_only=True)
         for name, leaf in entries:
