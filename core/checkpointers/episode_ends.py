@@ -51,10 +51,10 @@ def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
 def require_keys(
     asked: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
 ) -> None:
-    """Raise MissingKeyError for a key that nothing below `next` has, which may well be a slip of the pen.
+    """Raise MissingKeyError for a key that is not below `next`: it may be misspelt.
 
-    TED's own done, terminated, truncated and reward may be missing: those that exist are meant.
-    `anywhere` says that keys at the root count, too: where a layout has them all there, and these keys part them.
+    TED's own done, terminated, truncated and reward may be missing: they mean those that exist.
+    With `anywhere`, keys at the root count too, for a layout that has all keys there and is separated by these.
     """
     below = (
         field.key[1:] if field.key[0] == NEXT else field.key for field in fields if anywhere or field.key[0] == NEXT

@@ -36,7 +36,7 @@ _STEP = 1 << 20
 _ZEROS = bytes(1 << 20)
 
 
-class _File(NamedTuple):
+class _LeafShape(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -65,7 +65,7 @@ class MemoryMaps:
         self.removes = remove
         self._replace = replace
         self._temporary = folder is None
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _LeafShape] = {}
         self._documents: set[str] = set()
         self._reserved = 0
         self._owner = os.getpid()
@@ -97,7 +97,7 @@ class MemoryMaps:
         """
         folder = self.make_folder()
         names = leaf_files(structure)
-        files = {name: _File(dtype, tuple(shape)) for name, (dtype, shape) in zip(names, wanted, strict=True)}
+        files = {name: _LeafShape(dtype, tuple(shape)) for name, (dtype, shape) in zip(names, wanted, strict=True)}
         with self._locked(folder) if join else contextlib.nullcontext():
             if join and (folder / _PUBLISHED).exists():
                 self.joined()
@@ -116,7 +116,7 @@ class MemoryMaps:
         self._files = {name: self._files[name] for name in names}
         return self._open()
 
-    def _create(self, folder: Path, files: dict[str, _File]) -> None:
+    def _create(self, folder: Path, files: dict[str, _LeafShape]) -> None:
         taken = next((name for name in files if (folder / name).exists()), None)
         if taken is not None and not self._replace:
             raise SchemaError(
@@ -156,7 +156,7 @@ class MemoryMaps:
         names = leaf_files(structure)
         if [name for name, _, _ in document.leaves] != names:
             raise FormatError(f"{path} lists other files than its structure has", hint="make a new storage")
-        self._files = {name: _File(dtype_named(dtype), shape) for name, dtype, shape in document.leaves}
+        self._files = {name: _LeafShape(dtype_named(dtype), shape) for name, dtype, shape in document.leaves}
         return structure, self._open()
 
     def open(self) -> list[torch.Tensor]:
@@ -252,7 +252,7 @@ def _of_state(state: dict[str, Any]) -> MemoryMaps:
     return maps
 
 
-def _of_contents(files: dict[str, _File], contents: list[bytes], rows: int) -> MemoryMaps:
+def _of_contents(files: dict[str, _LeafShape], contents: list[bytes], rows: int) -> MemoryMaps:
     """Write what was pickled to a temporary folder."""
     maps = MemoryMaps(None, remove=True)
     folder = maps.make_folder()
@@ -277,7 +277,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(len(tensor), -1).view(torch.uint8) if tensor.numel() else tensor.new_empty(len(tensor), 0)
 
 
-def _mapped(path: Path, file: _File) -> torch.Tensor:
+def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
     if not file.size:
         return torch.empty(file.shape, dtype=file.dtype)
     found = path.stat().st_size if path.is_file() else 0

@@ -41,8 +41,8 @@ class PackedLeaves:
         self._advise = advise
         self._fields = list(fields)
         size = self._schema.record_bytes
-        self._records = _File(reader.listed, _RECORDS, numbers.records * size, advise)
-        self._explicit = _File(reader.listed, _EXPLICIT, numbers.explicit_records * size, advise)
+        self._records = _MappedFile(reader.listed, _RECORDS, numbers.records * size, advise)
+        self._explicit = _MappedFile(reader.listed, _EXPLICIT, numbers.explicit_records * size, advise)
         self.places = RecordPlaces(
             self._records.bytes.reshape(-1, size), self._explicit.bytes.reshape(-1, size),
             numbers.starts, numbers.explicit_starts,
@@ -141,7 +141,7 @@ class PackedLeaves:
 _NOTHING = torch.empty(0)
 
 
-class _File:
+class _MappedFile:
     """A file of known size, mapped read-only: an array of its bytes, which nobody outside gets hold of."""
 
     def __init__(self, files: ListedFiles, name: str, size: int, advise: bool) -> None:
@@ -192,7 +192,7 @@ class _OwnField:
 class _Whole:
     """Rows as they are."""
 
-    def __init__(self, file: _File, field: Field, rows: int) -> None:
+    def __init__(self, file: _MappedFile, field: Field, rows: int) -> None:
         self._file = file
         self._width = field.row_bytes
         self._count = rows
@@ -212,7 +212,7 @@ class _Whole:
 class _Chunked:
     """Rows in compressed chunks."""
 
-    def __init__(self, file: _File, field: Field, rows: int, codec: RowCodec, per: int, offsets: Numbers) -> None:
+    def __init__(self, file: _MappedFile, field: Field, rows: int, codec: RowCodec, per: int, offsets: Numbers) -> None:
         self._file = file
         self._field = field
         self._count = rows
@@ -251,9 +251,9 @@ def _rows_of(reader: PackedReader, one: PackedField, advise: bool, *, explicit: 
     rows = numbers.explicit_records if explicit else numbers.records if one.state else numbers.steps
     name = one.file(explicit=explicit)
     if one.codec is None:
-        return _Whole(_File(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
+        return _Whole(_MappedFile(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
     offsets = reader.offsets(one, explicit) if rows else np.zeros(1, np.int64)
-    file = _File(reader.listed, name, int(offsets[-1]), advise)
+    file = _MappedFile(reader.listed, name, int(offsets[-1]), advise)
     return _Chunked(file, one.field, rows, one.codec, one.chunk_rows, offsets)
 
 

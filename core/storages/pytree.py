@@ -154,9 +154,8 @@ class MappingNode(TreeSpec):
     def __init__(self, children: Mapping[Any, TreeSpec], *, distinct: bool = True) -> None:
         self.children = dict(children)
         self._flat = all(type(child) is TensorNode for child in self.children.values())
-        names = [str(key) for key in self.children]
-        if distinct and len(set(names)) < len(names):
-            raise SchemaError(f"two of the keys {_list(names)} are written alike")
+        if distinct and len(set(map(str, self.children))) < len(self.children):
+            raise SchemaError(f"two of the keys {_list(self.children)} are written alike")
 
     def __str__(self) -> str:
         return "mapping"

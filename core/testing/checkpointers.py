@@ -1,4 +1,4 @@
-"""What every checkpointer must do: subclass `CheckpointerTests`, say how to make one, and pytest runs the rest."""
+"""What every checkpointer must do: subclass `CheckpointerTests` with a way to make one, and pytest runs the rest."""
 
 from __future__ import annotations
 
