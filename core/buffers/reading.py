@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -37,8 +37,7 @@ def _loader_asking(buffer: BufferParts) -> Any:
     Only the frame of the call distinguishes a loader from a loop. Frames of the buffer are skipped: a subclass may call
     the `__iter__` of its parent.
     """
-    frame = inspect.currentframe()
-    frame = frame and frame.f_back
+    frame: FrameType | None = sys._getframe(1)  # not a local of its own frame: that is a cycle, see `__len__`
     while frame is not None and frame.f_locals.get("self") is buffer:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
@@ -106,9 +105,9 @@ class Reading(BufferParts):
 
     def __len__(self) -> int:
         """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
-        frame = inspect.currentframe()
-        caller = frame and frame.f_back
-        if caller is not None and (loader := _loader_counting(self, caller)) is not None:
+        # `inspect.currentframe` in a local makes a cycle: what the callers hold would wait for the garbage collection.
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "__len__" and (loader := _loader_counting(self, caller)) is not None:
             return _number_of_batches(self, self._known_batch_size(), loader)
         return len(self._storage)
 

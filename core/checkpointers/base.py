@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
-from ..format import fs
+from ..format import fs, open_regular
 from ..storages import Storage
 from ..storages.cursors import last_row
 from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
@@ -203,7 +203,7 @@ def _sync(folder: Path) -> None:
     """Bring the files to the disk that a checkpointer wrote by other means than ours."""
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink():
-            descriptor = os.open(file, os.O_RDONLY)
+            descriptor = open_regular(file)
             try:
                 fs.fsync(descriptor, file)
             finally:

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from ..buffers import ReplayBuffer
 from ..checkpointers import StorageCheckpointerBase
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..format import fs
 from ..storages import LazyTensorStorage, Storage
 from ..storages.cursors import last_row
 from .raising import error_of
@@ -174,7 +175,7 @@ class CheckpointerTests(ABC):
         storage = self.filled(3, first=40)
         rows, cursor = _copied(storage[:]), last_row(storage.last_cursor)
         for damaged in (flipped, data[:-1], b""):
-            largest.write_bytes(damaged)
+            fs.replace_file(largest, damaged)
             assert isinstance(error_of(partial(storage.loads, tmp_path / "saved")), FormatError)
             self.assert_untouched(storage, rows, cursor)
 
@@ -193,7 +194,7 @@ class CheckpointerTests(ABC):
         storage = self.filled(3)
         assert isinstance(error_of(partial(storage.loads, tmp_path / "nothing")), DatasetNotFoundError)
         (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "notes.txt").write_text("mine")
+        fs.write_file(tmp_path / "other" / "notes.txt", b"mine")
         assert isinstance(error_of(partial(storage.loads, tmp_path / "other")), FormatError)
         assert isinstance(error_of(partial(storage.dumps, tmp_path / "other")), UsageError)
         assert [file.name for file in (tmp_path / "other").iterdir()] == ["notes.txt"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,3 +170,25 @@ class Rows(IterableDataset[int]):
 def test_other_data_sets_count_elements() -> None:
     loader: Any = DataLoader(Rows(filled(RandomSampler(), 4, [10])), batch_size=3)
     assert len(loader) == len(list(loader)) == 4
+
+
+class Held:
+    """Something that a caller holds while it uses a buffer."""
+
+
+def test_what_the_caller_holds_is_freed_at_once() -> None:
+    buffer = filled(RandomSampler(), 2, [3])
+
+    def use() -> weakref.ref[Held]:
+        held = Held()
+        len(buffer)
+        iter(buffer)
+        return weakref.ref(held)
+
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        assert use()() is None
+    finally:
+        if enabled:
+            gc.enable()
