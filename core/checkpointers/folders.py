@@ -95,7 +95,7 @@ class CheckpointStaging(Staging):
             (
                 file
                 for file in place.rglob("*")
-                if not _looks_like_ours(file) and file.relative_to(place).as_posix() not in noted
+                if not _looks_like_ours(file) and (file.is_symlink() or file.relative_to(place).as_posix() not in noted)
             ),
             None,
         )

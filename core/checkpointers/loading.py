@@ -142,6 +142,8 @@ def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, la
     if isinstance(storage, TensorStorage):
         structure = tree_spec_of(rows, storage.ndim)
         tensors = structure.flatten(rows)
+        if not tensors:
+            raise SchemaError("the rows to load have no tensor")
         lead = tensors[0].shape[: storage.ndim]
         storage.fill(structure, tensors, lead.numel(), capacity=capacity, last_row=last_row)
     elif isinstance(storage, ListStorage):

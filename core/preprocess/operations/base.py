@@ -196,6 +196,11 @@ class BoundOperation(ABC):
         SchemaError for a field that is not computed or not as declared, and for dropped rows without `drops_rows`.
         """
         keep = self.kept(batch)
+        if keep is not None and (keep.dtype != np.bool_ or keep.shape != (batch.pieces.steps,)):
+            raise SchemaError(
+                f"{self.operation.name} keeps rows by {keep.dtype} {list(keep.shape)}, "
+                f"bool [{batch.pieces.steps}] is expected"
+            )
         found = self.compute(batch, wanted)
         batch.columns = {key: self._checked(key, found.get(key), batch.pieces.steps) for key in wanted}
         if keep is None or keep.all():

@@ -146,9 +146,39 @@ class _BoundDropping(_Bound):
         return np.arange(batch.pieces.steps) % 2 == 0
 
 
+class _BoundKeepingByNumbers(_Bound):
+    def kept(self, batch: LazyBatch) -> Any:
+        return np.flatnonzero(np.arange(batch.pieces.steps) % 2 == 0)
+
+
+class _BoundKeepingFew(_Bound):
+    def kept(self, batch: LazyBatch) -> Any:
+        return np.ones(batch.pieces.steps - 1, bool)
+
+
 class DropsRows(Changed):
     def plan(self, fields: Fields) -> BoundOperation:
         return _BoundDropping(fields)
+
+
+class KeepsByNumbers(Changed):
+    drops_rows = True
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        return _BoundKeepingByNumbers(fields)
+
+
+class KeepsFew(Changed):
+    drops_rows = True
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        return _BoundKeepingFew(fields)
+
+
+@pytest.mark.parametrize("kind", [KeepsByNumbers, KeepsFew])
+def test_a_mask_of_another_form_is_refused(kind: type[RowOperation]) -> None:
+    with pytest.raises(SchemaError, match=r"bool .* is expected"):
+        suite(kind).test_rows_stay_unless_it_drops_rows()
 
 
 class _BoundFlags(_Bound):
