@@ -40,7 +40,7 @@ TRAJECTORY_IDS: Key = ("traj_ids",)
 def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
     """Count the steps of each trajectory, in storage order: int64 `[trajectories]`.
 
-    One ends where its episode does, regardless of the flags, and wherever `done` (bool `[steps]`) is set.
+    A trajectory ends at the last step of its episode, and at each step where `done` (bool `[steps]`) is set.
     """
     ends = done.astype(bool, copy=True)
     ends[np.cumsum(episode_lengths[episode_lengths > 0]) - 1] = True

@@ -95,7 +95,7 @@ def noted_files(folder: Path) -> frozenset[str]:
     path = folder / DIGESTS
     try:
         return frozenset(entry.path for entry in _read(path)) if path.is_file() else frozenset()
-    except FormatError:  # damaged, or of a newer version: both may be replaced
+    except FormatError:  # damaged, or of a newer version: nothing in it is believed
         return frozenset()
 
 

@@ -42,7 +42,7 @@ def server() -> Iterator[StaticServer]:
 
 
 class Fetch:
-    """Fetches one file into a folder and gathers what it is told on the way."""
+    """Fetches one file into a folder and gathers the notes on the way."""
 
     def __init__(self, server: StaticServer, folder: Path) -> None:
         self.server = server
@@ -50,15 +50,15 @@ class Fetch:
         self.target = folder / "deep" / "data.bin"
         self.part = folder / "deep" / "data.bin.part"
         self.progress: list[int] = []
-        self.told: list[str] = []
+        self.notes: list[str] = []
 
     def __call__(self, *places: str, data: bytes = DATA) -> None:
         self.progress.clear()
-        self.told.clear()
+        self.notes.clear()
         addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
         file = RemoteFile("deep/data.bin", len(data), f"sha256:{hashlib.sha256(data).hexdigest()}", addresses)
         with HttpTransport() as transport:
-            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.told.append)
+            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.notes.append)
 
     def left(self, content: bytes, *, partial: bool = True) -> None:
         """Put there what an earlier run left."""
@@ -81,7 +81,7 @@ def test_a_file_comes_with_one_request(fetch: Fetch) -> None:
     fetch()
     assert fetch.done
     assert fetch.server.starts("data.bin") == [None]
-    assert (min(fetch.progress) > 0, fetch.told) == (True, [])
+    assert (min(fetch.progress) > 0, fetch.notes) == (True, [])
 
 
 def test_a_file_that_is_there_is_not_fetched(fetch: Fetch) -> None:
@@ -96,7 +96,7 @@ def test_a_file_that_is_there_with_other_bytes_is_replaced(content: bytes, fetch
     fetch.left(content, partial=False)
     fetch()
     assert fetch.done
-    assert fetch.told == ["deep/data.bin was there, but not as its source has it; it is fetched again"]
+    assert fetch.notes == ["deep/data.bin was there, but not as its source has it; it is fetched again"]
 
 
 def test_a_link_in_the_files_place_is_replaced_and_not_followed(fetch: Fetch, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_cut_is_gone_on_from(how: str, at: int, fetch: Fetch, monkeypatch: pyt
     assert fetch.done
     assert fetch.server.starts("data.bin") == [None, at]
     assert min(fetch.progress) > 0
-    assert fetch.told[0].endswith(f"; resuming at byte {at:,}")
+    assert fetch.notes[0].endswith(f"; resuming at byte {at:,}")
 
 
 def test_many_cuts_use_up_no_patience(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_what_passes_is_tried_again(fault: Fault, fetch: Fetch) -> None:
     fetch()
     assert fetch.done
     assert len(fetch.server.asked) == 3
-    assert len(fetch.told) == 2
+    assert len(fetch.notes) == 2
 
 
 @pytest.mark.parametrize("fault", [Fault(cut=0), Fault(reset=True), Fault(503), Fault(429)])
@@ -260,7 +260,7 @@ def test_a_corrupt_byte_is_fetched_again(at: int, fetch: Fetch) -> None:
     fetch()
     assert fetch.done
     assert fetch.server.starts("data.bin") == [None, None]
-    assert fetch.told[0].endswith("; it is fetched again from the start")
+    assert fetch.notes[0].endswith("; it is fetched again from the start")
 
 
 @pytest.mark.parametrize("fault", [Fault(corrupt=7), Fault(extra=b"x"), Fault(extra=b"x", unannounced=True)])

@@ -44,15 +44,15 @@ class Fetch:
         self.record = folder / "deep" / "data.bin.part.json"
         self.folder = folder
         self.progress: list[int] = []
-        self.told: list[str] = []
+        self.notes: list[str] = []
 
     def __call__(self, *places: str, size: int | None = SIZE) -> None:
         self.progress.clear()
-        self.told.clear()
+        self.notes.clear()
         addresses = tuple(self.server.address(place) for place in places or ("data.bin",))
         with HttpTransport() as transport:
             file = RemoteFile("deep/data.bin", size, None, addresses)
-            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.told.append)
+            fetch_files([file], self.folder, transport, progress=self.progress.append, note=self.notes.append)
 
     def ends_with(self, data: bytes) -> bool:
         """Whether the file and nothing else is there, and its bytes were counted once."""
@@ -140,7 +140,7 @@ def test_two_versions_are_never_joined(fetch: Fetch, late: Fault, run: str) -> N
         fetch.server.faults["data.bin"] = [Fault(cut=300_000, headers=DATED, corrupt=5), late]
         fetch()
     assert fetch.ends_with(OTHER)
-    assert any("changed at 127.0.0.1" in text for text in fetch.told)
+    assert any("changed at 127.0.0.1" in text for text in fetch.notes)
 
 
 @pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"v1"'}, {"ETag": 'W/"v1"', **DATED}, {"ETag": "v1"}])
@@ -251,8 +251,8 @@ def test_the_part_of_a_file_called_like_a_record_has_another_name(fetch: Fetch, 
     assert sorted(path.name for path in fetch.folder.iterdir()) == sorted(paths)
 
 
-def test_a_fault_that_passes_is_told_and_forgiven(fetch: Fetch) -> None:
+def test_a_fault_that_passes_is_noted_and_forgiven(fetch: Fetch) -> None:
     fetch.server.faults["data.bin"] = [Fault(status=503), SOUND]
     fetch()
     assert fetch.ends_with(DATA)
-    assert "trying again" in fetch.told[0]
+    assert "trying again" in fetch.notes[0]
