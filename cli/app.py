@@ -15,8 +15,6 @@ from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
 from .output import STDOUT, Output, claim_streams, release_streams
 
-__all__ = ["EXAMPLES", "app", "main"]
-
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
     Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset to TED"),

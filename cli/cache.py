@@ -18,8 +18,6 @@ from .text import Cell, Line, Styled, Table, ago, counted, folded, size
 if TYPE_CHECKING:
     from ..core.verbs.cache import CacheEntry, CacheLsResult, CacheRemoval, CacheVerifyResult
 
-__all__ = ["LS_EXAMPLES", "PRUNE_EXAMPLES", "RM_EXAMPLES", "VERIFY_EXAMPLES", "add", "last_use"]
-
 LS_EXAMPLES = (
     Example("rbtool cache ls", "what takes how much, and when it was last used"),
     Example("rbtool cache ls --json | jq .prunable_bytes", "what prune would free, in bytes"),

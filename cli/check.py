@@ -15,8 +15,6 @@ from .text import Cell, Line, Styled, Table, counted, folded
 if TYPE_CHECKING:
     from ..core.verbs.check import CheckResult
 
-__all__ = ["EXAMPLES", "add", "check_lines"]
-
 EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..core.encodings import Difference
     from ..core.verbs.checkpoint import CheckpointVerifyResult
 
-__all__ = ["LOAD_EXAMPLES", "SAVE_EXAMPLES", "VERIFY_EXAMPLES", "add", "verify_lines"]
-
 SAVE_EXAMPLES = (
     Example("rbtool checkpoint save ./cartpole ./cartpole-saved.h5 --as h5 --compression gzip", "one HDF5 file"),
     Example("rbtool checkpoint save minari:cartpole/scripted-v0 ./flat --as flat", "episodes without repeated rows"),

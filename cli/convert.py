@@ -22,8 +22,6 @@ from .options import (
 )
 from .output import Output, show_published
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (
     Example(
         "rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it is stored, to TED"

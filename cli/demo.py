@@ -15,8 +15,6 @@ from .text import Line, Styled, counted
 if TYPE_CHECKING:
     from ..core.verbs.demo import DemoResult
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; under a minute"),)
 
 

@@ -15,8 +15,6 @@ from .text import counted, size
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (
     Example("rbtool download minari door-human-v1", "fetch, verify, convert; the path is on stdout"),
     Example("rbtool download minari:D4RL/door/human-v2 --dry-run", "how much there is to fetch, and the room for it"),

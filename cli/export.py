@@ -13,8 +13,6 @@ from .help import Example
 from .options import Dataset, DryRun, Episodes, Force, Root, SkipBad, verb
 from .output import Output, show_published
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (
     Example("rbtool export ./cartpole ./cartpole-minari --to minari", "a folder that Minari opens"),
     Example("rbtool export ./cartpole ./cartpole.npz --to npz --episodes 0:10", "some episodes for NumPy"),

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from ..core.errors import OutOfSpaceError, RbtoolError
 from .output import STDOUT, Output
 
-__all__ = ["EXIT_CODES", "Stopped", "report", "watch_signals"]
-
 EXIT_CODES = """Exit codes:
   0    done, also when the reader of a pipe has gone away
   1    failed

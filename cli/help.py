@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["COMMON", "CONTEXT", "Example", "VerbCommand", "VerbGroup", "examples_text"]
-
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 COMMON = {
     "as_json": "--json",

@@ -17,8 +17,6 @@ from .text import Cell, Line, Styled, Table, counted, folded, number, size, spar
 if TYPE_CHECKING:
     from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
 
-__all__ = ["EXAMPLES", "add", "episode_lines", "inspect_lines", "space_text", "summary_lines"]
-
 _INDENT = "  "
 _TITLE = 9
 _STEPS_TO_NEXT = ("steps_to_next_obs",)

@@ -17,8 +17,6 @@ from .text import Cell, Line, Styled, Table, ago, counted, folded, size
 if TYPE_CHECKING:
     from ..core.verbs.listing import RemoteEntry, StoredDataset
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
     Example("rbtool list 'minari:cartpole/*'", "those whose name fits a pattern"),

@@ -22,24 +22,6 @@ from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
 from .text import clean_lines
 
-__all__ = [
-    "Compress",
-    "Dataset",
-    "DryRun",
-    "Episodes",
-    "FinalStep",
-    "FinalStepName",
-    "Force",
-    "Layout",
-    "LayoutName",
-    "OptionGroup",
-    "Root",
-    "SkipBad",
-    "Yes",
-    "verb",
-    "verb_group",
-]
-
 _Function: TypeAlias = Callable[..., int | None]
 
 

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from ..core.verbs.results import Published
     from .progress import TerminalProgress
 
-__all__ = [
-    "STDOUT",
-    "Output",
-    "claim_streams",
-    "ends",
-    "not_following",
-    "release_streams",
-    "short_name",
-    "show_published",
-    "stdout_to_stderr",
-    "without_final",
-]
-
 
 STDOUT = "standard output"
 """The name of stdout in errors, in place of a file name."""

@@ -13,9 +13,6 @@ from .help import Example
 from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, verb
 from .output import Output, show_published, stdout_to_stderr
 
-__all__ = ["EXAMPLES", "add"]
-
-
 UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
 StartMethodName = enum.StrEnum("StartMethodName", {"FORK": "fork", "SPAWN": "spawn", "FORKSERVER": "forkserver"})
 EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task, TaskID
     from rich.text import Text
 
-__all__ = ["LineProgress", "TerminalProgress"]
-
 _EVERY = 0.1  # seconds between two refreshes
 _QUICK = 1.0  # seconds before a stage is reported
 _WIDE, _NARROW = 80, 45

@@ -11,8 +11,6 @@ from .options import DryRun, verb
 from .output import Output
 from .text import counted, size
 
-__all__ = ["EXAMPLES", "add"]
-
 EXAMPLES = (
     Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
     Example("rbtool repair ./recording --dry-run --json", "what would be kept, as JSON"),

@@ -15,8 +15,6 @@ from .text import Cell, Line, Styled, Table, counted, folded, number, size
 if TYPE_CHECKING:
     from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
 
-__all__ = ["EXAMPLES", "add", "sample_lines"]
-
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
     Example("rbtool sample minari:cartpole/scripted-v0 -n 4 --json", "which steps, and what they are like, as JSON"),

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..core.stats import FieldStats
     from ..core.verbs.stats import StatsResult
 
-__all__ = ["EXAMPLES", "add", "stats_lines"]
-
 EXAMPLES = (
     Example("rbtool stats ./cartpole", "mean, deviation, extremes and quantiles of every field"),
     Example("rbtool stats ./cartpole --field observation --quantiles 0.05,0.95 --json", "one field, as JSON"),

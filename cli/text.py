@@ -14,26 +14,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ..core.progress import CONTROL, clean
 from ..core.progress import readable_size as size
 
-__all__ = [
-    "Cell",
-    "Line",
-    "Styled",
-    "Table",
-    "ago",
-    "amount",
-    "clean",
-    "clean_bytes",
-    "clean_json",
-    "clean_lines",
-    "counted",
-    "folded",
-    "number",
-    "size",
-    "sparkline",
-    "vector",
-    "width_of",
-]
-
 Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

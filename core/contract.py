@@ -7,8 +7,6 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["FinalMethodError", "delegate", "own_attributes", "refuse_overrides"]
-
 
 class FinalMethodError(UsageError, TypeError):
     """A subclass overrides a method that the contract keeps for itself."""

@@ -12,15 +12,6 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = [
-    "OPERATION_OPTIONS",
-    "FormatDeclaration",
-    "OperationOption",
-    "declared",
-    "declared_sources",
-    "source_example",
-]
-
 _CONVERTERS = "rbtool.converters"
 
 

@@ -21,22 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = [
-    "AuthorisationError",
-    "CheckFailed",
-    "CorruptDataError",
-    "DatasetNotFoundError",
-    "FormatError",
-    "MissingKeyError",
-    "NetworkError",
-    "OutOfSpaceError",
-    "RbtoolError",
-    "SchemaError",
-    "UsageError",
-    "did_you_mean",
-    "nearest",
-]
-
 
 class RbtoolError(Exception):
     """Root of every error that rbtool raises on purpose."""

@@ -53,8 +53,6 @@ from .ted import (
 from .torchrl.layout import TorchrlKeys
 from .torchrl.reader import TorchrlReader, find_torchrl
 
-__all__ = ["BufferSteps", "TorchrlSteps", "finished_manifest", "is_steps", "open_steps", "whole_episodes"]
-
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-__all__ = ["CONTROL", "Progress", "Silent", "clean", "readable_size"]
-
 CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f]"

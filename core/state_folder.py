@@ -15,8 +15,6 @@ from .errors import DatasetNotFoundError, UsageError
 from .format import OpenFiles, fs, leaf_path, load_json, read_tree
 from .ted import numpy_dtype
 
-__all__ = ["read_values", "write_values"]
-
 _NODE = "<class 'tensordict._td.TensorDict'>"
 _NOTHING = {
     "_type": "<class 'tensordict.tensorclass.NonTensorData'>",

@@ -12,18 +12,6 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from .errors import MissingKeyError, SchemaError
 from .ted import DEFAULT_DONE_KEYS
 
-__all__ = [
-    "NestedKey",
-    "is_cut_behind",
-    "key_path",
-    "leaves",
-    "require_steps",
-    "split_trajectories",
-    "step_ends",
-    "step_mask",
-    "trajectory_ids",
-]
-
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 _IDS: tuple[tuple[str, ...], ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))

@@ -10,8 +10,6 @@ from ...core.errors import CorruptDataError, SchemaError
 from ...core.format import Array, Chosen, created_by, dump_json
 from ...core.ted import Field, Key
 
-__all__ = ["FORMAT", "ExportColumn", "about", "columns_of", "decoded", "episode_columns", "require_names"]
-
 FORMAT = "rbtool export"
 """Identifies a file or folder as an export."""
 

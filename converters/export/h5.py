@@ -25,8 +25,6 @@ from ...core.format import Sink, fs
 from ...core.ted import file_stem
 from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
 
-__all__ = ["H5Exporter"]
-
 
 class H5Exporter(Sink):
     """Writes an HDF5 file that any HDF5 library reads."""

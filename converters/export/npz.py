@@ -23,8 +23,6 @@ from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import Field, file_stem
 from .columns import FORMAT, about, episode_columns, require_names
 
-__all__ = ["NpzExporter"]
-
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
 
 

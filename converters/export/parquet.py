@@ -26,8 +26,6 @@ from ...core.format import Array, Sink, dump_json, fs, require_regular
 from ...core.ted import SINGLETONS, Field
 from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names
 
-__all__ = ["ParquetExporter"]
-
 _STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"
 _GROUP_BYTES = 8 << 20
 

@@ -26,18 +26,6 @@ from .metadata import METADATA_FILE
 from .spaces import SpacePath
 from .store import ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, column_name, reading
 
-__all__ = [
-    "ArrowStore",
-    "as_array",
-    "as_strings",
-    "at",
-    "declared_forms",
-    "forms_with_holes",
-    "found_forms",
-    "of_free_length",
-    "row_width",
-]
-
 _EPISODE = re.compile(r"0|[1-9]\d{0,17}")
 _PART = re.compile(r"part-(\d+)\.(\w+)")
 _PADDED = frozenset({"actions", "rewards", "terminations", "truncations"})

@@ -16,8 +16,6 @@ from typing import Any, BinaryIO
 from ...core.errors import CorruptDataError
 from ...core.format import open_regular
 
-__all__ = ["require_bounded_ipc", "require_bounded_parquet"]
-
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""
 _RATIO = 200

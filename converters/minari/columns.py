@@ -19,8 +19,6 @@ from .names import EpisodeTexts, extra_keys, free_keys, length_key, renamed
 from .store import ColumnForm, ColumnPath, StoredEpisode, column_name, encode_text
 from .survey import FLAGS, REWARDS, Survey
 
-__all__ = ["SourceColumn", "SourceColumns", "decode_images"]
-
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:

@@ -46,8 +46,6 @@ from ..export.columns import ExportColumn, columns_of, decoded
 from .metadata import HDF5_FILE, METADATA_FILE
 from .spaces import parse_space, space_of_fields, space_of_json
 
-__all__ = ["EpisodeColumns", "MinariExporter"]
-
 _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",
      "action_space", "dataset_id"}

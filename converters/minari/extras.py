@@ -17,8 +17,6 @@ from ...core.format import Dropped
 from ...core.ted import file_stem
 from .store import LONGEST_ROW, ColumnForm, ColumnPath, StoredColumn, StoredEpisode, column_name, look_at_text
 
-__all__ = ["Extra", "ExtraColumns", "ExtraRows", "wider"]
-
 _LONGEST_NAME = 240
 """Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""
 _NOT_EXTRA = frozenset({"observations", "actions", "rewards", "terminations", "truncations"})

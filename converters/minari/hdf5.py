@@ -23,8 +23,6 @@ from .metadata import HDF5_FILE
 from .spaces import SpacePath
 from .store import DERIVED, ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, reading
 
-__all__ = ["Hdf5Store"]
-
 _EPISODE = re.compile(rb"episode_(0|[1-9]\d{0,17})")
 _DEEPEST = 32
 _KEPT_STRUCTURE = 1 << 20

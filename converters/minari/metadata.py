@@ -12,8 +12,6 @@ from ...core.errors import FormatError
 from ...core.format import load_json, parse_json, read_regular
 from .spaces import Space, parse_space
 
-__all__ = ["HDF5_FILE", "METADATA_FILE", "MinariMetadata", "data_folder", "env_metadata", "looks_like_minari"]
-
 METADATA_FILE = "metadata.json"
 NAMESPACE_FILE = "namespace_metadata.json"
 HDF5_FILE = "main_data.hdf5"

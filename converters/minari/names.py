@@ -12,8 +12,6 @@ from ...core.format import ENV_METADATA, HIDDEN, dump_json
 from ...core.ted import Key, key_name, safe_part
 from .store import DERIVED, ColumnPath, column_name
 
-__all__ = ["EpisodeTexts", "extra_keys", "free_keys", "length_key", "renamed", "seed_of"]
-
 _TOPS = {"observations": "observation", "actions": "action", "infos": "info"}
 _TAKEN_AT_TOP = frozenset(
     {"action", "done", "episode", "index", "info", "next", "observation", "reward", "terminated", "truncated"}

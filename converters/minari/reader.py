@@ -24,8 +24,6 @@ from .spaces import strict_space
 from .store import EpisodeStore
 from .survey import Survey, survey
 
-__all__ = ["PIECE_BYTES", "MinariReader"]
-
 PIECE_BYTES = 16 << 20
 """TED bytes of the rows in memory at a time."""
 _TABLE_ROWS = 1 << 20

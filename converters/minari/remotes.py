@@ -30,8 +30,6 @@ from ...core.remote import (
 )
 from .metadata import METADATA_FILE, NAMESPACE_FILE
 
-__all__ = ["Found", "MinariBucket", "MinariOrganisation", "MinariRemote", "raise_if_all_failed", "state_of"]
-
 DATA_METADATA = f"data/{METADATA_FILE}"
 _INDEX_BYTES = 16 << 20
 _INDEX_NAMES = 50_000

@@ -8,8 +8,6 @@ from typing import Any
 
 from ...core.datasets import SourceExperienceReplay
 
-__all__ = ["MinariExperienceReplay"]
-
 
 class MinariExperienceReplay(SourceExperienceReplay):
     """A dataset of Minari as a buffer of TED steps; one that is not stored yet is downloaded first.

@@ -28,8 +28,6 @@ from ...core.format import (
 from ...core.remote import ask_all, fetch_files
 from .remotes import MinariBucket, MinariOrganisation, MinariRemote, raise_if_all_failed, state_of
 
-__all__ = ["MinariSource"]
-
 _REMOTE = "MINARI_REMOTE"
 _DEFAULT = "hf://farama-minari"
 _NAMED = re.compile(r"(?P<kind>hf|gcp)://(?P<name>[A-Za-z0-9][\w.-]*)/?", re.ASCII)

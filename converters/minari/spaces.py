@@ -19,18 +19,6 @@ from ...core.errors import FormatError, SchemaError
 from ...core.format import float_from_json, parse_json, plain, require_space
 from ...core.ted import Field
 
-__all__ = [
-    "SPACE_TYPES",
-    "Space",
-    "SpaceLeaf",
-    "SpacePath",
-    "parse_space",
-    "space_leaves",
-    "space_of_fields",
-    "space_of_json",
-    "strict_space",
-]
-
 Space: TypeAlias = dict[str, Any]
 SpacePath: TypeAlias = tuple[str | int, ...]
 """Names of Dict entries and indices of Tuple elements, from the root of the space to a leaf."""

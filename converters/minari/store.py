@@ -15,22 +15,6 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format import Array
 from .spaces import SpacePath
 
-__all__ = [
-    "DERIVED",
-    "LONGEST_ROW",
-    "ColumnForm",
-    "ColumnPath",
-    "EpisodeStore",
-    "StoredColumn",
-    "StoredEpisode",
-    "TextLook",
-    "column_name",
-    "encode_text",
-    "look_at_text",
-    "reading",
-    "text_rows",
-]
-
 ColumnPath: TypeAlias = tuple[str, ...]
 """Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""
 

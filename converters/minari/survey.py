@@ -29,8 +29,6 @@ from .store import (
     look_at_text,
 )
 
-__all__ = ["CONTRADICTION", "FLAGS", "REWARDS", "Required", "RequiredColumns", "Survey", "plain_part", "survey"]
-
 CONTRADICTION = "metadata.json contradicts the data: correct it, or copy or fetch the dataset again"
 REWARDS: ColumnPath = ("rewards",)
 FLAGS: tuple[ColumnPath, ColumnPath] = (("terminations",), ("truncations",))

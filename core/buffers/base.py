@@ -21,8 +21,6 @@ from .prefetch import Draw
 from .pytrees import checked_batch_size
 from .writing import Writing
 
-__all__ = ["ReplayBuffer"]
-
 
 class ReplayBuffer(Writing):
     """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.

@@ -35,8 +35,6 @@ from .prefetch import Draw
 if TYPE_CHECKING:
     from .parts import BufferParts
 
-__all__ = ["BufferFolder", "write_buffer"]
-
 _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
 _WRITER = "writer"
 _DIGESTS = "digests"

@@ -20,8 +20,6 @@ from multiprocessing.reduction import DupFd
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Guard", "Hold", "SharedGuard", "call_at_fork"]
-
 # After so many failed reads a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
 # A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.

@@ -19,8 +19,6 @@ from .prefetch import Prefetcher
 from .pytrees import checked_batch_size, default_collate, without_arrays
 from .sharing import Sharing
 
-__all__ = ["BufferParts", "UnsupportedError", "WrongKindError"]
-
 _NEWER = {
     "consume_after_n_samples": None,
     "sample_unit": None,

@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Draw", "Prefetcher"]
-
 
 @dataclass(slots=True)
 class Draw:

@@ -18,8 +18,6 @@ from .parts import WrongKindError
 from .tensordict import TensorDictReplayBuffer
 from .writing import WriteResult
 
-__all__ = ["LearnerSampler", "PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer", "WorkerSampler"]
-
 _WITH_THE_LEARNER = "the priorities of this buffer are with the process that made it"
 
 

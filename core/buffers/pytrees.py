@@ -12,19 +12,6 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages import CompressedListStorage, LazyStackStorage, Storage
 
-__all__ = [
-    "checked_batch_size",
-    "default_collate",
-    "entry",
-    "is_key",
-    "lazy_stack_elements",
-    "map_tensors",
-    "ragged_elements",
-    "stack_elements",
-    "swap",
-    "without_arrays",
-]
-
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
     """Apply a function to every tensor, tensordict and tensorclass of a nest, and return the rest unchanged."""

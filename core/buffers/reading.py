@@ -19,8 +19,6 @@ from .parts import BufferParts
 from .prefetch import Draw
 from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 
-__all__ = ["NoLengthError", "Reading", "quiet"]
-
 _LINE = "DataLoader(buffer, batch_size=None)"
 _FETCHERS = "torch.utils.data._utils.fetch"  # not imported: torch may move this module
 _COUNTING = DataLoader.__len__.__code__

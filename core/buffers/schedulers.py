@@ -13,8 +13,6 @@ from ..errors import SchemaError, UsageError
 from ..samplers import Sampler
 from .parts import BufferParts, WrongKindError
 
-__all__ = ["LambdaScheduler", "LinearScheduler", "ParameterScheduler", "SchedulerList", "StepScheduler"]
-
 Number: TypeAlias = int | float
 
 _MODES = ("multiplicative", "additive")

@@ -19,8 +19,6 @@ from ..writers import Writer
 from .locks import Guard, SharedGuard, call_at_fork
 from .prefetch import Prefetcher
 
-__all__ = ["Place", "Sharing", "branch", "place", "reseed", "stand_in"]
-
 Place = tuple[bytes, int | None]
 """A process, and its number if it is a worker of a `DataLoader`."""
 

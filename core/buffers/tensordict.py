@@ -18,8 +18,6 @@ from .prefetch import Draw
 from .pytrees import ragged_elements
 from .writing import WriteResult
 
-__all__ = ["TensorDictReplayBuffer", "by_element", "one_each"]
-
 _REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "max": torch.amax,
     "mean": torch.mean,

@@ -19,8 +19,6 @@ from .parts import UnsupportedError, WrongKindError
 from .pytrees import is_key, swap, without_arrays
 from .reading import Reading, quiet
 
-__all__ = ["WriteResult", "Writing"]
-
 Key = str | tuple[str, ...]
 _WHOLE = slice(None)
 

@@ -17,8 +17,6 @@ from ..storages.cursors import last_row
 from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
 from .loading import replace_rows
 
-__all__ = ["StorageCheckpointerBase"]
-
 _FINAL = {
     "register_save_hook": "write(rows, folder)",
     "register_load_hook": "read(folder)",

@@ -26,9 +26,6 @@ from ..ted import (
 )
 from .lanes import Order
 
-__all__ = ["ELSEWHERE", "KeyLike", "done_keys_of", "find_episodes", "keys_of", "require_keys", "role_below_next"]
-
-
 KeyLike: TypeAlias = str | tuple[str, ...]
 
 ELSEWHERE = "a TensorStorageCheckpointer saves any storage of tensors"

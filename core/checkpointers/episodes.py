@@ -22,14 +22,6 @@ from .folders import CheckpointStaging, article, open_folder, require_writer
 from .loading import fill, fill_storage, held_keys
 from .storage_rows import rows_of_storage
 
-__all__ = [
-    "FlatStorageCheckpointer",
-    "H5StorageCheckpointer",
-    "NestedStorageCheckpointer",
-    "is_compatible",
-    "open_compatible",
-]
-
 
 class EpisodeCheckpointer(StorageCheckpointerBase):
     """Saves the episodes of a storage of tensordicts, each observation once, and loads them back bit for bit.

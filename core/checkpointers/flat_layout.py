@@ -18,18 +18,6 @@ from ..ted import NEXT, Field, Key, key_name
 from ..torchrl import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink, state_parts, step_ends, write_leaves
 from .storage_rows import StorageRows
 
-__all__ = [
-    "AT_ROOT",
-    "ROWS",
-    "SHAPES",
-    "FlatPlan",
-    "MemorySink",
-    "dense_rows",
-    "ragged_tensor",
-    "with_ragged",
-    "without_ragged",
-]
-
 ROWS = "ragged_rows"
 SHAPES = "ragged_shapes"
 

@@ -32,20 +32,6 @@ from ..storages.pytree import tree_spec_of
 from ..ted import key_name
 from ..torchrl import torchrl_form
 
-__all__ = [
-    "COMPRESSED_FILES",
-    "LIST_FILE",
-    "PACKED_FILE",
-    "CheckpointStaging",
-    "RowsNote",
-    "article",
-    "holds_objects",
-    "open_folder",
-    "open_rows",
-    "require_writer",
-    "writer_of",
-]
-
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"
 PACKED_FILE = "packed.json"

@@ -16,9 +16,6 @@ from ..torchrl import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
 from .episode_ends import KeyLike
 from .flat_layout import AT_ROOT, FlatPlan, MemorySink, dense_rows, ragged_tensor
 
-__all__ = ["Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested", "WrongTypeError"]
-
-
 _REWARDS = ("reward",)
 
 

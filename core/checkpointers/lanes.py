@@ -16,8 +16,6 @@ from ..format import Array
 from ..storages.columns import plain_column
 from ..ted import Field
 
-__all__ = ["LaneLeaf", "Order", "Run", "host_array"]
-
 _KNOWN_TO_NUMPY = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
     torch.float64, torch.complex64, torch.complex128,

@@ -24,9 +24,6 @@ from ..ted import file_stem, safe_part
 from .base import StorageCheckpointerBase
 from .folders import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, open_folder
 
-__all__ = ["CompressedListStorageCheckpointer", "ListStorageCheckpointer", "portable_documents", "put_together"]
-
-
 _DATA_FILE = "items.memmap"
 _FORMAT = "rbtool list"
 _VERSION = 1

@@ -20,8 +20,6 @@ from ..ted import NEXT, Field, Key, key_name
 from .lanes import LaneLeaf, Order
 from .storage_rows import rows_of_storage
 
-__all__ = ["fill", "fill_storage", "held_keys", "replace_rows", "require_equal_rows", "structure_for"]
-
 
 def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
     """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.

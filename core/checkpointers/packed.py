@@ -17,8 +17,6 @@ from .loading import require_equal_rows
 from .storage_rows import PackedRows, fields_of
 from .tensor_reader import read_contents
 
-__all__ = ["PackedNote", "PackedStorageCheckpointer"]
-
 _VERSION = 1
 
 

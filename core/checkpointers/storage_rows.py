@@ -24,17 +24,6 @@ from .episode_ends import ELSEWHERE, KeyLike, done_keys_of, find_episodes, keys_
 from .folders import article
 from .lanes import LaneLeaf, Order, host_array
 
-__all__ = [
-    "EpisodeRows",
-    "ListRows",
-    "PackedRows",
-    "RecordingRows",
-    "StorageRows",
-    "fields_of",
-    "next_row",
-    "rows_of_storage",
-]
-
 
 class EpisodeRows(StepReader, ABC):
     """The valid rows of a storage in the order of time, and the episodes they make up.

@@ -21,8 +21,6 @@ from .storage_rows import StorageRows
 from .tensor_reader import read_contents, read_length
 from .tensor_writer import Contents, StorageManifest, describe_in_place
 
-__all__ = ["SavedTensorRows", "TensorStorageCheckpointer"]
-
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
     """Saves any `TensorStorage` as TorchRL does: a memory-mapped tensordict, or one file for each leaf of a nest.

@@ -23,8 +23,6 @@ from ..torchrl import torchrl_form
 from .flat_layout import ROWS, SHAPES
 from .tensor_writer import METADATA, SavedLeaf, StorageManifest
 
-__all__ = ["Saved", "listed_leaves", "read_contents", "read_length", "verify_tensors", "walk_tree"]
-
 
 @dataclass(frozen=True)
 class Saved:

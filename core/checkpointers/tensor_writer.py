@@ -21,9 +21,6 @@ from ..storages.item_documents import read_shape
 from ..storages.pytree import TreeSpec
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 
-__all__ = ["METADATA", "Contents", "SavedLeaf", "StorageManifest", "describe_in_place"]
-
-
 _FILE = f"{HIDDEN}/storage.json"
 _VERSION = 1
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .storage import DatasetStorage
 
-__all__ = ["DatasetReplayBuffer"]
-
 
 class DatasetReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose default writer refuses to add anything.

@@ -33,9 +33,6 @@ from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage
 
-__all__ = ["BaseDatasetExperienceReplay", "SourceExperienceReplay", "SourceFolder", "environment_metadata"]
-
-
 _STORE = ".rbtool-store"
 
 

@@ -19,8 +19,6 @@ from ..storages import PackedStorage, Storage
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage, Mode
 
-__all__ = ["load_dataset"]
-
 
 def load_dataset(
     dataset: str | os.PathLike[str],

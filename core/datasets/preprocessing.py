@@ -24,8 +24,6 @@ from ..storages import PackedStorage, Storage, TensorStorage
 from ..verbs.preprocess import preprocess
 from .storage import DatasetStorage
 
-__all__ = ["MapArguments", "ProgressBar", "preprocess_storage"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapArguments:

@@ -21,16 +21,6 @@ from ..storages.dataset import tensordict_of
 from ..storages.pytree import tree_spec_of
 from ..ted import NEXT_DONE, Field, Key
 
-__all__ = [
-    "MASK",
-    "TRAJECTORY_IDS",
-    "DatasetStorage",
-    "DatasetStorageCheckpointer",
-    "Mode",
-    "padded",
-    "trajectory_lengths",
-]
-
 Array = np.ndarray[Any, Any]
 
 MASK: Key = ("mask",)

@@ -21,8 +21,6 @@ from .rows import (
     without_ends,
 )
 
-__all__ = ["Expansion", "Fetch", "LeafProgress", "LeafSink", "require_ascending", "write_compact"]
-
 
 class LeafSink(ABC):
     """Takes the rows of stored leaves."""

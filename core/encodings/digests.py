@@ -29,8 +29,6 @@ from ..format import (
 from ..format.documents import Count, decode
 from .h5_layout import data_start
 
-__all__ = ["DIGESTS", "noted_files", "require_digests", "write_digests"]
-
 DIGESTS = f"{HIDDEN}/digests.json"
 _VERSION = 1
 _CHUNK = 1 << 20

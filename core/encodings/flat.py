@@ -36,17 +36,6 @@ from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
 from .rows import Boundaries
 from .streams import Blocks, LeafFile
 
-__all__ = [
-    "STORAGE_METADATA",
-    "CutFlatReader",
-    "FlatReader",
-    "LeafFolderSink",
-    "nested_leaves",
-    "row_counts",
-    "write_flat",
-    "write_tables",
-]
-
 _TABLE_SUFFIX = ".shape.memmap"
 
 

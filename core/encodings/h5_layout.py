@@ -25,21 +25,6 @@ from ..format import (
 )
 from ..ted import Field, Key, file_stem
 
-__all__ = [
-    "DATA",
-    "EPISODES",
-    "SOURCE",
-    "STORAGE",
-    "TEXT",
-    "Compression",
-    "block_bytes",
-    "block_size",
-    "data_start",
-    "h5_path",
-    "read_block",
-    "verify_block",
-]
-
 DATA = "data"
 """Name under which the manifest lists everything behind the user block."""
 EPISODES = "episodes"

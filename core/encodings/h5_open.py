@@ -22,8 +22,6 @@ from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
 from ..errors import CorruptDataError, UsageError
 from ..format import open_regular, require_regular
 
-__all__ = ["absurd_size", "members", "open_h5", "root_members", "unbounded_chunks"]
-
 _LARGEST = 512 << 20
 """Bytes that one chunk may take in memory."""
 _HARMLESS = 1100 << 20

@@ -52,8 +52,6 @@ from .rows import Boundaries
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["H5Reader", "H5Source"]
-
 _FILTERS = frozenset({None, "gzip", "lzf"})
 """What HDF5 itself or h5py can undo; any other would be loaded as a plug-in."""
 

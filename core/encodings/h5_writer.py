@@ -37,8 +37,6 @@ from .h5_layout import (
 from .layout import CompactLayout, FilledStorage
 from .streams import Blocks, LatchedFile, Stream
 
-__all__ = ["H5Sink", "allocated_at_once", "write_h5"]
-
 
 class H5Sink(LeafSink):
     """Writes one leaf after the other through a file that never fails towards libhdf5, or past it into its place.

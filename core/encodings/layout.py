@@ -26,8 +26,6 @@ from ..ted import (
     state_keys,
 )
 
-__all__ = ["EXPLICIT_EPISODES", "STORAGE", "CompactForm", "CompactLayout", "FilledStorage", "Form"]
-
 Form: TypeAlias = Literal["ted", "flat", "nested", "h5"]
 CompactForm: TypeAlias = Literal["flat", "nested", "h5"]
 

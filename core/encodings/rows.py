@@ -12,21 +12,6 @@ from ..format import FINAL, Array, EpisodeTable, StepReader, sum_rewards
 from ..progress import Progress, Silent
 from ..ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, as_numbers, key_name, rows_equal
 
-__all__ = [
-    "CHUNK_BYTES",
-    "FEW_ROWS",
-    "LEAF_BYTES",
-    "Boundaries",
-    "Difference",
-    "compare_steps",
-    "differing_rows",
-    "flags_at",
-    "leaf_parts",
-    "table_of_ends",
-    "with_ends",
-    "without_ends",
-]
-
 CHUNK_BYTES = 4 << 20
 """How much is read at once over all leaves: memory that fits the caches is several times faster than fresh pages."""
 

@@ -39,18 +39,6 @@ from .h5_layout import Compression
 from .layout import STORAGE, CompactForm, FilledStorage, Form
 from .rows import leaf_parts
 
-__all__ = [
-    "SAVE",
-    "VerifyingReader",
-    "dataset_digest",
-    "dataset_digests",
-    "load_checkpoint",
-    "save_checkpoint",
-    "save_compact",
-    "steps_digest",
-    "write_ted",
-]
-
 
 def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[FileRecord]:
     """Write the TED rows of a dataset or a checkpoint into a folder; return its data files."""

@@ -12,8 +12,6 @@ from typing import Self
 
 from ..format import Array, Hasher, bytes_of, fs
 
-__all__ = ["Blocks", "LatchedFile", "LeafFile", "Stream"]
-
 _BLOCK = 2 << 20
 """Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""
 _MOST_PARTS = 1000

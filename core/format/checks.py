@@ -32,20 +32,6 @@ from .open_files import ListedFiles
 from .returns import return_field_of, running_return
 from .ted.reader import FolderReader, TedReader
 
-__all__ = [
-    "FOLDER_RULES",
-    "UNVERIFIED",
-    "EpisodeTableRule",
-    "FolderRule",
-    "SoundSteps",
-    "damage_explained",
-    "file_problems",
-    "readable_rows",
-    "rows_of",
-    "size_problems",
-    "sound_steps",
-]
-
 
 class EpisodeTableRule(Rule):
     """The table agrees with the rows of every episode: number, place, return, how it ends.

@@ -22,14 +22,6 @@ from .digest import digest_of_stats
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest
 
-__all__ = [
-    "Array",
-    "Closing",
-    "Piece",
-    "SourceFacts",
-    "StepReader",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 

@@ -17,21 +17,6 @@ import xxhash
 
 from ..errors import FormatError
 
-__all__ = [
-    "FileRecord",
-    "Hasher",
-    "bytes_of",
-    "digest_bytes",
-    "digest_descriptor",
-    "digest_file",
-    "digest_files",
-    "digest_of_stats",
-    "digest_text",
-    "open_regular",
-    "read_regular",
-    "require_regular",
-]
-
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

@@ -20,22 +20,6 @@ from ..errors import FormatError, SchemaError
 from ..ted import NEXT, Field, numpy_dtype
 from .digest import read_regular
 
-__all__ = [
-    "NOT_IN_JSON",
-    "SOUND_FIELD",
-    "Check",
-    "Count",
-    "FieldEntry",
-    "decode",
-    "dump_json",
-    "float_from_json",
-    "is_sound_array",
-    "load_json",
-    "parse_json",
-    "plain",
-    "written_time",
-]
-
 _DEPTH = 100
 
 

@@ -19,24 +19,6 @@ from .documents import decode, dump_json, parse_json
 from .manifest import HIDDEN
 from .ted.tree import TreeWriter, leaf_path, parse_node, record_file
 
-__all__ = [
-    "COLUMNS",
-    "EPISODES",
-    "EPISODES_TEXT",
-    "FINAL",
-    "EpisodeRanges",
-    "EpisodeRow",
-    "EpisodeTable",
-    "column_types",
-    "episode_text_bytes",
-    "expected_episodes",
-    "normal_form",
-    "parse_episode_text",
-    "parse_episodes",
-    "select_episodes",
-    "write_episode_text",
-]
-
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
 """Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""
 

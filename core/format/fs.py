@@ -22,41 +22,6 @@ from typing import NamedTuple
 
 from ..errors import OutOfSpaceError, UsageError
 
-__all__ = [
-    "announced",
-    "create",
-    "exchange",
-    "expanded",
-    "folder_below",
-    "free_space",
-    "fsync",
-    "link_to",
-    "make_folder",
-    "make_folder_below",
-    "make_new_folder",
-    "open_to_append",
-    "open_to_change",
-    "open_to_fill",
-    "out_of_space",
-    "pwrite",
-    "refuse_links",
-    "remove",
-    "remove_below",
-    "remove_empty_folder",
-    "rename",
-    "rename_new",
-    "replace_file",
-    "replace_file_below",
-    "require_space",
-    "start_syncing",
-    "sync_folder",
-    "touch",
-    "truncate",
-    "write",
-    "write_file",
-    "write_parts",
-]
-
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
 _CLOEXEC, _DIRECTORY = getattr(os, "O_CLOEXEC", 0), getattr(os, "O_DIRECTORY", 0)

@@ -26,10 +26,6 @@ from .episodes import EpisodeRow
 from .returns import EpisodeSummary
 from .ted.builder import RowBuilder
 
-__all__ = [
-    "Ingest",
-]
-
 
 class Ingest:
     """Feeds pieces to a builder and gathers `rows` and `text` of the episode table.

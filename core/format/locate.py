@@ -22,23 +22,6 @@ from .sinks import Sink
 from .sources import Source, safe_id
 from .staging import mend
 
-__all__ = [
-    "dataset_folder",
-    "find_dataset",
-    "known_root",
-    "last_use",
-    "open_source",
-    "reader_class",
-    "reader_names",
-    "require_apart",
-    "sink_class",
-    "sink_names",
-    "source_class",
-    "source_names",
-    "storage_root",
-    "stored_datasets",
-]
-
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
 
 

@@ -17,29 +17,6 @@ from .digest import FileRecord, digest_bytes, digest_files
 from .documents import NOT_IN_JSON, Check, Count, FieldEntry, decode, dump_json, load_json, parse_json, plain
 from .ted.tree import FieldRange, require_own_files
 
-__all__ = [
-    "ENV_METADATA",
-    "FORMAT_VERSION",
-    "HIDDEN",
-    "MANIFEST",
-    "SOURCE_DOCUMENTS",
-    "Dropped",
-    "FieldRange",
-    "Kind",
-    "Layout",
-    "Manifest",
-    "Provenance",
-    "Request",
-    "content_digest",
-    "content_files",
-    "has_manifest",
-    "is_canonical",
-    "is_inside",
-    "is_source_document",
-    "is_space",
-    "require_space",
-]
-
 _ELEMENTS = 1 << 31
 """No row of a dataset is larger."""
 

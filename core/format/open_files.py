@@ -22,18 +22,6 @@ from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_re
 from .documents import parse_json
 from .manifest import MANIFEST, Manifest, is_canonical
 
-__all__ = [
-    "ListedFiles",
-    "MappedWindow",
-    "OpenFiles",
-    "changed",
-    "digest_mapped",
-    "one_generation",
-    "pread_into",
-    "pread_rows",
-    "view_rows",
-]
-
 _PART = 8 << 20
 """Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
 reaches into the other cost little more than one."""

@@ -22,8 +22,6 @@ from .digest import digest_file
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
 from .returns import EpisodeSummary
 
-__all__ = ["FINAL_STEPS", "FinalStep", "Reader", "completed", "require_final_step"]
-
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
 """`auto`: a terminated last step is kept, and its next observation repeats the last one, for no target bootstraps
 from it; any other is left out, and the step before it becomes the truncated end. `drop` leaves all of them out,

@@ -15,19 +15,6 @@ from .contracts import Array, Piece, StepReader
 from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Manifest
 
-__all__ = [
-    "EpisodeSummary",
-    "episode_return",
-    "episode_returns",
-    "one_step_reward",
-    "return_field",
-    "return_field_of",
-    "returns_are_known",
-    "running_return",
-    "sum_rewards",
-    "table_with_returns",
-]
-
 
 def running_return(total: float, rewards: Array) -> float:
     """Add rewards to a return strictly one after the other, so that the sum never depends on how they are cut."""

@@ -19,11 +19,6 @@ from .episodes import EpisodeTable
 from .manifest import Dropped
 from .returns import table_with_returns
 
-__all__ = [
-    "Chosen",
-    "Sink",
-]
-
 _CHUNK_BYTES = 4 << 20
 
 

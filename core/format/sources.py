@@ -23,11 +23,6 @@ from .documents import written_time
 from .episodes import EpisodeRanges
 from .reader import Reader
 
-__all__ = [
-    "Advance", "Catalogue", "CatalogueEntry", "Ids", "LocalCache", "Note", "RemoteDataset", "RemoteFile", "Source",
-    "StaleListing", "safe_id",
-]  # fmt: skip
-
 Advance: TypeAlias = Callable[[int], None]
 """Receives how many more bytes there are; negative where bytes turn out to be wrong."""
 Note: TypeAlias = Callable[[str], None]

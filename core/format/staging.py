@@ -21,21 +21,6 @@ from . import fs
 from .digest import open_regular
 from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 
-__all__ = [
-    "Leftover",
-    "Staging",
-    "is_ours",
-    "leftovers",
-    "lock_folder",
-    "mend",
-    "remove_aside",
-    "remove_at_once",
-    "remove_dataset",
-    "remove_leftover",
-    "require_removable",
-    "sweep",
-]
-
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 

@@ -11,8 +11,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
 
-__all__ = ["BLOCK", "ask_for", "copy_bytes", "copy_row", "fence", "prefetch", "stream_block"]
-
 BLOCK = 64
 """Bytes of a cache line."""
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from .addresses import BLOCK, ask_for, copy_bytes, copy_row, fence, stream_block
 
-__all__ = ["copy_runs", "gather_rows"]
-
 # What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
 # few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
 _AHEAD = 16

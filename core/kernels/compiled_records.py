@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from .addresses import BLOCK, ask_for, copy_bytes, copy_row
 
-__all__ = ["gather_fields", "gather_spans"]
-
 # As for rows of columns: records are asked for this many ahead.
 _AHEAD = 12
 _REACH = 16 * BLOCK

@@ -20,8 +20,6 @@ from ..errors import SchemaError
 from .addresses import prefetch
 from .trees import PriorityTree, level_sizes
 
-__all__ = ["CompiledTree"]
-
 Numbers = NDArray[np.int64]
 Values = NDArray[np.float64]
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from .rows import Memory, memory_of
 
-__all__ = ["CompiledRecords", "PlainRecords", "RecordColumn", "RecordPlaces", "fastest_records"]
-
 _LINE = 64
 
 Array = NDArray[Any]

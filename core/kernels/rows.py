@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["ArrayPool", "CompiledRows", "Memory", "PlainRows", "collector_paused", "fastest_rows", "memory_of"]
-
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:

@@ -14,9 +14,6 @@ import torch
 from ..errors import SchemaError, UsageError
 from .rows import collector_paused
 
-__all__ = ["DTYPES", "PriorityTree", "TorchTree", "level_sizes", "priority_tree"]
-
-
 DTYPES = (torch.float32, torch.float64)
 
 

@@ -44,8 +44,6 @@ from .processor import Finished, Processor, Task
 from .step_selection import StepSelection, result_return_field
 from .workspace import PartFile, part_path, placed_folder, result_folder
 
-__all__ = ["Assembled", "Assembly", "result_origin"]
-
 
 class RowAccess(Protocol):
     """The rows of one task's result, counted from its first."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ..format import Array
 from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Key, as_numbers
 
-__all__ = ["Block", "BlockColumn", "Pieces", "flagged", "marked", "marked_pieces", "numbers_episodes"]
-
 
 class BlockColumn(NamedTuple):
     """One leaf of a block: the element type by its name in `ted.DTYPES`, and rows `[n, *shape]` of its bytes.

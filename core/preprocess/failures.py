@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from .processor import Task
     from .step_selection import StepSelection
 
-__all__ = [
-    "ErrorReporter",
-    "FunctionFailed",
-    "ResultRefused",
-    "TaskFailed",
-    "TaskTimeout",
-    "WorkerFailed",
-    "WorkerTrace",
-    "counted",
-    "error_text",
-]
-
 _LONGEST = 300
 
 

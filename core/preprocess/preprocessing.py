@@ -22,8 +22,6 @@ from .step_selection import Plan, StepSelection, task_order
 from .workers.executor import Executor, InProcessExecutor, Limits
 from .workspace import Journal, ResumeState, journal_path, result_folder, same_run
 
-__all__ = ["BackgroundCall", "Preprocessing", "SerialExecutor", "Settings"]
-
 _NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
 """Errors that another run of the same tasks would raise again."""
 

@@ -11,8 +11,6 @@ from ..format import EpisodeTable, FieldRange, StepReader
 from ..ted import Field, Key
 from .block import Block, Pieces
 
-__all__ = ["Context", "Finished", "Job", "LoadedProcessor", "Processor", "Task", "Unit"]
-
 Unit: TypeAlias = Literal["step", "row", "episode"]
 """The argument of one call: some steps, a single one, or a whole episode."""
 

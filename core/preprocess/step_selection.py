@@ -16,8 +16,6 @@ from ..ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, 
 from .block import Block, BlockColumn, Pieces
 from .processor import Processor, Task
 
-__all__ = ["Plan", "StepSelection", "result_return_field", "task_order"]
-
 
 class StepSelection:
     """The first `steps` steps of some episodes of a dataset, in order.

@@ -38,22 +38,6 @@ from ..ted import Field, Key
 from .block import Pieces
 from .processor import Finished, Task
 
-__all__ = [
-    "Journal",
-    "PartFile",
-    "ResumeState",
-    "journal_path",
-    "part_path",
-    "placed_folder",
-    "read_journal",
-    "result_folder",
-    "revert_publication",
-    "rows_digest",
-    "same_run",
-    "work_folder",
-    "write_part",
-]
-
 
 def result_folder(folder: Path) -> Path:
     """Return the folder of the result, the only part that is published."""

@@ -17,8 +17,6 @@ from ..format import StaleListing, is_inside
 from .retries import Transient, retry_after, retrying
 from .transport import ERROR_BYTES, PAGES, Transport, head_in_time, paced, read_seconds, require_network
 
-__all__ = ["Bucket", "BucketObject"]
-
 _PIECE = 8 << 20
 _CONNECT_SECONDS = 10.0
 _ANSWER_BYTES = 64 << 20

@@ -15,18 +15,6 @@ from typing import Any, Literal, NamedTuple
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from ..format import Catalogue, decode, dump_json, fs, load_json, safe_id
 
-__all__ = [
-    "CatalogueFile",
-    "KnownNames",
-    "Resolution",
-    "catalogue_age",
-    "is_complete",
-    "not_found",
-    "resolve",
-    "substitution_text",
-]
-
-
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8
 

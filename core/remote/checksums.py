@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from ..errors import FormatError, UsageError
 from ..format import open_regular
 
-__all__ = ["ChecksumHasher", "blocks_of", "hasher", "matches"]
-
 _BLOCK = 1 << 20
 
 

@@ -24,8 +24,6 @@ from .retries import Transient, retrying
 from .threads import Watch, ignore, run_together
 from .transport import Answer, Transport
 
-__all__ = ["fetch_files"]
-
 _Part = TypeVar("_Part", bound=PartialFile)
 _PART = ".part"
 _FAIR_BYTES = 1 << 20  # a cut after so many bytes, or this part of the file, was bad luck and not a bad server

@@ -24,8 +24,6 @@ from .transport import Answer, Transport, answer_to, paced, read_seconds
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["HttpTransport", "failure"]
-
 _CONNECT_SECONDS = 10.0
 _BUSY = frozenset({408, 425, 429})
 _RANGE_NOT_SATISFIABLE = 416

@@ -14,8 +14,6 @@ from .http import HttpTransport
 from .retries import retrying
 from .transport import require_network
 
-__all__ = ["HttpSource"]
-
 
 class HttpSource(Source):
     """Datasets whose files are behind http or https addresses, with or without checksums.

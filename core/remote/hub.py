@@ -31,8 +31,6 @@ from .transport import ERROR_BYTES, PAGES, Answer, answer_to, bounded, head_in_t
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = ["TOKEN_HINT", "Hub", "HubFile", "HubRepository", "hub_endpoint", "hub_token"]
-
 
 TOKEN_HINT = "HF_TOKEN holds the token, or `hf auth login` stores one"
 _WHAT = "the token for the hub"

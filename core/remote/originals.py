@@ -30,8 +30,6 @@ from ..format import (
 from .checksums import blocks_of, hasher, matches
 from .partial import RECORD
 
-__all__ = ["FetchedFile", "Originals", "OriginalsRecord", "stored_originals"]
-
 _FOLDER = ".originals"
 _RECORD = "fetched.json"
 _VERSION = 1

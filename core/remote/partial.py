@@ -17,8 +17,6 @@ from .checksums import blocks_of, hasher
 from .threads import Watch
 from .transport import Answer
 
-__all__ = ["RECORD", "PartialFile", "VerifiedPart", "VersionedPart"]
-
 RECORD = ".json"
 """Suffix of the file that records where a part without a checksum comes from, after the name of the part."""
 

@@ -16,8 +16,6 @@ from ..errors import RbtoolError, UsageError
 if TYPE_CHECKING:
     import tenacity
 
-__all__ = ["Patience", "Transient", "retry_after", "retrying"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger("rbtool.remote")

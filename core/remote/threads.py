@@ -13,8 +13,6 @@ from typing import TypeAlias, TypeVar
 from ..errors import RbtoolError
 from .transport import Transport
 
-__all__ = ["Cancelled", "Watch", "ask_all", "ignore", "run_together"]
-
 T = TypeVar("T")
 
 _GRACE_SECONDS = 2.0

@@ -20,21 +20,6 @@ from .retries import Transient, retrying
 if TYPE_CHECKING:
     import httpx2
 
-__all__ = [
-    "ERROR_BYTES",
-    "LEAST_RATE",
-    "PAGES",
-    "Answer",
-    "Transport",
-    "answer_to",
-    "bounded",
-    "head_in_time",
-    "paced",
-    "read_seconds",
-    "read_small",
-    "require_network",
-]
-
 
 ERROR_BYTES = 64 << 10
 """Bytes of an answer that is no file and no listing: of an error, or of a redirection."""

@@ -18,8 +18,6 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..state_folder import read_values, write_values
 from ..storages import Storage
 
-__all__ = ["Index", "Sampler"]
-
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """Drawn elements: int64 `[B]`, or one such tensor a dimension for a storage of several dimensions."""
 

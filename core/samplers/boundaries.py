@@ -15,21 +15,6 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages import Storage, TensorStorage
 from ..storages.cursors import last_row
 
-__all__ = [
-    "BoundarySource",
-    "ConflictingArgumentsError",
-    "Ends",
-    "EpisodeBoundaries",
-    "FixedBoundaries",
-    "FlagBoundaries",
-    "IdBoundaries",
-    "Key",
-    "changes_of",
-    "find_start_stop_traj",
-    "has_entry",
-    "stored_entry",
-]
-
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
 

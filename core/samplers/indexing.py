@@ -14,8 +14,6 @@ from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from ..storages.cursors import as_index
 
-__all__ = ["NoNumbersError", "element_numbers", "marked_numbers", "priority_values"]
-
 _WHOLE = "elements are named by whole numbers"
 
 

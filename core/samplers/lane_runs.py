@@ -7,8 +7,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LaneRuns", "Window"]
-
 Numbers: TypeAlias = NDArray[np.int64]
 
 _FIRST_WIDTH = 16

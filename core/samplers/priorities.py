@@ -16,16 +16,6 @@ from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageE
 from ..format import fs, load_json
 from ..kernels.trees import PriorityTree, priority_tree
 
-__all__ = [
-    "NEVER_WRITTEN",
-    "SCHEMA_VERSION",
-    "Priorities",
-    "at_least_zero",
-    "plain_priorities",
-    "read_priorities",
-    "write_priorities",
-]
-
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
 _INITIAL = 1.0  # the priority of elements before any was given, which counts as given
 _ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in float32

@@ -18,8 +18,6 @@ from .base import Index, Sampler
 from .indexing import element_numbers, marked_numbers, priority_values
 from .priorities import Priorities, at_least_zero, plain_priorities, read_priorities, write_priorities
 
-__all__ = ["PrioritizedSampler", "UnknownOptionError", "checked_device"]
-
 _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
 _CPU = torch.device("cpu")

@@ -20,8 +20,6 @@ from .prioritized import PrioritizedSampler
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
 
-__all__ = ["PrioritizedSliceSampler", "StartRule", "StartTree"]
-
 
 @dataclass(frozen=True, slots=True)
 class StartRule:

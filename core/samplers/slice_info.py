@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from ..storages import Storage, TensorStorage
 from .boundaries import Key, stored_entry
 
-__all__ = ["SliceEnds", "SliceMarks"]
-
 _IS_INIT: Key = ("is_init",)
 
 

@@ -28,8 +28,6 @@ from .lane_runs import Window
 from .slice_info import SliceEnds, SliceMarks
 from .trajectories import TrajectoryTable, trajectory_table
 
-__all__ = ["Anchor", "SliceSampler", "Weight", "scaled"]
-
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
 Weight: TypeAlias = Literal["episode", "step"]

@@ -19,8 +19,6 @@ from .trajectories import TrajectoryTable
 from .trajectory_epochs import SavedEpoch, TrajectoryEpoch
 from .uniform import EpochSampler, Numbers
 
-__all__ = ["SliceSamplerWithoutReplacement"]
-
 
 class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     """Draws one slice of each trajectory in epochs, from anywhere in it or at its `anchor`.

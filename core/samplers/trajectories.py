@@ -21,8 +21,6 @@ from ..storages.write_log import Change, Written
 from .boundaries import BoundarySource, Ends
 from .lane_runs import LaneRuns, Window
 
-__all__ = ["TrajectoryTable", "trajectory_table"]
-
 Numbers: TypeAlias = NDArray[np.int64]
 
 _KEPT = 4

@@ -13,8 +13,6 @@ from ..storages.write_log import Written
 from .trajectories import TrajectoryTable
 from .uniform import Numbers, inserted_at_random, permutation
 
-__all__ = ["Runs", "SavedEpoch", "TrajectoryEpoch"]
-
 _NOTHING = np.empty(0, np.int64)
 
 

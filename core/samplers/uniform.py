@@ -14,8 +14,6 @@ from ..errors import SchemaError, UsageError
 from ..storages import Storage
 from .base import Index, Sampler
 
-__all__ = ["EpochSampler", "Numbers", "RandomSampler", "SamplerWithoutReplacement", "inserted_at_random", "permutation"]
-
 Numbers: TypeAlias = NDArray[np.int64]
 
 _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")

@@ -23,8 +23,6 @@ from .shaping import (
 )
 from .values import Box, DeviceLike, NotInSpecError, ShapeLike, SpecTypeError, UndefinedForSpecError, as_shape
 
-__all__ = ["CHECK_SPEC_ENCODE", "FUNCTIONS", "TensorSpec", "batch_of", "concrete", "sizes_of"]
-
 
 def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
     """Stack specs that differ in bounds, masks or categories at most into one with a dimension more."""

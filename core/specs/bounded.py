@@ -15,17 +15,6 @@ from .integers import as_int64, combinations, nearest_integers, uniform_integers
 from .leaf import LeafSpec
 from .values import ContinuousBox, DeviceLike, ShapeLike, SpecTypeError, as_dtype
 
-__all__ = [
-    "Bounded",
-    "BoundedContinuous",
-    "BoundedDiscrete",
-    "BoxSpec",
-    "Unbounded",
-    "UnboundedContinuous",
-    "UnboundedDiscrete",
-    "type_limits",
-]
-
 
 def type_limits(dtype: torch.dtype) -> tuple[float, float]:
     """Return the least and the largest finite number of an element type."""

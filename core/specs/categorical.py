@@ -13,8 +13,6 @@ from .integers import are_categories, combinations, draw_categories, nearest_cat
 from .leaf import LeafSpec
 from .values import BinaryBox, Box, CategoricalBox, DeviceLike, ShapeLike, SpecTypeError, as_shape
 
-__all__ = ["Binary", "Categorical", "expect_countable", "one_hot"]
-
 
 class Categorical(LeafSpec):
     """Whole numbers from 0 to `n - 1`, each element for itself; int64 scalars by default.

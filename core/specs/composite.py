@@ -16,8 +16,6 @@ from .integers import combinations
 from .shaping import ShapeChange, changed_shape, normal_dim
 from .values import DeviceLike, SpecTypeError, as_device, to_array
 
-__all__ = ["Composite"]
-
 _Spec = TypeVar("_Spec", bound="Composite")
 
 

@@ -13,9 +13,6 @@ from .base import TensorSpec
 from .non_tensor import NonTensor
 from .values import DeviceLike, LockedSpecError, ShapeLike, SpecTypeError, as_device, as_shape
 
-__all__ = ["Entry", "Key", "Selection", "SpecEntries", "View", "as_path"]
-
-
 Key: TypeAlias = str | tuple[str, ...]
 Entry: TypeAlias = TensorSpec | None
 

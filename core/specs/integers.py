@@ -9,18 +9,6 @@ import torch
 
 from ..errors import UsageError
 
-__all__ = [
-    "are_categories",
-    "as_int64",
-    "combinations",
-    "draw_categories",
-    "nearest_categories",
-    "nearest_integers",
-    "uniform_integers",
-    "whole",
-]
-
-
 _MOST = 2**26  # numbers in one listing; more is asked for by mistake
 
 

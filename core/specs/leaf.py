@@ -25,8 +25,6 @@ from .values import (
     to_array,
 )
 
-__all__ = ["LeafSpec"]
-
 _Leaf = TypeVar("_Leaf", bound="LeafSpec")
 
 

@@ -15,8 +15,6 @@ from .integers import are_categories, combinations, draw_categories, nearest_cat
 from .leaf import LeafSpec
 from .values import Box, BoxList, CategoricalBox, DeviceLike, ShapeLike, as_shape
 
-__all__ = ["MultiCategorical"]
-
 
 class MultiCategorical(LeafSpec):
     """Whole numbers that are each below a number of their own: element `i` is below `nvec[i]`; int64.

@@ -14,8 +14,6 @@ from .base import TensorSpec, checks_encoding, concrete
 from .shaping import ShapeChange, changed_shape, normal_dim
 from .values import DeviceLike, ShapeLike, SpecTypeError, as_device, as_dtype, as_shape, same_value
 
-__all__ = ["NonTensor"]
-
 _Spec = TypeVar("_Spec", bound="NonTensor")
 
 

@@ -20,21 +20,6 @@ import torch
 
 from ..errors import UsageError
 
-__all__ = [
-    "Names",
-    "ShapeChange",
-    "changed_parameter",
-    "changed_shape",
-    "expansion",
-    "flattening",
-    "indexing",
-    "normal_dim",
-    "reshaping",
-    "squeezing",
-    "unflattening",
-    "unsqueezing",
-]
-
 Names: TypeAlias = list[str | None]
 
 _UNKNOWN = 1_048_583  # a size no dimension has

@@ -17,8 +17,6 @@ from .multi_categorical import MultiCategorical
 from .non_tensor import NonTensor
 from .values import DeviceLike
 
-__all__ = ["spec_from_space"]
-
 _PARTS = {
     "Box": ("low", "high", "shape", "dtype"), "Dict": ("spaces",), "Discrete": ("n", "start", "dtype"),
     "MultiBinary": ("n",), "MultiDiscrete": ("nvec", "start", "dtype"), "Text": (), "Tuple": ("spaces",),

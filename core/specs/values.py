@@ -11,27 +11,6 @@ import torch
 
 from ..errors import SchemaError, UsageError
 
-__all__ = [
-    "BinaryBox",
-    "Box",
-    "BoxList",
-    "CategoricalBox",
-    "ContinuousBox",
-    "DeviceLike",
-    "LockedSpecError",
-    "NotInSpecError",
-    "ShapeLike",
-    "SpecTypeError",
-    "UndefinedForSpecError",
-    "as_device",
-    "as_dtype",
-    "as_shape",
-    "encoded",
-    "fresh",
-    "same_value",
-    "to_array",
-]
-
 
 class LockedSpecError(UsageError, RuntimeError):
     """A change of a locked Composite."""

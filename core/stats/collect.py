@@ -16,8 +16,6 @@ from ..progress import Progress
 from ..ted import NEXT, Field, Key, as_numbers, is_floating, state_keys
 from .moments import Moments, QuantileSketch
 
-__all__ = ["FieldStats", "StatsStore", "collect_stats", "described_fields"]
-
 _BLOCK_BYTES = 8 << 20
 _WIDEST = 1024
 """Leaves of more numbers a row, such as images, are pooled: a mean for each pixel is of little use."""

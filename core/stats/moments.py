@@ -9,8 +9,6 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["QUANTILE_ERROR", "Moments", "QuantileSketch", "mean_of"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Floats: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = NDArray[np.int64]

@@ -17,9 +17,6 @@ from .cursors import as_index, grown_rows, known_rows, rows_of
 from .elements import Entries, elements_of, rows_without_repeats, taken, unflattened
 from .write_log import Change
 
-__all__ = ["IndexedStorage", "Saving", "Storage", "register_checkpointer"]
-
-
 _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 
 

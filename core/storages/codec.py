@@ -15,18 +15,6 @@ import zstandard
 
 from ..errors import CorruptDataError, FormatError, UsageError
 
-__all__ = [
-    "CODECS",
-    "Codec",
-    "byte_count",
-    "bytes_behind",
-    "codec_of_bytes",
-    "dtype_named",
-    "tensor_bytes",
-    "tensor_from_bytes",
-    "to_bytestream",
-]
-
 _MOST_PER_BYTE = 1 << 16
 """More than one compressed byte can stand for: zstd reaches 2^15, zlib 2^10."""
 

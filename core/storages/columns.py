@@ -19,9 +19,6 @@ from ..errors import SchemaError
 from ..kernels import PlainRows, fastest_rows
 from .cursors import Index, row_numbers
 
-__all__ = ["Columns", "Memory", "plain_column", "zeros"]
-
-
 # torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 

@@ -16,8 +16,6 @@ from .items import ObjectNode, Tree, tree_of
 from .list_storage import ListStorage
 from .pytree import Path
 
-__all__ = ["CompressedListStorage", "CompressedTensor"]
-
 _Bytes: TypeAlias = bytes  # the storage has a method of that name
 
 CUSTOM = "custom"

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..errors import SchemaError
 
-__all__ = ["Index", "as_index", "grown_rows", "known_rows", "last_of_repeats", "last_row", "row_numbers", "rows_of"]
-
 Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
 
 _FAR = 1 << 63

@@ -26,18 +26,6 @@ from ..ted import Field, Key
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 
-__all__ = [
-    "MappedDataset",
-    "Pages",
-    "StepStorage",
-    "available_memory",
-    "dataset_tensors",
-    "exceeds_memory",
-    "tensor_of",
-    "tensordict_of",
-]
-
-
 _GROUPS = Path("/sys/fs/cgroup")
 
 

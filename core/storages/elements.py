@@ -17,17 +17,6 @@ from .cursors import last_of_repeats
 from .pytree import tree_spec_of
 from .write_log import Change, Reports
 
-__all__ = [
-    "Entries",
-    "NoRowsError",
-    "elements_of",
-    "objects_of",
-    "require_like",
-    "rows_without_repeats",
-    "taken",
-    "unflattened",
-]
-
 
 class NoRowsError(SchemaError, TypeError):
     """Data for several rows is of a type that is not taken apart into rows."""

@@ -19,17 +19,6 @@ from .codec import dtype_named
 from .items import ArrayNode, ItemNode, LazyStackNode, ObjectNode, Tree
 from .pytree import ConstantNode, MappingNode, Path, SequenceNode, TensorDictNode, TensorNode, TreeSpec
 
-__all__ = [
-    "document_of",
-    "item_of_state",
-    "items_of_states",
-    "leaf_of_state",
-    "read_dtype",
-    "read_shape",
-    "state_of_item",
-    "tree_from",
-]
-
 Document: TypeAlias = Mapping[str, Any]
 
 TakeLeaf: TypeAlias = Callable[[Document, Path], Any]

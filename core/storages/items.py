@@ -18,8 +18,6 @@ from tensordict import (
 
 from .pytree import NO_BATCH, ConstantNode, MappingNode, Path, SequenceNode, TensorDictNode, TensorNode, TreeSpec
 
-__all__ = ["ArrayNode", "ItemNode", "LazyStackNode", "ObjectNode", "Tree", "to_device", "tree_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ArrayNode(TensorNode):

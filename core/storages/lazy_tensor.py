@@ -23,9 +23,6 @@ from .pytree import TensorDictNode, TreeSpec, tree_spec_of
 from .tensor import TensorStorage
 from .tree_files import leaf_files
 
-__all__ = ["LazyMemmapStorage", "LazyTensorStorage", "Schema"]
-
-
 Schema: TypeAlias = Literal["fixed", "open"]
 
 _ALIGNMENT = 64

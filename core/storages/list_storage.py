@@ -16,8 +16,6 @@ from .elements import NoRowsError, objects_of
 from .item_documents import item_of_state, items_of_states, state_of_item
 from .items import Tree, to_device, tree_of
 
-__all__ = ["LazyStackStorage", "ListStorage", "NoRowsError"]
-
 
 class ListStorage(IndexedStorage):
     """Keeps up to `max_size` objects of any kind, by reference; None is room for 2^63-1.

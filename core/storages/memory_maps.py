@@ -29,8 +29,6 @@ from .codec import dtype_named
 from .pytree import TreeSpec
 from .tree_files import leaf_files, spec_from_json, spec_to_json, tree_documents
 
-__all__ = ["MemoryMaps"]
-
 _PUBLISHED = f"{HIDDEN}/maps.json"
 _STEP = 1 << 20
 _ZEROS = bytes(1 << 20)

@@ -23,9 +23,6 @@ from .dataset import Pages, exceeds_memory, tensordict_of
 from .packed_recording import PackedRecording
 from .pytree import TreeSpec, tree_spec_of
 
-__all__ = ["Numbers", "PackedLeaves", "PackedStorage"]
-
-
 Numbers = NDArray[np.int64]
 
 _RECORDS, _EXPLICIT = "records.bin", "explicit_next.bin"

@@ -22,8 +22,6 @@ from .dataset import tensor_of, tensordict_of
 from .pytree import tree_spec_of
 from .write_log import Change
 
-__all__ = ["PackedRecording"]
-
 _INDEX = ("index",)
 _UNLIMITED = (1 << 63) - 1
 _FEW = 4

@@ -25,18 +25,6 @@ from tensordict import (
 
 from ..errors import SchemaError
 
-__all__ = [
-    "ConstantNode",
-    "MappingNode",
-    "Path",
-    "SequenceNode",
-    "TensorDictNode",
-    "TensorNode",
-    "TreeSpec",
-    "place",
-    "tree_spec_of",
-]
-
 Path: TypeAlias = tuple[str, ...]
 
 _NONE = "none"

@@ -16,8 +16,6 @@ from .pytree import TreeSpec, tree_spec_of
 from .tensor_state import TensorState
 from .write_log import Counter
 
-__all__ = ["TensorStorage"]
-
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """What is surely no list of rows: to ask so is faster than to ask for those."""
 

@@ -15,8 +15,6 @@ from .columns import Columns, zeros
 from .cursors import as_index, rows_of
 from .pytree import MappingNode, Path, TensorDictNode, TreeSpec, tree_spec_of
 
-__all__ = ["TensorEditing"]
-
 
 class TensorEditing(IndexedStorage):
     """Edits rows that are there.

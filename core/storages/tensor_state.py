@@ -15,16 +15,6 @@ from .tensor_editing import TensorEditing
 from .tree_files import spec_from_json, spec_to_json
 from .write_log import Counter
 
-__all__ = [
-    "TensorState",
-    "in_order",
-    "named_tensors",
-    "refuse_other_constants",
-    "rows_to_fill",
-    "saved_tensors",
-    "with_numbers",
-]
-
 
 def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
     """Return the leaves by name, or the only one where it has none."""

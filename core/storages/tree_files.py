@@ -17,16 +17,6 @@ from ..format.ted.tree import require_own_files
 from ..ted.schema import file_stem
 from .pytree import ConstantNode, MappingNode, Path, SequenceNode, TensorDictNode, TensorNode, TreeSpec
 
-__all__ = [
-    "SUFFIX",
-    "is_tree",
-    "leaf_files",
-    "single_name",
-    "spec_from_json",
-    "spec_to_json",
-    "tree_documents",
-]
-
 SUFFIX = ".memmap"
 _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"

@@ -16,8 +16,6 @@ import torch
 
 from ..errors import SchemaError, UsageError
 
-__all__ = ["Change", "Counter", "Generations", "Reports", "WriteLog", "Written"]
-
 
 class Counter:
     """A signed 64-bit integer, read and set as `value`.

@@ -10,8 +10,6 @@ import numpy as np
 
 from .schema import Key
 
-__all__ = ["BoundaryCounts", "Continuity", "EndReason", "Final", "end_reason", "rows_equal"]
-
 _Array = np.ndarray[Any, Any]
 
 

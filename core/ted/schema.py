@@ -12,43 +12,6 @@ import numpy as np
 
 from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
 
-__all__ = [
-    "ACTION",
-    "DEFAULT_DONE_KEYS",
-    "DONE",
-    "DTYPES",
-    "EPISODE",
-    "FLAGS",
-    "NEXT",
-    "NEXT_DONE",
-    "NEXT_REWARD",
-    "NEXT_TERMINATED",
-    "NEXT_TRUNCATED",
-    "REWARD",
-    "SINGLETONS",
-    "TERMINATED",
-    "TRUNCATED",
-    "Field",
-    "Key",
-    "Role",
-    "Timing",
-    "as_numbers",
-    "dtype_name",
-    "field_named",
-    "file_stem",
-    "is_floating",
-    "key_from_stem",
-    "key_name",
-    "numpy_dtype",
-    "role_of",
-    "row_bytes",
-    "safe_part",
-    "state_keys",
-    "ted_fields",
-    "torch_name",
-]
-
-
 Key: TypeAlias = tuple[str, ...]
 
 NEXT = "next"

@@ -19,25 +19,6 @@ from ..buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictPrioritiz
 from ..storages import LazyTensorStorage
 from .raising import error_of
 
-__all__ = [
-    "CONTENTS",
-    "EXPONENTS",
-    "LANES",
-    "ROWS",
-    "BufferTests",
-    "alike",
-    "draw_many",
-    "drawn_weights",
-    "expected",
-    "leaves_of",
-    "make_class",
-    "numbered",
-    "of_steps",
-    "plain",
-    "steps",
-]
-
-
 ROWS, LANES = 12, 3
 KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers add to elements
 FILLS = {"empty": 0, "partly": 7, "full": 12, "wrapped": 29}

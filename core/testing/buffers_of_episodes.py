@@ -15,8 +15,6 @@ from ..storages import LazyTensorStorage
 from ..storages.codec import tensor_bytes
 from ..storages.columns import plain_column
 
-__all__ = ["BufferPlan", "bits", "buffer_plans"]
-
 Oddity: TypeAlias = Literal[
     "jumps", "repeats", "specials", "agents", "root flags", "root reward", "next only", "types", "names", "score"
 ]

@@ -20,8 +20,6 @@ from ..storages import LazyTensorStorage, Storage
 from ..storages.cursors import last_row
 from .raising import error_of
 
-__all__ = ["CheckpointerTests", "is_bitwise_equal"]
-
 CAPACITY = 6
 _FEW_BYTES = 64
 """Size of the largest file while a write is made to fail."""

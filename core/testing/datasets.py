@@ -41,9 +41,6 @@ from ..ted import (
     role_of,
 )
 
-__all__ = ["ODD_LEAVES", "DatasetPlan", "Ending", "PlannedLeaf", "Presence", "dataset_plans", "relist", "write_plan"]
-
-
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
 Presence: TypeAlias = Literal["absent", "zero", "set"]
 """Of root flags and root reward: no such field, a field of zeros, a field of values."""

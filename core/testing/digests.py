@@ -11,8 +11,6 @@ import numpy as np
 
 from ..format import fs
 
-__all__ = ["flip", "flips", "without_digests"]
-
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
     """Turn one bit of a file over; return what was in the file."""

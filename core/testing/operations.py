@@ -25,8 +25,6 @@ from ..preprocess.operations import (
 from ..preprocess.processor import Context, Processor
 from ..ted import NEXT, Field, Key, key_name, role_of
 
-__all__ = ["OperationTests", "sample_block"]
-
 _LENGTHS = (5, 1, 7, 4)
 
 

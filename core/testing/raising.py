@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["error_of"]
-
 
 def error_of(act: Callable[[], Any]) -> Exception | None:
     """Return the error that `act` raises, or None."""

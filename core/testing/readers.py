@@ -26,8 +26,6 @@ from ..format import (
 from ..ted import NEXT, REWARD, Final, Key, ted_fields
 from .raising import error_of
 
-__all__ = ["ReaderTests", "joined"]
-
 
 def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, Array]]:
     """Put the columns of each episode together again from its pieces, flags included."""

@@ -11,28 +11,6 @@ from tensordict import TensorDict
 
 from ..storages import tree_spec_of
 
-__all__ = [
-    "CAPACITY",
-    "FILLED",
-    "KINDS",
-    "LANES",
-    "Case",
-    "MarkRecorder",
-    "copied_leaves",
-    "episode_steps",
-    "layout_of",
-    "leaves_of",
-    "numbered_rows",
-    "overwrite",
-    "same",
-    "same_leaves",
-    "same_tensors",
-    "sample_rows",
-    "spoiled",
-    "widened",
-]
-
-
 LANES = 3
 """Elements in a row where a storage has two dimensions."""
 

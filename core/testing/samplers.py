@@ -16,8 +16,6 @@ from ..samplers import Index, Sampler
 from ..storages import LazyTensorStorage, TensorStorage
 from .raising import error_of
 
-__all__ = ["EpochSamplerTests", "SamplerTests"]
-
 
 class _Closed(TensorStorage):
     """A storage of which no rows can be read."""

@@ -15,8 +15,6 @@ from .datasets import ODD_LEAVES, DatasetPlan, write_plan
 from .raising import error_of
 from .walks import write_walks
 
-__all__ = ["SinkTests"]
-
 ROWS = (0, 2, 3)
 """The chosen episodes, which do not all follow one another."""
 

@@ -30,8 +30,6 @@ from .slices import (
     tensordict_of,
 )
 
-__all__ = ["CONTENTS", "SIGNAL_OPTIONS", "SITUATIONS", "SliceSamplerTests", "Twin", "cut", "situation"]
-
 SIGNAL_OPTIONS: dict[Signal, dict[str, Any]] = {
     "ids": {"traj_key": "episode"},
     "done": {"end_key": ("next", "done")},

@@ -18,23 +18,6 @@ import torch
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-__all__ = [
-    "SIGNALS",
-    "Coordinates",
-    "RingModel",
-    "Signal",
-    "Slice",
-    "SliceRule",
-    "Step",
-    "assert_drawn_as_expected",
-    "episodes",
-    "expected_marks",
-    "legal_slices",
-    "rows_of",
-    "step_lists",
-    "tensordict_of",
-]
-
 Signal: TypeAlias = Literal["ids", "done", "either"]
 """What separates episodes: trajectory ids, the done flag, or one of several flags."""
 

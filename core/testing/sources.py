@@ -10,8 +10,6 @@ from ..errors import DatasetNotFoundError, NetworkError
 from ..format import RemoteDataset, Source, fs, is_inside
 from .raising import error_of
 
-__all__ = ["SourceTests"]
-
 
 class SourceTests(ABC):
     """The contract of `Source`, on a remote with one dataset or more, for instance on a loopback server."""

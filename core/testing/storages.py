@@ -23,8 +23,6 @@ from ..storages import Storage
 from .raising import error_of
 from .rows import LANES, MarkRecorder, episode_steps, overwrite, same, sample_rows, spoiled
 
-__all__ = ["StorageFillTests", "StorageTests", "same", "sample_rows", "writable"]
-
 ROWS = 10
 
 

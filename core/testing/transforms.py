@@ -11,8 +11,6 @@ from tensordict import TensorDictBase
 
 from ..transforms import Transform
 
-__all__ = ["TransformTests"]
-
 
 class TransformTests(ABC):
     """The contract of `Transform`, on one batch."""

@@ -11,8 +11,6 @@ import numpy as np
 from ..format import Array, DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
 from ..ted import ACTION, REWARD, Field, Key, Timing, ted_fields
 
-__all__ = ["WALK_FIELDS", "Ending", "walk_pieces", "write_walks"]
-
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
 
 OBSERVATION = ("observation",)

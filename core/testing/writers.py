@@ -39,8 +39,6 @@ from .rows import (
     widened,
 )
 
-__all__ = ["CountingRecorder", "RingTests", "WriterTests"]
-
 
 class CountingRecorder:
     """Records the elements that a storage reports, with the cursor and count of the writer at that time."""

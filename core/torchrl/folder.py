@@ -39,8 +39,6 @@ from ..ted import (
 )
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
-__all__ = ["LENGTH", "FolderLeaves", "FolderSink", "TorchrlSink"]
-
 LENGTH = "storage_metadata.json"
 _TABLE = ".shape.memmap"
 

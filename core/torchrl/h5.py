@@ -26,8 +26,6 @@ from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlK
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["H5_LENGTH", "GroupSink", "H5Leaves", "looks_like_torchrl"]
-
 TRAJECTORY = "traj"
 H5_LENGTH = "_len"
 _MAGIC = b"\x89HDF\r\n\x1a\n"

@@ -33,8 +33,6 @@ from ..ted import (
     key_name,
 )
 
-__all__ = ["STORAGE_SHAPE", "Counts", "StoredLeaves", "TorchrlHeader", "TorchrlKeys"]
-
 STORAGE_SHAPE = "_storage_shape"
 """The entry by which such a checkpoint is recognised: its name is the same in every version and cannot be chosen."""
 

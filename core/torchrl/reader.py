@@ -38,8 +38,6 @@ from .folder import FolderLeaves
 from .h5 import H5Leaves, looks_like_torchrl
 from .layout import STORAGE_SHAPE, StoredLeaves, TorchrlKeys
 
-__all__ = ["BUFFER", "STORAGE_FOLDER", "TorchrlReader", "find_torchrl", "stat_fingerprint", "torchrl_form"]
-
 BUFFER = "buffer_metadata.json"
 """The file by which the folder of a buffer is known; its rows are in `STORAGE_FOLDER`."""
 STORAGE_FOLDER = "storage"

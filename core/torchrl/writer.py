@@ -27,8 +27,6 @@ from .folder import FolderSink, TorchrlSink
 from .h5 import H5_LENGTH, GroupSink
 from .layout import Counts, TorchrlHeader, TorchrlKeys
 
-__all__ = ["OWN_FORM", "TorchrlPlan", "state_parts", "step_ends", "write_leaves", "write_torchrl"]
-
 OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
 
 _DIMENSIONS = 2

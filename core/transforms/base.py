@@ -11,9 +11,6 @@ from torch import nn
 from ..contract import FinalMethodError, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
 
-__all__ = ["CallableTransform", "Compose", "InvertTransform", "Transform", "as_transform"]
-
-
 _NEVER_CALLED = {
     "_call": "forward(data)",
     "_inv_call": "inv(data)",

@@ -13,20 +13,6 @@ from ..contract import own_attributes, refuse_overrides
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
 
-__all__ = [
-    "Key",
-    "KeyedTransform",
-    "Path",
-    "as_key",
-    "as_keys",
-    "in_double",
-    "in_next",
-    "require_count",
-    "require_discount",
-    "require_tensordict",
-    "under_next",
-]
-
 Key: TypeAlias = str | tuple[str, ...]
 Path: TypeAlias = tuple[str, ...]
 

@@ -26,8 +26,6 @@ from .base import Transform
 from .keyed import in_double, require_discount
 from .returns import discounted, per_step_like
 
-__all__ = ["MultiStep", "MultiStepTransform"]
-
 WINDOW = "multi_step"
 """Where the flags of the steps at which windows end are kept."""
 

@@ -12,8 +12,6 @@ from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, st
 from .base import Transform
 from .keyed import NEXT, as_key, in_double, require_discount, require_tensordict
 
-__all__ = ["DensifyReward", "ReturnToGo", "discounted", "per_step_like"]
-
 _ORIGINAL = "original_"
 _TINY = torch.finfo(torch.float32).tiny
 

@@ -10,8 +10,6 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
 from .keyed import Key, Path, as_keys, in_next, require_tensordict, under_next
 
-__all__ = ["CatTensors", "ExcludeTransform", "RenameTransform", "SelectTransform"]
-
 _REWARDS: tuple[Path, ...] = (("reward",),)
 _DONES: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 

@@ -13,8 +13,6 @@ from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
 from .base import Transform
 from .keyed import KeyedTransform, Path, as_keys, in_double, in_next, require_count, require_tensordict, under_next
 
-__all__ = ["DecodeText", "Normalize", "Resize", "ToTensorImage"]
-
 _PIXELS = ("pixels",)
 _CHANNELS = frozenset({1, 3, 4})
 _MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")

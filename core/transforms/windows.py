@@ -12,8 +12,6 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import Transform
 from .keyed import NEXT, KeyedTransform, Path, as_key, as_keys, require_count, require_tensordict
 
-__all__ = ["FrameStack", "NextStateReconstructor", "RandomCropTensorDict"]
-
 Padding = Literal["same", "constant"]
 
 

@@ -18,20 +18,6 @@ from .cache_entries import CacheEntry, cache_entries, chosen_entries
 from .listing import existing_root
 from .results import Result, seconds_since
 
-__all__ = [
-    "CacheEntry",
-    "CacheLsResult",
-    "CacheProblem",
-    "CachePruneResult",
-    "CacheRemoval",
-    "CacheRmResult",
-    "CacheVerifyResult",
-    "ls",
-    "prune",
-    "rm",
-    "verify",
-]
-
 PathLike: TypeAlias = str | os.PathLike[str]
 _DATASETS = frozenset({"dataset", "checkpoint"})
 _ORIGINALS = frozenset({"original", "partial"})

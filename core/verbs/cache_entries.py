@@ -16,8 +16,6 @@ from ..format import Manifest, fs, last_use, leftovers, lock_folder, stored_data
 from ..remote import Originals, stored_originals
 from .listing import fits, stored_name
 
-__all__ = ["CacheEntry", "What", "cache_entries", "chosen_entries"]
-
 What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing"]
 
 _ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")

@@ -34,9 +34,6 @@ from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 from .results import Result, seconds_since
 from .saved_steps import has_steps, open_saved
 
-__all__ = ["CheckResult", "check"]
-
-
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
     "finding names"

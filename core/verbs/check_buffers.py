@@ -17,8 +17,6 @@ from ..opening import open_steps
 from ..ted.checks import Finding
 from ..torchrl import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
-__all__ = ["BUFFER_RULES", "NO_DIGESTS", "buffer_findings"]
-
 BUFFER_RULES = {"BUF001": "buffer digests", "BUF002": "buffer counts", "BUF003": "buffer sampler"}
 NO_DIGESTS = (
     "there are no digests of these files, as TorchRL and tensordict write none: whether their bytes are those that "

@@ -44,9 +44,6 @@ from .layouts import Rewriting, require_layout
 from .results import Published, Result, published_entries, seconds_since
 from .saved_steps import open_saved, verified_steps
 
-__all__ = ["CheckpointLoadResult", "CheckpointSaveResult", "CheckpointVerifyResult", "load", "save", "verify"]
-
-
 PathLike: TypeAlias = str | os.PathLike[str]
 Library: TypeAlias = Literal["torchrl"]
 _H5_NAME = "checkpoint.h5"

@@ -17,8 +17,6 @@ from .results import Published
 from .saved_steps import is_of_buffer
 from .source_conversion import SourceConversion, facts_of
 
-__all__ = ["ConvertResult", "convert"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertResult(Published):

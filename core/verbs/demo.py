@@ -21,8 +21,6 @@ from ..format import fs
 from ..progress import Progress, Silent
 from .results import Result
 
-__all__ = ["RECORDINGS", "DemoDataset", "DemoResult", "Recording", "demo", "minari_folder", "record_all"]
-
 Observation: TypeAlias = np.ndarray[Any, Any]
 Policy: TypeAlias = Callable[[Observation, np.random.Generator], Any]
 

@@ -32,8 +32,6 @@ from .remote_download import Fetch, RemoteDownload
 from .results import Published
 from .source_conversion import SourceConversion, facts_of
 
-__all__ = ["DownloadResult", "download"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadResult(Published):

@@ -34,8 +34,6 @@ from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since
 from .saved_steps import has_steps
 
-__all__ = ["ExportResult", "export"]
-
 _SMALL_FILES = 64 << 10
 
 

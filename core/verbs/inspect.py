@@ -35,8 +35,6 @@ from ..ted import NEXT, BoundaryCounts, EndReason, Field, Final, Key, as_numbers
 from .results import Result
 from .saved_steps import has_steps
 
-__all__ = ["EpisodeView", "FieldView", "InspectResult", "RowView", "Spread", "inspect", "source_view", "steps_view"]
-
 _MOST_NUMBERS = 64
 
 

@@ -35,15 +35,6 @@ from ..ted import Field, row_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since
 from .saved_steps import open_saved, verified_steps
 
-__all__ = [
-    "Rewriting",
-    "final_step_arguments",
-    "layout_arguments",
-    "refuse_other_compression",
-    "require_layout",
-    "rows_bytes",
-]
-
 _SMALL_FILES = 64 << 10
 _REWRITING = ("convert", "checkpoint load")
 

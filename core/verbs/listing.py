@@ -14,18 +14,6 @@ from ..progress import Progress, Silent
 from ..remote import CatalogueFile, catalogue_age
 from .results import Result
 
-__all__ = [
-    "ListResult",
-    "RemoteEntry",
-    "RemoteListResult",
-    "StoredDataset",
-    "existing_root",
-    "fits",
-    "list_datasets",
-    "list_remote",
-    "stored_name",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDataset:

@@ -31,8 +31,6 @@ from ..ted import row_bytes
 from .results import Published, Result, published_entries
 from .saved_steps import has_steps
 
-__all__ = ["PipelineResult", "PreprocessResult", "preprocess", "show_pipeline"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessResult(Published):

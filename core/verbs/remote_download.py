@@ -42,8 +42,6 @@ from .source_conversion import (
     versions_of,
 )
 
-__all__ = ["Fetch", "RemoteDownload"]
-
 _PARTLY = "fields and the widths of texts are those of the chosen episodes: the files of the others were not fetched"
 _NUMBERS_UNKNOWN = (
     "the remote gives the count of its episodes and not their numbers: which of them --episodes takes is known once "

@@ -22,8 +22,6 @@ from ..format import (
 from ..progress import Progress, Silent
 from .results import Result, seconds_since
 
-__all__ = ["RepairResult", "repair"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult(Result):

@@ -16,16 +16,6 @@ from typing import Any, ClassVar
 from ..errors import CorruptDataError, RbtoolError, UsageError
 from ..format import ListedFiles, Manifest, Request, has_manifest, plain
 
-__all__ = [
-    "Published",
-    "Result",
-    "existing_result",
-    "occupied_error",
-    "published_entries",
-    "seconds_since",
-    "to_document",
-]
-
 
 class Result:
     """Base of every verb's result."""

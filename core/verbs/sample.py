@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from ..buffers import TensorDictReplayBuffer
     from ..storages import Storage
 
-__all__ = [
-    "SECONDS",
-    "SampleResult",
-    "SampleTiming",
-    "SampledField",
-    "SampledSlice",
-    "checked_seconds",
-    "sample",
-    "sampled_fields",
-    "sampled_slices",
-    "timed",
-]
-
 SECONDS = 2.0
 _WARM_UP = 0.1
 _LEAST = 10

@@ -16,8 +16,6 @@ from ..ted import Field, as_numbers, unknown_field
 if TYPE_CHECKING:
     from ..samplers import Sampler
 
-__all__ = ["ALPHA", "BETA", "SAMPLERS", "SamplerOptions", "initial_priorities", "make_sampler", "priority_field"]
-
 _DEFAULT_BATCH = 256
 ALPHA, BETA = 0.6, 0.4
 """Exponents of the priorities and of the weights, as in Schaul et al. (2015), proportional variant."""

@@ -25,8 +25,6 @@ from ..format import (
 from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
 from ..torchrl import BUFFER, STORAGE_FOLDER, find_torchrl
 
-__all__ = ["has_steps", "is_of_buffer", "open_saved", "verified_steps"]
-
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 

@@ -47,17 +47,6 @@ from ..ted import Field, ted_fields
 from .layouts import refuse_other_compression, require_layout, rows_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since
 
-__all__ = [
-    "SourceConversion",
-    "compared_with",
-    "facts_of",
-    "fetched_checksums",
-    "require_unchanged",
-    "unverified_note",
-    "unverified_versions",
-    "versions_of",
-]
-
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
 _SMALL_FILES = 64 << 10  # what metadata and block sizes take, roughly

@@ -19,8 +19,6 @@ from ..ted import Field, key_name, unknown_field
 from .results import Result, seconds_since
 from .saved_steps import has_steps
 
-__all__ = ["FRACTIONS", "StatsResult", "stats"]
-
 FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 """The default quantiles."""
 

@@ -18,8 +18,6 @@ from ..storages import Storage
 from .batches import as_batch, batch_length, capacity_rows, chosen_rows
 from .state import Counting, counts_in, read_state, rows_in, write_state
 
-__all__ = ["ImmutableDatasetWriter", "Writer"]
-
 _FINAL = {
     "empty": "reset()",
     "sync_cursor": "keeps_order",

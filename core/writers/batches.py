@@ -16,17 +16,6 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from ..errors import SchemaError
 from ..storages import Storage
 
-__all__ = [
-    "INDEX",
-    "EmptyBatchError",
-    "Labels",
-    "NotABatchError",
-    "as_batch",
-    "batch_length",
-    "capacity_rows",
-    "chosen_rows",
-]
-
 
 class EmptyBatchError(SchemaError, IndexError):
     """A batch without elements was to be written."""

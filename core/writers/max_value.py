@@ -20,8 +20,6 @@ from .base import Writer
 from .batches import Labels
 from .state import counts_of, read_array, read_metadata, write_folder
 
-__all__ = ["Number", "Offer", "Ranking", "TensorDictMaxValueWriter"]
-
 Number: TypeAlias = int | float
 
 

@@ -16,8 +16,6 @@ from .base import Writer
 from .batches import Labels, batch_length, capacity_rows
 from .state import counts_of, read_array, read_metadata, rows_in, write_folder
 
-__all__ = ["RoundRobinWriter", "TensorDictRoundRobinWriter"]
-
 _GENERATIONS = "generation.memmap"
 
 

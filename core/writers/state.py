@@ -17,18 +17,6 @@ from ..state_folder import read_values, write_values
 from ..storages import Counter, Storage
 from ..storages.write_log import Generations
 
-__all__ = [
-    "Counting",
-    "counts_in",
-    "counts_of",
-    "read_array",
-    "read_metadata",
-    "read_state",
-    "rows_in",
-    "write_folder",
-    "write_state",
-]
-
 
 class Counting:
     """The storage of a writer, its cursor and its counts, also under the names of TorchRL's writers."""

@@ -21,8 +21,6 @@ from ..ted.tree import merge_ranges, range_of, record_file
 from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
-__all__ = ["PackedBuilder", "PackedFiles", "PackedRowBuilder", "row_builder", "write_dataset"]
-
 
 class PackedFiles:
     """Appends records to a folder; with `explicit` to the set that holds next rows, which has no values of steps."""

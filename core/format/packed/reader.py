@@ -23,8 +23,6 @@ from ..ted.tree import MappedLeaf, leaf_path, tree_documents
 from .row_files import pread_bytes, read_chunks
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
-__all__ = ["CutPackedReader", "PackedReader", "ted_digest"]
-
 
 def ted_digest(reader: StepReader) -> str:
     """Return the content digest of the dataset in layout `ted` that has these rows, episodes and text.

@@ -21,19 +21,6 @@ from ..contracts import Array
 from ..digest import FileRecord, Hasher, bytes_of
 from ..open_files import pread_into
 
-__all__ = [
-    "CODECS",
-    "AppendedFile",
-    "ChunkedRows",
-    "RowCodec",
-    "RowStore",
-    "WholeRows",
-    "named_codecs",
-    "parse_codecs",
-    "pread_bytes",
-    "read_chunks",
-]
-
 CODECS = ("zstd", "lz4")
 _FORM = re.compile(r"(?P<name>[a-z0-9]+)(?::(?P<level>-?\d+))?")
 _LEVELS = range(1, 23)

@@ -22,8 +22,6 @@ from ..episodes import EpisodeTable
 from ..ted.tree import leaf_path, require_own_files
 from .row_files import RowCodec
 
-__all__ = ["EXPLICIT", "RECORDS", "SCHEMA", "Fetch", "PackedField", "PackedSchema", "RecordNumbers", "SchemaDocument"]
-
 Fetch: TypeAlias = Callable[[int, int, bool], Array]
 """Reads a field of consecutive records; of those of explicit next rows where the last argument states so."""
 

@@ -28,26 +28,6 @@ from ..manifest import HIDDEN, MANIFEST
 from ..open_files import OpenFiles
 from ..packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument
 
-__all__ = [
-    "COMMITS",
-    "COMMITS_COPY",
-    "RECORDING",
-    "Commit",
-    "CommitLog",
-    "CommitsFound",
-    "RecordedFields",
-    "commits_in",
-    "episode_digest",
-    "fields_bytes",
-    "file_widths",
-    "is_as_recorded",
-    "log_bytes",
-    "read_commits",
-    "read_fields",
-    "schema_mark",
-    "unfinished_recording",
-]
-
 COMMITS = f"{HIDDEN}/commits.bin"
 COMMITS_COPY = f"{HIDDEN}/commits_copy.bin"
 _CHUNK = 1 << 20

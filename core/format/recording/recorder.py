@@ -26,12 +26,6 @@ from ..ted.builder import Origin, provenance_step, write_manifest
 from ..ted.tree import record_file
 from .log import COMMITS, COMMITS_COPY, RECORDING, Commit, CommitLog, episode_digest, fields_bytes
 
-__all__ = [
-    "PackedRecorder",
-    "recording_table",
-    "seal",
-]
-
 
 class PackedRecorder:
     """Appends whole episodes to a new folder. Each is safe when `add_episode` returns: a crash loses none of them.

@@ -34,8 +34,6 @@ from .log import (
 )
 from .recorder import seal
 
-__all__ = ["RecordingState", "examine_recording", "repair_recording", "require_restorable", "unlisted_episodes"]
-
 _CHUNK = 1 << 20
 _FLAGS = frozenset({NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED})
 

@@ -36,19 +36,6 @@ from ..manifest import (
 from ..open_files import MappedWindow, pread_rows
 from .tree import MappedLeaf, TreeWriter, leaf_path, merge_ranges, record_file, require_own_files, write_tree_meta
 
-__all__ = [
-    "DatasetBuilder",
-    "Origin",
-    "PositionedTree",
-    "RowBuilder",
-    "RowFiles",
-    "created_by",
-    "env_metadata_bytes",
-    "provenance_step",
-    "write_documents",
-    "write_manifest",
-]
-
 _CHUNK = 4 << 20
 
 

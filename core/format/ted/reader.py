@@ -35,8 +35,6 @@ from ..staging import mend
 from .builder import created_by
 from .tree import MappedLeaf, batch_of, leaf_path, read_tree
 
-__all__ = ["FolderReader", "PlainReader", "TedReader"]
-
 
 class FolderReader(StepReader):
     """What all layouts that are folders share: manifest, episode table, text, documents, digests.

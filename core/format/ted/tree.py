@@ -21,23 +21,6 @@ from .. import fs
 from ..digest import FileRecord, Hasher, read_regular
 from ..documents import Count, decode, is_sound_array, parse_json
 
-__all__ = [
-    "FieldRange",
-    "LeafWriter",
-    "MappedLeaf",
-    "TreeFiles",
-    "TreeWriter",
-    "batch_of",
-    "leaf_path",
-    "merge_ranges",
-    "parse_node",
-    "range_of",
-    "read_tree",
-    "require_own_files",
-    "tree_documents",
-    "write_tree_meta",
-]
-
 FieldRange: TypeAlias = tuple[int | float, int | float] | None
 _DEPTH = 50
 _NODE = "<class 'tensordict._td.TensorDict'>"

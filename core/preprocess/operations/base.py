@@ -19,21 +19,6 @@ from ..block import marked
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
 
-__all__ = [
-    "BoundOperation",
-    "Columns",
-    "Derivation",
-    "Discount",
-    "EpisodeChoice",
-    "FieldChanges",
-    "Operation",
-    "RowOperation",
-    "names_of",
-    "number_of",
-    "pairs_of",
-    "texts_of",
-]
-
 Columns: TypeAlias = Mapping[Key, LazyColumn | Array]
 
 _FINAL = {

@@ -23,8 +23,6 @@ import numpy as np
 
 from ...errors import UsageError, did_you_mean
 
-__all__ = ["Condition", "Name", "parse_condition"]
-
 Values: TypeAlias = np.ndarray[Any, Any]
 
 _TOKEN = re.compile(

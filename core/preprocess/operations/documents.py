@@ -18,18 +18,6 @@ from .filters import Episodes
 from .normalize import Constants, NormalizeFields
 from .program import OPERATIONS, Program, find_operation
 
-__all__ = [
-    "different_past",
-    "filters_left_out",
-    "given_operations",
-    "operation_of",
-    "pipeline_program",
-    "pipeline_text",
-    "program_of",
-    "program_of_documents",
-    "replayed_program",
-]
-
 Made = TypeVar("Made")
 
 _TABLE = "operation"

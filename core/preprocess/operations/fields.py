@@ -9,8 +9,6 @@ from typing import Self
 from ...errors import UsageError
 from ...ted import EPISODE, FLAGS, NEXT, SINGLETONS, Field, Key, key_name, safe_part, unknown_field
 
-__all__ = ["KEPT", "LENGTH", "Fields", "in_next", "new_key"]
-
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)
 """What no operation removes, renames or gives another type: where episodes end."""
 

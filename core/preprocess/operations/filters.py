@@ -17,8 +17,6 @@ from .conditions import Condition, Name, parse_condition
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
 
-__all__ = ["TABLE_NAMES", "Episodes", "Filter", "Where"]
-
 _KNOWN = {name: dtype == "bool" for name, dtype in COLUMNS.items() if name not in {"explicit_start", "start"}}
 _KNOWN["done"] = True
 

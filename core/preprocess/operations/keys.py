@@ -12,8 +12,6 @@ from .base import BoundOperation, Derivation, Discount, FieldChanges, Operation,
 from .fields import KEPT, LENGTH, Fields, in_next, new_key
 from .lazy import LazyColumn, promoted
 
-__all__ = ["Cat", "Exclude", "Flatten", "Rename", "Select"]
-
 _STAY = (*KEPT, NEXT_REWARD, EPISODE)
 
 

@@ -14,8 +14,6 @@ from ...ted import Key, as_numbers, is_floating, numpy_dtype
 from ..block import Block, BlockColumn, Pieces
 from ..failures import ResultRefused
 
-__all__ = ["LazyBatch", "LazyColumn", "cast_into", "promoted"]
-
 _EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
 """Whole numbers up to 2 to this power are all exact in the type."""
 

@@ -18,8 +18,6 @@ from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
 from .values import original_of, require_discount, reward_keys, reward_type
 
-__all__ = ["AddMcReturn", "AddReturnToGo", "NStep"]
-
 
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
     """The flags under `next` that there are."""

@@ -17,8 +17,6 @@ from .base import Derivation, Discount, FieldChanges, Operation, RowOperation, n
 from .fields import Fields, in_next
 from .lazy import LazyBatch, LazyColumn
 
-__all__ = ["METHODS", "BoundNormalize", "Constants", "Measured", "NormalizeFields"]
-
 METHODS = ("mean-std", "min-max", "quantile")
 _QUANTILES = (0.01, 0.99)
 _WIDEST = 1024

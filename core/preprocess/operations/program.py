@@ -24,8 +24,6 @@ from .filters import Episodes
 from .lazy import LazyBatch
 from .normalize import BoundNormalize, Measured, NormalizeFields
 
-__all__ = ["OPERATIONS", "BoundProgram", "Program", "ProgramProcessor", "find_operation"]
-
 
 def _built_in(target: str) -> type[Operation]:
     module, _, name = target.partition(":")

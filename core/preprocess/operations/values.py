@@ -17,16 +17,6 @@ from .base import BoundOperation, Discount, FieldChanges, Operation, RowOperatio
 from .fields import KEPT, Fields
 from .lazy import LazyColumn
 
-__all__ = [
-    "Cast",
-    "ClipReward",
-    "ResizeImages",
-    "original_of",
-    "require_discount",
-    "reward_keys",
-    "reward_type",
-]
-
 
 @dataclass(frozen=True)
 class Cast(RowOperation):

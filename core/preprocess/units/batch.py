@@ -13,8 +13,6 @@ from ..failures import ResultRefused, counted
 from ..processor import LoadedProcessor
 from .user_function import ColumnBuffer, UserFunction, chunk_of, mixed_seed, seed_generators, table_of
 
-__all__ = ["EpisodeUnit", "StepUnit"]
-
 
 class StepUnit(LoadedProcessor):
     """Unit `step`: K rows in, any number of rows out. Generators are seeded by the number of the first row."""

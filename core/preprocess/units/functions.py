@@ -29,17 +29,6 @@ from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor, Unit
 from .modules import imported_modules, only_from
 
-__all__ = [
-    "ChunkFunction",
-    "FileFunction",
-    "FunctionProcessor",
-    "GivenFunction",
-    "ModuleFunction",
-    "PickledFunction",
-    "find_function",
-    "fingerprint_of",
-]
-
 Loaded: TypeAlias = Callable[[Any], Any]
 
 _IN_PROCESS = "say num_workers=0 to run it in this process, or put it into a file and name it FILE.py:NAME"

@@ -25,8 +25,6 @@ from types import ModuleType
 
 from ...format import read_regular
 
-__all__ = ["FreshModules", "imported_modules", "only_from"]
-
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),

@@ -28,8 +28,6 @@ from .user_function import (
     tensor_of_column,
 )
 
-__all__ = ["RowResults", "RowUnit"]
-
 _NO_BATCH = torch.Size([])
 
 

@@ -19,22 +19,6 @@ from ...ted import DTYPES, Key, key_name, numpy_dtype
 from ..block import BlockColumn
 from ..failures import FunctionFailed, ResultRefused, counted
 
-__all__ = [
-    "ColumnBuffer",
-    "Layout",
-    "RandomState",
-    "UserFunction",
-    "chunk_of",
-    "columns_of",
-    "mixed_seed",
-    "preserved_generators",
-    "require_layout",
-    "row_of",
-    "seed_generators",
-    "table_of",
-    "tensor_of_column",
-]
-
 _MASK = 2**64 - 1
 
 

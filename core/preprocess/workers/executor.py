@@ -32,8 +32,6 @@ from ..step_selection import StepSelection, result_return_field
 from ..units.modules import FreshModules
 from ..workspace import part_path, placed_folder, rows_digest, write_part
 
-__all__ = ["Executor", "InProcessExecutor", "Limits", "TaskRunner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

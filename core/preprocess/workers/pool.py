@@ -21,8 +21,6 @@ from .processes import STOP_SECONDS, ForkServerStarter, ForkStarter, ProcessStar
 from .scheduler import Scheduler, WorkerHandle
 from .worker import START, CallServer, pickled
 
-__all__ = ["START_METHODS", "RayExecutor", "StartMethod", "WorkerPool", "default_start_method", "starter_of"]
-
 StartMethod: TypeAlias = Literal["fork", "forkserver", "spawn"]
 
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)

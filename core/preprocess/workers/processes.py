@@ -20,8 +20,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from ..processor import Job
 from .worker import NEW_WORKER, NUMBER, START, fork, import_runner, kill_group, reaped, serve
 
-__all__ = ["STOP_SECONDS", "ForkServerStarter", "ForkStarter", "ProcessStarter", "SpawnStarter", "WorkerProcess"]
-
 STOP_SECONDS = 5.0
 """Time limit for what should happen at once."""
 

@@ -15,8 +15,6 @@ from ..processor import Task
 from .executor import Executor, Limits
 from .worker import Answer
 
-__all__ = ["Scheduler", "WorkerHandle"]
-
 _QUEUED = 2
 """Requests assigned to a worker: the one that it runs, and one that it can start before its answer is read."""
 

@@ -25,22 +25,6 @@ from ..failures import FunctionFailed, ResultRefused, WorkerFailed, error_text
 from ..processor import Job
 from ..units.modules import FreshModules
 
-__all__ = [
-    "NEW_WORKER",
-    "NUMBER",
-    "START",
-    "Answer",
-    "CallServer",
-    "fork",
-    "import_runner",
-    "kill_group",
-    "main",
-    "pickled",
-    "reaped",
-    "serve",
-    "serve_forks",
-]
-
 Answer: TypeAlias = tuple[bool, Any]
 """Whether the call succeeded, and its result or else its exception."""
 

@@ -28,18 +28,6 @@ from ..schema import (
 )
 from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
 
-__all__ = [
-    "AcrossRule",
-    "AllZeroRule",
-    "ContinuityRule",
-    "DoneRule",
-    "MidEpisodeFlagRule",
-    "NotFiniteRule",
-    "SchemaRule",
-    "SingletonRule",
-    "ZeroVarianceRule",
-]
-
 
 class SchemaRule(Rule):
     """Reward and the three flags lie under `next`, flags are bool, there is an action and an observation."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..schema import Field, Key
 
-__all__ = ["Finding", "Rows", "Rule", "Severity", "Tally", "ends_text", "steps_text"]
-
 Severity: TypeAlias = Literal["error", "warning"]
 
 
