@@ -29,7 +29,7 @@ from checkpoint_forms import copy
 from storages import state_rows
 from tensordict import TensorDict
 
-from rbtool.core import buffers, checkpointers, storages
+import rbtool
 from rbtool.core.format import fs
 
 try:
@@ -103,7 +103,7 @@ def jobs(work: Path, steps: int, length: int) -> Iterator[Job]:
         for form in FORMS:
             make = partial(buffer_of, kind=kind, form=form, steps=steps)
             here, there = work / f"{form}-ours", work / f"{form}-theirs"
-            ours = partial(make, buffers, storages, checkpointers)
+            ours = partial(make, rbtool, rbtool, rbtool)
             theirs = None if peer is None else partial(make, peer, peer, peer_checkpointers)
             sources = [None if side is None else side(rows=rows) for side in (ours, theirs)]
             filled = [None if side is None else side(rows=rows) for side in (ours, theirs)]

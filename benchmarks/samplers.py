@@ -28,7 +28,7 @@ import torch
 from storages import CHUNK, Job, peer, state_rows
 from tensordict import TensorDict
 
-from rbtool.core import buffers, storages
+import rbtool
 from rbtool.core.kernels.trees import priority_tree
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
@@ -142,8 +142,8 @@ def filled(buffer: Any, rows: int, make: Callable[[int], TensorDict] = state_row
 
 def ours(sampler: Any, rows: int, make: Callable[[int], TensorDict] = state_rows) -> Any:
     """Make a full buffer of ours."""
-    storage = storages.LazyTensorStorage(rows)
-    return filled(buffers.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
+    storage = rbtool.LazyTensorStorage(rows)
+    return filled(rbtool.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
 
 
 def trained(buffer: Any, batch: int) -> Job:
@@ -184,7 +184,7 @@ def prioritized_slices(rows: int, watch: Watch) -> Claims:
     for steps in (rows // 10, rows, rows * 10):
         plain = ours(SliceSampler(slice_len=32), steps, narrow_rows)
         sampler = PrioritizedSliceSampler(steps, ALPHA, BETA, slice_len=32)
-        prioritized = buffers.TensorDictReplayBuffer(storage=plain.storage, sampler=sampler)
+        prioritized = rbtool.TensorDictReplayBuffer(storage=plain.storage, sampler=sampler)
         jobs: dict[str, Job] = {
             "slices": lambda rb=plain: rb.sample(256),
             "prioritized slices, sample": lambda rb=prioritized: rb.sample(256),
@@ -207,7 +207,7 @@ def growth(rows: int, watch: Watch) -> Claims:
 
 def writes(rows: int, watch: Watch) -> Claims:
     """One-row writes into a full ring, with a slice sampler that knows it, and without one."""
-    bare = filled(buffers.TensorDictReplayBuffer(storage=storages.LazyTensorStorage(rows)), rows)
+    bare = filled(rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(rows)), rows)
     sliced = ours(SliceSampler(slice_len=32), rows)
     row = state_rows(1)
     for buffer in (bare, sliced):
@@ -260,7 +260,7 @@ def cpprb_buffer(data: TensorDict, rows: int) -> Any:
 
 def bare(rows: int, watch: Watch) -> Claims:
     """What a prioritized sampler does, taken apart: the tree, the weights, the update."""
-    storage = storages.TensorStorage(torch.arange(rows))
+    storage = rbtool.TensorStorage(torch.arange(rows))
     sampler = PrioritizedSampler(rows, ALPHA, BETA)
     sampler.extend(torch.arange(rows))
     sampler.update_priority(torch.arange(rows), torch.rand(rows))
@@ -301,7 +301,7 @@ def placements(rows: int, watch: Watch) -> Claims:
     jobs: dict[str, Job] = {}
     for storage_device, tree_device in (("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"), ("cuda", "cpu")):
         buffer = TensorDictPrioritizedReplayBuffer(
-            alpha=ALPHA, beta=BETA, storage=storages.LazyTensorStorage(rows, device=storage_device),
+            alpha=ALPHA, beta=BETA, storage=rbtool.LazyTensorStorage(rows, device=storage_device),
             sampler_device=tree_device, batch_size=65_536,
         )  # fmt: skip
         filled(buffer, rows)

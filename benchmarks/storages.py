@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rbtool.core import buffers, checkpointers, samplers, storages
+import rbtool
 from rbtool.core.format import fs
 
 try:
@@ -73,7 +73,7 @@ def filled(library: Any, storage: Any, sampler: Any, make: Callable[[int], Tenso
 
 def both(ours: Callable[[Any, Any, Any], Any]) -> Iterator[Any]:
     """Make the same thing of our classes and of TorchRL's."""
-    yield ours(buffers, storages, samplers)
+    yield ours(rbtool, rbtool, rbtool)
     if peer is not None:
         yield ours(peer, peer, peer_samplers)
 
@@ -137,7 +137,7 @@ def compare(name: str, jobs: list[Job], rounds: int) -> None:
 
 def threads(rows: int, rounds: int) -> None:
     """Compare two threads that read batches with one that reads as many."""
-    storage = storages.LazyTensorStorage(rows)
+    storage = rbtool.LazyTensorStorage(rows)
     chunk = state_rows(min(rows, CHUNK))
     for start in range(0, rows, len(chunk)):
         storage.set(range(start, min(rows, start + len(chunk))), chunk[: rows - start])
@@ -175,10 +175,10 @@ def copy(source: Path, target: Path) -> None:
 
 def checkpoint(rows: int, folder: Path, rounds: int) -> None:
     """Compare dumps and loads with a copy."""
-    storage = storages.LazyTensorStorage(rows)
+    storage = rbtool.LazyTensorStorage(rows)
     storage.set(range(rows), state_rows(rows))
-    storage.checkpointer = checkpointers.TensorStorageCheckpointer()
-    other = storages.LazyTensorStorage(rows)
+    storage.checkpointer = rbtool.TensorStorageCheckpointer()
+    other = rbtool.LazyTensorStorage(rows)
     other.set(0, state_rows(1)[0])
     storage.dumps(folder / "saved")
     times = []

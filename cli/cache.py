@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import Root, Yes, verb, verb_group
 from .output import Output
-from .text import Cell, Line, Styled, Table, ago, counted, folded, size
+from .text import Cell, Line, Styled, Table, ago, counted, folded
 
 if TYPE_CHECKING:
-    from ..core.verbs.cache import CacheEntry, CacheLsResult, CacheRemoval, CacheVerifyResult
+    from ..core.verbs.cache import CacheLsResult, CacheRemoval, CacheVerifyResult
+    from ..core.verbs.cache_entries import CacheEntry
 
 LS_EXAMPLES = (
     Example("rbtool cache ls", "what takes how much, and when it was last used"),

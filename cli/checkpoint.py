@@ -14,7 +14,7 @@ from .output import Output, show_published
 from .text import Cell, Styled, counted, folded
 
 if TYPE_CHECKING:
-    from ..core.encodings import Difference
+    from ..core.encodings.rows import Difference
     from ..core.verbs.checkpoint import CheckpointVerifyResult
 
 SAVE_EXAMPLES = (

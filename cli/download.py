@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.declarations import declared_sources
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import Compress, DryRun, Episodes, FinalStep, FinalStepName, Force, Layout, LayoutName, Root, verb
 from .output import Output, show_published
-from .text import counted, size
+from .text import counted
 
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult

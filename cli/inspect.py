@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output, ends, not_following, without_final
-from .text import Cell, Line, Styled, Table, counted, folded, number, size, sparkline, vector
+from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
     from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread

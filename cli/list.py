@@ -9,10 +9,11 @@ import typer
 
 from ..core.declarations import declared_sources, source_example
 from ..core.errors import UsageError
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, ago, counted, folded, size
+from .text import Cell, Line, Styled, Table, ago, counted, folded
 
 if TYPE_CHECKING:
     from ..core.verbs.listing import RemoteEntry, StoredDataset

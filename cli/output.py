@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .text import Cell, Line, Styled, clean, clean_bytes, clean_json, clean_lines, counted, folded, size
+from ..core.progress import clean
+from ..core.progress import readable_size as size
+from .text import Cell, Line, Styled, clean_bytes, clean_json, clean_lines, counted, folded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +198,7 @@ class Output:
     @staticmethod
     def _json(document: dict[str, Any]) -> str:
         """Format strict JSON; characters that stdout cannot encode, and lone surrogates, are escaped."""
-        from ..core.format import plain
+        from ..core.format.documents import plain
 
         strict = plain(document)
         text = json.dumps(strict, ensure_ascii=False, allow_nan=False, indent=1)
@@ -358,7 +360,7 @@ def without_final(boundary: Mapping[str, int]) -> str:
 
 def short_name(path: Path) -> str:
     """Return the shortest name of a dataset, quoted for the shell: `source:id`, or a path."""
-    from ..core.format import known_root
+    from ..core.format.locate import known_root
 
     root, full = known_root(), os.path.abspath(path)
     if root and os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:

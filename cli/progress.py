@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from .text import amount, clean
+from ..core.progress import clean
+from .text import amount
 
 if TYPE_CHECKING:
     from rich.console import Console

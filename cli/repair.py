@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import DryRun, verb
 from .output import Output
-from .text import counted, size
+from .text import counted
 
 EXAMPLES = (
     Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, number, size
+from .text import Cell, Line, Styled, Table, counted, folded, number
 
 if TYPE_CHECKING:
     from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming

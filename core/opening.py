@@ -20,36 +20,16 @@ from .errors import (
     FormatError,
     RbtoolError,
 )
-from .format import (
-    COMMITS,
-    HIDDEN,
-    MANIFEST,
-    Array,
-    CutPackedReader,
-    EpisodeTable,
-    FolderReader,
-    ListedFiles,
-    Manifest,
-    PackedReader,
-    PlainReader,
-    Request,
-    StepReader,
-    TedReader,
-    has_manifest,
-    is_ours,
-    mend,
-    one_generation,
-    unfinished_recording,
-)
-from .ted import (
-    EPISODE,
-    NEXT_DONE,
-    NEXT_TERMINATED,
-    NEXT_TRUNCATED,
-    EndReason,
-    Field,
-    Key,
-)
+from .format.contracts import Array, StepReader
+from .format.episodes import EpisodeTable
+from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
+from .format.open_files import ListedFiles, one_generation
+from .format.packed.reader import CutPackedReader, PackedReader
+from .format.recording.log import COMMITS, unfinished_recording
+from .format.staging import is_ours, mend
+from .format.ted.reader import FolderReader, PlainReader, TedReader
+from .ted.episodes import EndReason
+from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .torchrl.layout import TorchrlKeys
 from .torchrl.reader import TorchrlReader, find_torchrl
 

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from .errors import DatasetNotFoundError, UsageError
-from .format import OpenFiles, fs, leaf_path, load_json, read_tree
-from .ted import numpy_dtype
+from .format import fs
+from .format.documents import load_json
+from .format.open_files import OpenFiles
+from .format.ted.tree import leaf_path, read_tree
+from .ted.schema import numpy_dtype
 
 _NODE = "<class 'tensordict._td.TensorDict'>"
 _NOTHING = {

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from .errors import MissingKeyError, SchemaError
-from .ted import DEFAULT_DONE_KEYS
+from .ted.schema import DEFAULT_DONE_KEYS
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 

@@ -17,8 +17,9 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.cli.failures import EXIT_CODES
 from rbtool.core import errors
-from rbtool.core.format import FOLDER_RULES, EpisodeTableRule, Manifest
-from rbtool.core.ted.checks import DATA_RULES
+from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.ted.checks.data_rules import DATA_RULES
 from rbtool.core.verbs.check_buffers import BUFFER_RULES
 
 DOCS = ROOT / "docs"
@@ -65,7 +66,7 @@ def test_every_exit_code_and_every_error_has_its_row() -> None:
     page = (DOCS / "reference/errors.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == re.findall(r"^  (\d+) ", EXIT_CODES, re.MULTILINE)
     found = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE))
-    kinds = {name: getattr(errors, name) for name in errors.__all__ if name[0].isupper()}
+    kinds = {name: kind for name, kind in vars(errors).items() if name.endswith(("Error", "Failed")) and name[0] != "_"}
     assert found == {name: str(kind.exit_code) for name, kind in kinds.items()}
 
 

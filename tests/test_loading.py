@@ -93,6 +93,5 @@ def test_a_star_import_hides_nothing_of_pythons() -> None:
 
 def test_the_names_of_the_flags_are_those_of_torchrl() -> None:
     import rbtool
-    import rbtool.core
 
-    assert rbtool.DEFAULT_DONE_KEYS == rbtool.core.DEFAULT_DONE_KEYS == ("done", "truncated", "terminated")
+    assert rbtool.DEFAULT_DONE_KEYS == ("done", "truncated", "terminated")

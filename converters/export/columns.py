@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import CorruptDataError, SchemaError
-from ...core.format import Array, Chosen, created_by, dump_json
-from ...core.ted import Field, Key
+from ...core.format.contracts import Array
+from ...core.format.documents import dump_json
+from ...core.format.sinks import Chosen
+from ...core.format.ted.builder import created_by
+from ...core.ted.schema import Field, Key
 
 FORMAT = "rbtool export"
 """Identifies a file or folder as an export."""

@@ -21,8 +21,9 @@ import numpy as np
 from ...core.encodings.h5_open import open_h5
 from ...core.encodings.streams import LatchedFile
 from ...core.errors import RbtoolError
-from ...core.format import Sink, fs
-from ...core.ted import file_stem
+from ...core.format import fs
+from ...core.format.sinks import Sink
+from ...core.ted.schema import file_stem
 from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
 
 
@@ -60,7 +61,7 @@ class H5Exporter(Sink):
         for name, values in episode_columns(self.chosen).items():
             h5.create_dataset(f"episodes/{name}", data=values)
         if self.chosen.text is not None:
-            from ...core.format import dump_json
+            from ...core.format.documents import dump_json
 
             texts = [dump_json(row) for row in self.chosen.text]
             h5.create_dataset("episodes/text", data=texts, dtype=h5py.string_dtype())

@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 
 from ...core.encodings.streams import LatchedFile
-from ...core.format import Array, Sink, dump_json, fs, require_regular
-from ...core.ted import Field, file_stem
+from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.digest import require_regular
+from ...core.format.documents import dump_json
+from ...core.format.sinks import Sink
+from ...core.ted.schema import Field, file_stem
 from .columns import FORMAT, about, episode_columns, require_names
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes

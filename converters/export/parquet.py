@@ -22,8 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.encodings.streams import LatchedFile
-from ...core.format import Array, Sink, dump_json, fs, require_regular
-from ...core.ted import SINGLETONS, Field
+from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.digest import require_regular
+from ...core.format.documents import dump_json
+from ...core.format.sinks import Sink
+from ...core.ted.schema import SINGLETONS, Field
 from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names
 
 _STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"

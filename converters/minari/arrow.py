@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format import Array, load_json
+from ...core.format.contracts import Array
+from ...core.format.documents import load_json
 from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
 from .metadata import METADATA_FILE
 from .spaces import SpacePath

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core.errors import CorruptDataError
-from ...core.format import open_regular
+from ...core.format.digest import open_regular
 
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format import Array, Dropped
-from ...core.ted import REWARD, Field, Key, Role, Timing, key_name
+from ...core.format.contracts import Array
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import REWARD, Field, Key, Role, Timing, key_name
 from .extras import Extra, ExtraRows
 from .names import EpisodeTexts, extra_keys, free_keys, length_key, renamed
 from .store import ColumnForm, ColumnPath, StoredEpisode, column_name, encode_text

@@ -27,8 +27,13 @@ import numpy as np
 
 from ...core.encodings.streams import LatchedFile
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
-from ...core.format import Array, Chosen, Dropped, Sink, fs, parse_json
-from ...core.ted import (
+from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.documents import parse_json
+from ...core.format.manifest import Dropped
+from ...core.format.sinks import Chosen, Sink
+from ...core.ted.episodes import EndReason
+from ...core.ted.schema import (
     ACTION,
     EPISODE,
     FLAGS,
@@ -37,7 +42,6 @@ from ...core.ted import (
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     REWARD,
-    EndReason,
     Key,
     key_name,
     state_keys,

@@ -13,8 +13,8 @@ from enum import IntEnum
 import numpy as np
 
 from ...core.errors import FormatError
-from ...core.format import Dropped
-from ...core.ted import file_stem
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import file_stem
 from .store import LONGEST_ROW, ColumnForm, ColumnPath, StoredColumn, StoredEpisode, column_name, look_at_text
 
 _LONGEST_NAME = 240

@@ -17,8 +17,8 @@ from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
 from ...core.encodings.h5_open import absurd_size, members, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
-from ...core.format import Array
-from ...core.ted import dtype_name
+from ...core.format.contracts import Array
+from ...core.ted.schema import dtype_name
 from .metadata import HDF5_FILE
 from .spaces import SpacePath
 from .store import DERIVED, ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, reading

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import FormatError
-from ...core.format import load_json, parse_json, read_regular
+from ...core.format.digest import read_regular
+from ...core.format.documents import load_json, parse_json
 from .spaces import Space, parse_space
 
 METADATA_FILE = "metadata.json"

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.format import ENV_METADATA, HIDDEN, dump_json
-from ...core.ted import Key, key_name, safe_part
+from ...core.format.documents import dump_json
+from ...core.format.manifest import ENV_METADATA, HIDDEN
+from ...core.ted.schema import Key, key_name, safe_part
 from .store import DERIVED, ColumnPath, column_name
 
 _TOPS = {"observations": "observation", "actions": "action", "infos": "info"}

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.format import (
-    Piece,
-    Reader,
-    SourceFacts,
-)
-from ...core.ted import REWARD, row_bytes, ted_fields
+from ...core.format.contracts import Piece, SourceFacts
+from ...core.format.reader import Reader
+from ...core.ted.schema import REWARD, row_bytes, ted_fields
 from .columns import SourceColumns
 from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari
 from .names import seed_of

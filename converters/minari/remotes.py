@@ -16,18 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
-from ...core.format import Closing, Ids, RemoteDataset, RemoteFile, parse_json, safe_id
-from ...core.remote import (
-    Bucket,
-    BucketObject,
-    Hub,
-    HubFile,
-    HubRepository,
-    Transport,
-    ask_all,
-    hub_endpoint,
-    read_small,
-)
+from ...core.format.contracts import Closing
+from ...core.format.documents import parse_json
+from ...core.format.sources import Ids, RemoteDataset, RemoteFile, safe_id
+from ...core.remote.bucket import Bucket, BucketObject
+from ...core.remote.hub import Hub, HubFile, HubRepository, hub_endpoint
+from ...core.remote.threads import ask_all
+from ...core.remote.transport import Transport, read_small
 from .metadata import METADATA_FILE, NAMESPACE_FILE
 
 DATA_METADATA = f"data/{METADATA_FILE}"

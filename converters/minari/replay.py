@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.datasets import SourceExperienceReplay
+from ...core.datasets.experience_replay import SourceExperienceReplay
 
 
 class MinariExperienceReplay(SourceExperienceReplay):

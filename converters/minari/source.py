@@ -11,21 +11,21 @@ from functools import cached_property
 from pathlib import Path
 
 from ...core.errors import NetworkError, RbtoolError, UsageError
-from ...core.format import (
+from ...core.format.documents import written_time
+from ...core.format.episodes import EpisodeRanges, select_episodes
+from ...core.format.sources import (
     Advance,
     Catalogue,
     CatalogueEntry,
-    EpisodeRanges,
     Ids,
     LocalCache,
     Note,
     RemoteDataset,
     RemoteFile,
     Source,
-    select_episodes,
-    written_time,
 )
-from ...core.remote import ask_all, fetch_files
+from ...core.remote.fetch import fetch_files
+from ...core.remote.threads import ask_all
 from .remotes import MinariBucket, MinariOrganisation, MinariRemote, raise_if_all_failed, state_of
 
 _REMOTE = "MINARI_REMOTE"

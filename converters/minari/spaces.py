@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ...core.errors import FormatError, SchemaError
-from ...core.format import float_from_json, parse_json, plain, require_space
-from ...core.ted import Field
+from ...core.format.documents import float_from_json, parse_json, plain
+from ...core.format.manifest import require_space
+from ...core.ted.schema import Field
 
 Space: TypeAlias = dict[str, Any]
 SpacePath: TypeAlias = tuple[str | int, ...]

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
-from ...core.format import Array
+from ...core.format.contracts import Array
 from .spaces import SpacePath
 
 ColumnPath: TypeAlias = tuple[str, ...]

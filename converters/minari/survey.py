@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from ...core.errors import FormatError
-from ...core.format import normal_form
-from ...core.ted import Key, Role
+from ...core.format.episodes import normal_form
+from ...core.ted.schema import Key, Role
 from .extras import ExtraColumns
 from .metadata import MinariMetadata
 from .spaces import space_leaves

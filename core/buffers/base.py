@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
-from ..writers import Writer
+from ..writers.base import Writer
 from .checkpoint import BufferFolder, write_buffer
 from .prefetch import Draw
 from .pytrees import checked_batch_size

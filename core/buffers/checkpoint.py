@@ -25,11 +25,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..encodings import DIGESTS, require_digests, write_digests
+from ..encodings.digests import DIGESTS, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from ..format import HIDDEN, Count, OpenFiles, Staging, decode, dump_json, fs, has_manifest, load_json, mend, read_tree
+from ..format import fs
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.manifest import HIDDEN, has_manifest
+from ..format.open_files import OpenFiles
+from ..format.staging import Staging, mend
+from ..format.ted.tree import read_tree
 from ..storages.codec import dtype_named, tensor_bytes
-from ..torchrl import STORAGE_FOLDER
+from ..torchrl.reader import STORAGE_FOLDER
 from .prefetch import Draw
 
 if TYPE_CHECKING:

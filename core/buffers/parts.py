@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from ..errors import SchemaError, UsageError
-from ..samplers import RandomSampler, Sampler
-from ..storages import ListStorage, Storage
-from ..transforms import Compose, as_transform
-from ..writers import RoundRobinWriter, Writer
+from ..samplers.base import Sampler
+from ..samplers.uniform import RandomSampler
+from ..storages.base import Storage
+from ..storages.list_storage import ListStorage
+from ..transforms.base import Compose, as_transform
+from ..writers.base import Writer
+from ..writers.round_robin import RoundRobinWriter
 from .locks import Guard, SharedGuard, call_at_fork
 from .prefetch import Prefetcher
 from .pytrees import checked_batch_size, default_collate, without_arrays

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import SchemaError, UsageError
-from ..samplers import Index, Sampler
+from ..samplers.base import Index, Sampler
 from ..samplers.prioritized import PrioritizedSampler, checked_device
-from ..storages import Storage
-from ..writers import RoundRobinWriter, Writer
+from ..storages.base import Storage
+from ..writers.base import Writer
+from ..writers.round_robin import RoundRobinWriter
 from .base import ReplayBuffer
 from .parts import WrongKindError
 from .tensordict import TensorDictReplayBuffer

@@ -10,7 +10,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..storages import CompressedListStorage, LazyStackStorage, Storage
+from ..storages.base import Storage
+from ..storages.compressed import CompressedListStorage
+from ..storages.list_storage import LazyStackStorage
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from ..errors import SchemaError, UsageError
-from ..samplers import Sampler
+from ..samplers.base import Sampler
 from .parts import BufferParts, WrongKindError
 
 Number: TypeAlias = int | float

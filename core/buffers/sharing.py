@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import SchemaError, UsageError
-from ..samplers import Sampler
-from ..storages import Storage
-from ..transforms import Compose
-from ..writers import Writer
+from ..samplers.base import Sampler
+from ..storages.base import Storage
+from ..transforms.base import Compose
+from ..writers.base import Writer
 from .locks import Guard, SharedGuard, call_at_fork
 from .prefetch import Prefetcher
 

@@ -10,9 +10,10 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..storages import ListStorage
-from ..writers import TensorDictRoundRobinWriter, Writer
+from ..storages.list_storage import ListStorage
+from ..writers.base import Writer
 from ..writers.batches import INDEX
+from ..writers.round_robin import TensorDictRoundRobinWriter
 from .base import ReplayBuffer
 from .prefetch import Draw
 from .pytrees import ragged_elements

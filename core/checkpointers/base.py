@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
-from ..format import fs, open_regular
-from ..storages import Storage
+from ..format import fs
+from ..format.digest import open_regular
+from ..storages.base import Storage
 from ..storages.cursors import last_row
 from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
 from .loading import replace_rows

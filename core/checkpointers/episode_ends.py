@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..encodings import FilledStorage, differing_rows, leaf_parts, table_of_ends
+from ..encodings.layout import FilledStorage
+from ..encodings.rows import differing_rows, leaf_parts, table_of_ends
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..format import Array, EpisodeTable, StepReader
-from ..ted import (
+from ..format.contracts import Array, StepReader
+from ..format.episodes import EpisodeTable
+from ..ted.schema import (
     FLAGS,
     NEXT,
     SINGLETONS,

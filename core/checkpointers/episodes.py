@@ -7,15 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..encodings import CompactForm, CompactLayout, Compression, FlatReader, H5Reader, require_digests, save_compact
+from ..encodings.digests import require_digests
+from ..encodings.flat import FlatReader
+from ..encodings.h5_layout import Compression
+from ..encodings.h5_reader import H5Reader
+from ..encodings.layout import CompactForm, CompactLayout
+from ..encodings.save import save_compact
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
-from ..format import fs, is_inside, mend, provenance_step
+from ..format import fs
+from ..format.manifest import is_inside
+from ..format.staging import mend
+from ..format.ted.builder import provenance_step
 from ..progress import Silent
-from ..storages import LazyTensorStorage, PackedRecording, Storage, TensorStorage, register_checkpointer
+from ..storages.base import Storage, register_checkpointer
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.packed_recording import PackedRecording
 from ..storages.pytree import tree_spec_of
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree
-from ..ted import NEXT, key_name
-from ..torchrl import OWN_FORM, TorchrlKeys, TorchrlReader, torchrl_form, write_torchrl
+from ..ted.schema import NEXT, key_name
+from ..torchrl.layout import TorchrlKeys
+from ..torchrl.reader import TorchrlReader, torchrl_form
+from ..torchrl.writer import OWN_FORM, write_torchrl
 from .base import StorageCheckpointerBase
 from .episode_ends import KeyLike, keys_of, require_keys
 from .folders import CheckpointStaging, article, open_folder, require_writer

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..encodings import leaf_parts
+from ..encodings.rows import leaf_parts
 from ..errors import CorruptDataError, SchemaError
-from ..format import Array
-from ..storages import TensorStorage
+from ..format.contracts import Array
 from ..storages.codec import dtype_named
-from ..ted import NEXT, Field, Key, key_name
-from ..torchrl import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink, state_parts, step_ends, write_leaves
+from ..storages.tensor import TensorStorage
+from ..ted.schema import NEXT, Field, Key, key_name
+from ..torchrl.folder import TorchrlSink
+from ..torchrl.layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from ..torchrl.writer import state_parts, step_ends, write_leaves
 from .storage_rows import StorageRows
 
 ROWS = "ragged_rows"

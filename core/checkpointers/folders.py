@@ -9,28 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..encodings import STORAGE, noted_files, require_digests, write_digests
+from ..encodings.digests import noted_files, require_digests, write_digests
+from ..encodings.layout import STORAGE
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..format import (
-    EPISODES,
-    HIDDEN,
-    Count,
-    Manifest,
-    Staging,
-    decode,
-    dump_json,
-    fs,
-    has_manifest,
-    is_ours,
-    load_json,
-    mend,
-)
+from ..format import fs
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.episodes import EPISODES
+from ..format.manifest import HIDDEN, Manifest, has_manifest
+from ..format.staging import Staging, is_ours, mend
 from ..opening import open_steps
-from ..storages import ListStorage, Storage
+from ..storages.base import Storage
 from ..storages.cursors import last_row
+from ..storages.list_storage import ListStorage
 from ..storages.pytree import tree_spec_of
-from ..ted import key_name
-from ..torchrl import torchrl_form
+from ..ted.schema import key_name
+from ..torchrl.reader import torchrl_form
 
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"

@@ -11,8 +11,9 @@ import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
-from ..ted import DEFAULT_DONE_KEYS, NEXT, Key, key_name
-from ..torchrl import STORAGE_SHAPE, FolderSink, TorchrlHeader, TorchrlKeys
+from ..ted.schema import DEFAULT_DONE_KEYS, NEXT, Key, key_name
+from ..torchrl.folder import FolderSink
+from ..torchrl.layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
 from .episode_ends import KeyLike
 from .flat_layout import AT_ROOT, FlatPlan, MemorySink, dense_rows, ragged_tensor
 

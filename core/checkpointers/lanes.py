@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..format import Array
+from ..format.contracts import Array
 from ..storages.columns import plain_column
-from ..ted import Field
+from ..ted.schema import Field
 
 _KNOWN_TO_NUMPY = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ..format import Hasher, fs, load_json, open_regular, read_regular
+from ..format import fs
+from ..format.digest import Hasher, open_regular, read_regular
+from ..format.documents import load_json
 from ..format.ted.tree import require_own_files
-from ..storages import CompressedListStorage, ListStorage, Storage, register_checkpointer
+from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
-from ..storages.compressed import CompressedTensor
+from ..storages.compressed import CompressedListStorage, CompressedTensor
 from ..storages.item_documents import document_of, read_dtype, read_shape, tree_from
 from ..storages.items import ObjectNode, Tree, tree_of
+from ..storages.list_storage import ListStorage
 from ..storages.pytree import ConstantNode, TensorNode, TreeSpec
 from ..storages.pytree import Path as KeyPath
-from ..ted import file_stem, safe_part
+from ..ted.schema import file_stem, safe_part
 from .base import StorageCheckpointerBase
 from .folders import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, open_folder
 

@@ -7,16 +7,21 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..encodings import FilledStorage, differing_rows, leaf_parts
+from ..encodings.layout import FilledStorage
+from ..encodings.rows import differing_rows, leaf_parts
 from ..errors import CorruptDataError, SchemaError
-from ..format import Array, StepReader
-from ..storages import ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
+from ..format.contracts import Array, StepReader
+from ..storages.base import Storage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
 from ..storages.dataset import tensor_of
+from ..storages.list_storage import ListStorage
+from ..storages.packed import PackedStorage
+from ..storages.packed_recording import PackedRecording
 from ..storages.pytree import TensorDictNode, TreeSpec, tree_spec_of
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_from_json
-from ..ted import NEXT, Field, Key, key_name
+from ..ted.schema import NEXT, Field, Key, key_name
 from .lanes import LaneLeaf, Order
 from .storage_rows import rows_of_storage
 

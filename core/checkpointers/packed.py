@@ -6,10 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..encodings import dataset_digests
+from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import Count, Manifest, decode, dump_json, fs, load_json
-from ..storages import LazyTensorStorage, PackedStorage, Storage, register_checkpointer
+from ..format import fs
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.manifest import Manifest
+from ..storages.base import Storage, register_checkpointer
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.packed import PackedStorage
 from .base import StorageCheckpointerBase
 from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of
 from .lanes import host_array

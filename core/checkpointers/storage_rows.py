@@ -12,14 +12,23 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..encodings import STORAGE, FilledStorage
+from ..encodings.layout import STORAGE, FilledStorage
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import Array, EpisodeTable, Manifest, PackedReader, Request, StepReader, created_by
-from ..storages import CompressedListStorage, ListStorage, PackedRecording, PackedStorage, Storage, TensorStorage
+from ..format.contracts import Array, StepReader
+from ..format.episodes import EpisodeTable
+from ..format.manifest import Manifest, Request
+from ..format.packed.reader import PackedReader
+from ..format.ted.builder import created_by
+from ..storages.base import Storage
+from ..storages.compressed import CompressedListStorage
 from ..storages.cursors import last_row
+from ..storages.list_storage import ListStorage
+from ..storages.packed import PackedStorage
+from ..storages.packed_recording import PackedRecording
 from ..storages.pytree import TreeSpec, tree_spec_of
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, spec_to_json
-from ..ted import DTYPES, NEXT, REWARD, Field, Key, key_name, role_of
+from ..ted.schema import DTYPES, NEXT, REWARD, Field, Key, key_name, role_of
 from .episode_ends import ELSEWHERE, KeyLike, done_keys_of, find_episodes, keys_of, require_keys, role_below_next
 from .folders import article
 from .lanes import LaneLeaf, Order, host_array

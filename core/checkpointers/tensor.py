@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, SchemaError, UsageError
-from ..format import load_json
-from ..storages import LazyMemmapStorage, LazyTensorStorage, Storage, TensorStorage, register_checkpointer
+from ..format.documents import load_json
+from ..storages.base import Storage, register_checkpointer
 from ..storages.cursors import last_row
+from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ..storages.pytree import tree_spec_of
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree
-from ..torchrl import stat_fingerprint
+from ..torchrl.reader import stat_fingerprint
 from .base import StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
 from .folders import CheckpointStaging, open_folder

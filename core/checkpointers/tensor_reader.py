@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from ..errors import CorruptDataError, FormatError, SchemaError
-from ..format import Hasher, load_json
-from ..storages import TensorStorage
+from ..format.digest import Hasher
+from ..format.documents import load_json
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.item_documents import read_shape
 from ..storages.pytree import ConstantNode, MappingNode, TensorDictNode, TensorNode, TreeSpec, place
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import SUFFIX, single_name, spec_from_json
-from ..ted import file_stem
-from ..torchrl import torchrl_form
+from ..ted.schema import file_stem
+from ..torchrl.reader import torchrl_form
 from .flat_layout import ROWS, SHAPES
 from .tensor_writer import METADATA, SavedLeaf, StorageManifest
 

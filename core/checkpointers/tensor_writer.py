@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 
-from ..encodings import DIGESTS
+from ..encodings.digests import DIGESTS
 from ..encodings.streams import LeafFile
 from ..errors import CorruptDataError, FormatError
-from ..format import HIDDEN, Count, Hasher, decode, dump_json, fs, is_inside, load_json
-from ..storages import TensorStorage
+from ..format import fs
+from ..format.digest import Hasher
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.manifest import HIDDEN, is_inside
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.item_documents import read_shape
 from ..storages.pytree import TreeSpec
+from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 
 _FILE = f"{HIDDEN}/storage.json"

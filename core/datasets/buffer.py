@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..buffers import TensorDictReplayBuffer
+from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import SchemaError, UsageError
-from ..writers import ImmutableDatasetWriter, Writer
+from ..writers.base import ImmutableDatasetWriter, Writer
 
 if TYPE_CHECKING:
     import torch

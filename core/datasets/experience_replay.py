@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
-from ..format import (
-    ENV_METADATA,
-    Staging,
-    decode,
-    find_dataset,
-    fs,
-    has_manifest,
-    mend,
-    parse_json,
-    remove_dataset,
-    safe_id,
-    storage_root,
-)
+from ..format import fs
+from ..format.documents import decode, parse_json
+from ..format.locate import find_dataset, storage_root
+from ..format.manifest import ENV_METADATA, has_manifest
+from ..format.sources import safe_id
+from ..format.staging import Staging, mend, remove_dataset
 from ..opening import open_steps
-from ..remote import KnownNames, substitution_text
-from ..specs import BoundedContinuous, Composite, TensorSpec, Unbounded, spec_from_space
+from ..remote.catalogue import KnownNames, substitution_text
+from ..specs.base import TensorSpec
+from ..specs.bounded import BoundedContinuous, Unbounded
+from ..specs.composite import Composite
+from ..specs.spaces import spec_from_space
 from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer

@@ -12,10 +12,14 @@ from typing import Any, get_args
 import torch
 
 from ..errors import DatasetNotFoundError, UsageError
-from ..format import PackedReader, TedReader, find_dataset, is_ours, reader_class, reader_names, storage_root
+from ..format.locate import find_dataset, reader_class, reader_names, storage_root
+from ..format.packed.reader import PackedReader
+from ..format.staging import is_ours
+from ..format.ted.reader import TedReader
 from ..opening import is_steps, open_steps
-from ..remote import KnownNames
-from ..storages import PackedStorage, Storage
+from ..remote.catalogue import KnownNames
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage, Mode
 

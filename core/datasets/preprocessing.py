@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..checkpointers import FlatStorageCheckpointer
+from ..checkpointers.episodes import FlatStorageCheckpointer
 from ..errors import SchemaError, UsageError
-from ..format import Staging, fs
-from ..preprocess import Unit
+from ..format import fs
+from ..format.staging import Staging
+from ..preprocess.processor import Unit
 from ..preprocess.workers.pool import START_METHODS
 from ..progress import Silent, clean
-from ..storages import PackedStorage, Storage, TensorStorage
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
+from ..storages.tensor import TensorStorage
 from ..verbs.preprocess import preprocess
 from .storage import DatasetStorage
 

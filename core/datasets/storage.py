@@ -11,15 +11,25 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..checkpointers import PackedNote, TensorStorageCheckpointer, open_folder, require_equal_rows, writer_of
-from ..encodings import dataset_digests
+from ..checkpointers.folders import open_folder, writer_of
+from ..checkpointers.loading import require_equal_rows
+from ..checkpointers.packed import PackedNote
+from ..checkpointers.tensor import TensorStorageCheckpointer
+from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
-from ..format import ListedFiles, Manifest, PackedReader, TedReader, leaf_path, mend
-from ..storages import MappedDataset, PackedStorage, Storage, TensorStorage, register_checkpointer
+from ..format.manifest import Manifest
+from ..format.open_files import ListedFiles
+from ..format.packed.reader import PackedReader
+from ..format.staging import mend
+from ..format.ted.reader import TedReader
+from ..format.ted.tree import leaf_path
+from ..storages.base import Storage, register_checkpointer
 from ..storages.columns import plain_column
-from ..storages.dataset import tensordict_of
+from ..storages.dataset import MappedDataset, tensordict_of
+from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
-from ..ted import NEXT_DONE, Field, Key
+from ..storages.tensor import TensorStorage
+from ..ted.schema import NEXT_DONE, Field, Key
 
 Array = np.ndarray[Any, Any]
 

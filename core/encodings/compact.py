@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CorruptDataError
-from ..format import Array, StepReader
+from ..format.contracts import Array, StepReader
 from ..progress import Progress
-from ..ted import NEXT, Continuity, Field, Key
+from ..ted.episodes import Continuity
+from ..ted.schema import NEXT, Field, Key
 from .layout import EXPLICIT_EPISODES, CompactLayout
 from .rows import (
     FEW_ROWS,

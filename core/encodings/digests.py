@@ -13,20 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError
-from ..format import (
-    HIDDEN,
-    MANIFEST,
-    Hasher,
-    digest_bytes,
-    dump_json,
-    fs,
-    has_manifest,
-    is_inside,
-    is_ours,
-    load_json,
-    open_regular,
-)
-from ..format.documents import Count, decode
+from ..format import fs
+from ..format.digest import Hasher, digest_bytes, open_regular
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.manifest import HIDDEN, MANIFEST, has_manifest, is_inside
+from ..format.staging import is_ours
 from .h5_layout import data_start
 
 DIGESTS = f"{HIDDEN}/digests.json"

@@ -14,23 +14,15 @@ from typing import Literal
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..format import (
-    Array,
-    FileRecord,
-    FolderReader,
-    ListedFiles,
-    MappedLeaf,
-    StepReader,
-    fs,
-    leaf_path,
-    parse_json,
-    read_tree,
-    record_file,
-    write_tree_meta,
-)
-from ..format.open_files import MappedWindow
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.digest import FileRecord
+from ..format.documents import parse_json
+from ..format.open_files import ListedFiles, MappedWindow
+from ..format.ted.reader import FolderReader
+from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, record_file, write_tree_meta
 from ..progress import Progress
-from ..ted import Field, Key, key_name
+from ..ted.schema import Field, Key, key_name
 from .compact import Expansion, LeafSink, require_ascending, write_compact
 from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
 from .rows import Boundaries

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ..format import (
-    Manifest,
-    changed,
-    is_canonical,
-    is_ours,
-    open_regular,
-    parse_json,
-)
-from ..ted import Field, Key, file_stem
+from ..format.digest import open_regular
+from ..format.documents import parse_json
+from ..format.manifest import Manifest, is_canonical
+from ..format.open_files import changed
+from ..format.staging import is_ours
+from ..ted.schema import Field, Key, file_stem
 
 DATA = "data"
 """Name under which the manifest lists everything behind the user block."""

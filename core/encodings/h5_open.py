@@ -20,7 +20,7 @@ from pathlib import Path
 from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
 
 from ..errors import CorruptDataError, UsageError
-from ..format import open_regular, require_regular
+from ..format.digest import open_regular, require_regular
 
 _LARGEST = 512 << 20
 """Bytes that one chunk may take in memory."""

@@ -12,28 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, RbtoolError
-from ..format import (
-    COLUMNS,
-    FINAL,
-    Array,
-    EpisodeTable,
-    FileRecord,
-    OpenFiles,
-    StepReader,
-    changed,
-    digest_bytes,
-    mend,
-    open_regular,
-    parse_episode_text,
-    parse_json,
-)
-from ..format.open_files import MappedWindow, digest_mapped
-from ..ted import (
-    DTYPES,
-    Field,
-    Key,
-    key_from_stem,
-)
+from ..format.contracts import Array, StepReader
+from ..format.digest import FileRecord, digest_bytes, open_regular
+from ..format.documents import parse_json
+from ..format.episodes import COLUMNS, FINAL, EpisodeTable, parse_episode_text
+from ..format.open_files import MappedWindow, OpenFiles, changed, digest_mapped
+from ..format.staging import mend
+from ..ted.schema import DTYPES, Field, Key, key_from_stem
 from .compact import Expansion, require_ascending
 from .flat import row_counts
 from .h5_layout import (

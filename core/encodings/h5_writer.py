@@ -9,19 +9,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ..format import (
-    Array,
-    FileRecord,
-    Manifest,
-    StepReader,
-    column_types,
-    digest_bytes,
-    episode_text_bytes,
-    fs,
-)
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.digest import FileRecord, digest_bytes
+from ..format.episodes import column_types, episode_text_bytes
+from ..format.manifest import Manifest
 from ..format.open_files import digest_mapped
 from ..progress import Progress
-from ..ted import Field, file_stem
+from ..ted.schema import Field, file_stem
 from .compact import LeafSink, write_compact
 from .h5_layout import (
     DATA,

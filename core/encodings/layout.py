@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ..errors import CorruptDataError
-from ..format import HIDDEN
-from ..ted import (
-    NEXT,
-    SINGLETONS,
-    Field,
-    Key,
-    safe_part,
-    state_keys,
-)
+from ..format.manifest import HIDDEN
+from ..ted.schema import NEXT, SINGLETONS, Field, Key, safe_part, state_keys
 
 Form: TypeAlias = Literal["ted", "flat", "nested", "h5"]
 CompactForm: TypeAlias = Literal["flat", "nested", "h5"]

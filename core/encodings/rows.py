@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import CorruptDataError
-from ..format import FINAL, Array, EpisodeTable, StepReader, sum_rewards
+from ..format.contracts import Array, StepReader
+from ..format.episodes import FINAL, EpisodeTable
+from ..format.returns import sum_rewards
 from ..progress import Progress, Silent
-from ..ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, as_numbers, key_name, rows_equal
+from ..ted.episodes import EndReason, rows_equal
+from ..ted.schema import NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 
 CHUNK_BYTES = 4 << 20
 """How much is read at once over all leaves: memory that fits the caches is several times faster than fresh pages."""

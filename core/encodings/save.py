@@ -8,31 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError
-from ..format import (
-    FORMAT_VERSION,
-    Array,
-    EpisodeTable,
-    FileRecord,
-    FolderReader,
-    Hasher,
-    Kind,
-    Manifest,
-    PackedReader,
-    Provenance,
-    StepReader,
-    TedReader,
-    bytes_of,
-    changed,
-    content_digest,
-    content_files,
-    created_by,
-    leaf_path,
-    provenance_step,
-    write_documents,
-    write_episode_text,
-)
+from ..format.contracts import Array, StepReader
+from ..format.digest import FileRecord, Hasher, bytes_of
+from ..format.episodes import EpisodeTable, write_episode_text
+from ..format.manifest import FORMAT_VERSION, Kind, Manifest, Provenance, content_digest, content_files
+from ..format.open_files import changed
+from ..format.packed.reader import PackedReader
+from ..format.ted.builder import created_by, provenance_step, write_documents
+from ..format.ted.reader import FolderReader, TedReader
+from ..format.ted.tree import leaf_path
 from ..progress import Progress, Silent
-from ..ted import Key
+from ..ted.schema import Key
 from .compact import LeafProgress
 from .flat import LeafFolderSink, write_flat
 from .h5_layout import Compression

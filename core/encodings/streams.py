@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..format import Array, Hasher, bytes_of, fs
+from ..format import fs
+from ..format.contracts import Array
+from ..format.digest import Hasher, bytes_of
 
 _BLOCK = 2 << 20
 """Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""

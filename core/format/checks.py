@@ -12,20 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted import (
-    EPISODE,
-    NEXT,
-    NEXT_TERMINATED,
-    NEXT_TRUNCATED,
-    Field,
-    Final,
-    Key,
-    as_numbers,
-    key_name,
-    rows_equal,
-    state_keys,
-)
-from ..ted.checks import DATA_RULES, Finding, Rows, Rule, Tally
+from ..ted.checks.data_rules import DATA_RULES
+from ..ted.checks.rules import Finding, Rows, Rule, Tally
+from ..ted.episodes import Final, rows_equal
+from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .open_files import ListedFiles

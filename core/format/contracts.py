@@ -17,7 +17,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from ..errors import SchemaError
-from ..ted import Field, Final, Key, Timing, key_name
+from ..ted.episodes import Final
+from ..ted.schema import Field, Key, Timing, key_name
 from .digest import digest_of_stats
 from .episodes import EpisodeTable
 from .manifest import Dropped, Manifest

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import FormatError, SchemaError
-from ..ted import NEXT, Field, numpy_dtype
+from ..ted.schema import NEXT, Field, numpy_dtype
 from .digest import read_regular
 
 _DEPTH = 100

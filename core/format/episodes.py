@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, UsageError
-from ..ted import BoundaryCounts, EndReason, Field, Final
+from ..ted.episodes import BoundaryCounts, EndReason, Final
+from ..ted.schema import Field
 from . import fs
 from .digest import FileRecord
 from .documents import decode, dump_json, parse_json

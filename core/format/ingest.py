@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ..errors import FormatError
-from ..ted import (
+from ..ted.episodes import EndReason, end_reason
+from ..ted.schema import (
     EPISODE,
     NEXT,
     NEXT_DONE,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     SINGLETONS,
-    EndReason,
     Field,
     Key,
     Timing,
-    end_reason,
     key_name,
 )
 from .contracts import Array, Piece

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
-from ..ted import BoundaryCounts, Field, Key
+from ..ted.episodes import BoundaryCounts
+from ..ted.schema import Field, Key
 from . import fs
 from .digest import FileRecord, digest_bytes, digest_files
 from .documents import NOT_IN_JSON, Check, Count, FieldEntry, decode, dump_json, load_json, parse_json, plain

@@ -16,7 +16,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..ted import Field
+from ..ted.schema import Field
 from .contracts import Array
 from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_regular, require_regular
 from .documents import parse_json

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..contract import own_attributes, refuse_overrides
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..ted import Field, Final, Key, Timing, key_name
+from ..ted.episodes import Final
+from ..ted.schema import Field, Key, Timing, key_name
 from .contracts import Array, Closing, Piece, SourceFacts
 from .digest import digest_file
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes

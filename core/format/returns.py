@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from ..ted import NEXT, NEXT_REWARD, REWARD, EndReason, Field, Key, as_numbers, end_reason, key_name, rows_equal
+from ..ted.episodes import EndReason, end_reason, rows_equal
+from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name
 from .contracts import Array, Piece, StepReader
 from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Manifest

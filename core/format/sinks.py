@@ -13,7 +13,7 @@ import numpy as np
 
 from ..contract import own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
-from ..ted import Field, Key
+from ..ted.schema import Field, Key
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable
 from .manifest import Dropped

@@ -9,37 +9,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..format import (
-    ENV_METADATA,
-    Array,
-    Closing,
-    Dropped,
-    EpisodeTable,
-    FieldRange,
-    FileRecord,
-    Origin,
-    PositionedTree,
-    Provenance,
-    Request,
-    StepReader,
-    TreeWriter,
-    fs,
-    merge_ranges,
-    running_return,
-)
-from ..ted import (
-    ACTION,
-    EPISODE,
-    NEXT,
-    NEXT_DONE,
-    NEXT_TRUNCATED,
-    Field,
-    Key,
-    as_numbers,
-    end_reason,
-    rows_equal,
-    state_keys,
-)
+from ..format import fs
+from ..format.contracts import Array, Closing, StepReader
+from ..format.digest import FileRecord
+from ..format.episodes import EpisodeTable
+from ..format.manifest import ENV_METADATA, Dropped, Provenance, Request
+from ..format.returns import running_return
+from ..format.ted.builder import Origin, PositionedTree
+from ..format.ted.tree import FieldRange, TreeWriter, merge_ranges
+from ..ted.episodes import end_reason, rows_equal
+from ..ted.schema import ACTION, EPISODE, NEXT, NEXT_DONE, NEXT_TRUNCATED, Field, Key, as_numbers, state_keys
 from .processor import Finished, Processor, Task
 from .step_selection import StepSelection, result_return_field
 from .workspace import PartFile, part_path, placed_folder, result_folder

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..format import Array
-from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Key, as_numbers
+from ..format.contracts import Array
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Key, as_numbers
 
 
 class BlockColumn(NamedTuple):

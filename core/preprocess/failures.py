@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import RbtoolError, SchemaError
-from ..ted import Key, key_name
+from ..ted.schema import Key, key_name
 
 if TYPE_CHECKING:
     from .processor import Task

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
-from ..format import Dropped, Manifest, Provenance, SoundSteps, Staging, digest_bytes, write_manifest
+from ..format.checks import SoundSteps
+from ..format.digest import digest_bytes
+from ..format.manifest import Dropped, Manifest, Provenance
+from ..format.staging import Staging
+from ..format.ted.builder import write_manifest
 from ..progress import Progress, Silent
-from ..ted import Field
+from ..ted.schema import Field
 from .assembly import Assembled, Assembly, result_origin
 from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
 from .processor import Finished, Job, Processor, Task

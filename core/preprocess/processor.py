@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..format import EpisodeTable, FieldRange, StepReader
-from ..ted import Field, Key
+from ..format.contracts import StepReader
+from ..format.episodes import EpisodeTable
+from ..format.ted.tree import FieldRange
+from ..ted.schema import Field, Key
 from .block import Block, Pieces
 
 Unit: TypeAlias = Literal["step", "row", "episode"]

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..format import Array, EpisodeTable, StepReader, return_field, sum_rewards, table_with_returns
-from ..ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, row_bytes
+from ..format.contracts import Array, StepReader
+from ..format.episodes import EpisodeTable
+from ..format.returns import return_field, sum_rewards, table_with_returns
+from ..ted.episodes import EndReason
+from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
 from .block import Block, BlockColumn, Pieces
 from .processor import Processor, Task
 

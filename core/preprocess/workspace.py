@@ -16,25 +16,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ..errors import FormatError, RbtoolError, UsageError
-from ..format import (
-    Array,
-    Closing,
-    Count,
-    FieldEntry,
-    FieldRange,
-    Hasher,
-    PositionedTree,
-    bytes_of,
-    decode,
-    digest_bytes,
-    dump_json,
-    fs,
-    leaf_path,
-    parse_json,
-    plain,
-    read_regular,
-)
-from ..ted import Field, Key
+from ..format import fs
+from ..format.contracts import Array, Closing
+from ..format.digest import Hasher, bytes_of, digest_bytes, read_regular
+from ..format.documents import Count, FieldEntry, decode, dump_json, parse_json, plain
+from ..format.ted.builder import PositionedTree
+from ..format.ted.tree import FieldRange, leaf_path
+from ..ted.schema import Field, Key
 from .block import Pieces
 from .processor import Finished, Task
 

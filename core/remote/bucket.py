@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
-from ..format import StaleListing, is_inside
+from ..format.manifest import is_inside
+from ..format.sources import StaleListing
 from .retries import Transient, retry_after, retrying
 from .transport import ERROR_BYTES, PAGES, Transport, head_in_time, paced, read_seconds, require_network
 

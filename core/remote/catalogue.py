@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
-from ..format import Catalogue, decode, dump_json, fs, load_json, safe_id
+from ..format import fs
+from ..format.documents import decode, dump_json, load_json
+from ..format.sources import Catalogue, safe_id
 
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FormatError, UsageError
-from ..format import open_regular
+from ..format.digest import open_regular
 
 _BLOCK = 1 << 20
 

@@ -17,7 +17,9 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ..errors import CorruptDataError, FormatError, NetworkError, OutOfSpaceError, RbtoolError
-from ..format import Advance, Note, RemoteFile, fs, is_inside
+from ..format import fs
+from ..format.manifest import is_inside
+from ..format.sources import Advance, Note, RemoteFile
 from .checksums import hasher, matches
 from .partial import RECORD, PartialFile, VerifiedPart, VersionedPart
 from .retries import Transient, retrying

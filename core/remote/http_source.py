@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import DatasetNotFoundError, NetworkError, RbtoolError, UsageError
-from ..format import Advance, Note, RemoteDataset, RemoteFile, Source
+from ..format.sources import Advance, Note, RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files
 from .http import HttpTransport
 from .retries import retrying

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
-from ..format import StaleListing, is_inside, parse_json
+from ..format.documents import parse_json
+from ..format.manifest import is_inside
+from ..format.sources import StaleListing
 from ..secrets import redact
 from ..version import __version__
 from .http import HttpTransport, failure

@@ -12,21 +12,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..errors import FormatError, UsageError
-from ..format import (
-    Count,
-    RemoteDataset,
-    RemoteFile,
-    decode,
-    dump_json,
-    fs,
-    is_inside,
-    load_json,
-    lock_folder,
-    open_regular,
-    remove_aside,
-    sweep,
-    written_time,
-)
+from ..format import fs
+from ..format.digest import open_regular
+from ..format.documents import Count, decode, dump_json, load_json, written_time
+from ..format.manifest import is_inside
+from ..format.sources import RemoteDataset, RemoteFile
+from ..format.staging import lock_folder, remove_aside, sweep
 from .checksums import blocks_of, hasher, matches
 from .partial import RECORD
 

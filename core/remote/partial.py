@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError
-from ..format import Closing, Count, RemoteFile, decode, dump_json, fs, open_regular, parse_json
+from ..format import fs
+from ..format.contracts import Closing
+from ..format.digest import open_regular
+from ..format.documents import Count, decode, dump_json, parse_json
+from ..format.sources import RemoteFile
 from .checksums import blocks_of, hasher
 from .threads import Watch
 from .transport import Answer

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CorruptDataError, FormatError, NetworkError, UsageError
-from ..format import Closing
+from ..format.contracts import Closing
 from .checksums import hasher
 from .retries import Transient, retrying
 

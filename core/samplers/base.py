@@ -16,7 +16,7 @@ import torch
 from ..contract import delegate, own_attributes, refuse_overrides
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..state_folder import read_values, write_values
-from ..storages import Storage
+from ..storages.base import Storage
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """Drawn elements: int64 `[B]`, or one such tensor a dimension for a storage of several dimensions."""

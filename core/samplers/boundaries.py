@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..storages import Storage, TensorStorage
+from ..storages.base import Storage
 from ..storages.cursors import last_row
+from ..storages.tensor import TensorStorage
 
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from ..storages import Storage
+from ..storages.base import Storage
 from ..storages.cursors import as_index
 
 _WHOLE = "elements are named by whole numbers"

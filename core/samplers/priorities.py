@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
-from ..format import fs, load_json
+from ..format import fs
+from ..format.documents import load_json
 from ..kernels.trees import PriorityTree, priority_tree
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Index, Sampler
 from .indexing import element_numbers, marked_numbers, priority_values
 from .priorities import Priorities, at_least_zero, plain_priorities, read_priorities, write_priorities

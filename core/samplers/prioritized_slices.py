@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
 from ..kernels.trees import PriorityTree, priority_tree
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Index
 from .prioritized import PrioritizedSampler
 from .slices import Anchor, SliceSampler

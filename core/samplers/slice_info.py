@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..storages import Storage, TensorStorage
+from ..storages.base import Storage
+from ..storages.tensor import TensorStorage
 from .boundaries import Key, stored_entry
 
 _IS_INIT: Key = ("is_init",)

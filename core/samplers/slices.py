@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Index, Sampler
 from .boundaries import (
     BoundarySource,

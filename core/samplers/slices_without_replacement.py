@@ -12,7 +12,7 @@ import torch
 from tensordict.utils import NestedKey
 
 from ..errors import SchemaError, UsageError
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Index
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SchemaError
-from ..storages import Storage
+from ..storages.base import Storage
 from ..storages.write_log import Change, Written
 from .boundaries import BoundarySource, Ends
 from .lane_runs import LaneRuns, Window

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Index, Sampler
 
 Numbers: TypeAlias = NDArray[np.int64]

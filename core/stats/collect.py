@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..errors import RbtoolError
-from ..format import Array, Manifest, StepReader, digest_bytes, dump_json, fs, load_json, plain
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.digest import digest_bytes
+from ..format.documents import dump_json, load_json, plain
+from ..format.manifest import Manifest
 from ..progress import Progress
-from ..ted import NEXT, Field, Key, as_numbers, is_floating, state_keys
+from ..ted.schema import NEXT, Field, Key, as_numbers, is_floating, state_keys
 from .moments import Moments, QuantileSketch
 
 _BLOCK_BYTES = 8 << 20

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError
-from ..kernels import PlainRows, fastest_rows
+from ..kernels.rows import PlainRows, fastest_rows
 from .cursors import Index, row_numbers
 
 # torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.

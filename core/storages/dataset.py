@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..errors import CorruptDataError, SchemaError
-from ..format import Array, ListedFiles, StepReader, TedReader, leaf_path
-from ..ted import Field, Key
+from ..format.contracts import Array, StepReader
+from ..format.open_files import ListedFiles
+from ..format.ted.reader import TedReader
+from ..format.ted.tree import leaf_path
+from ..ted.schema import Field, Key
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 

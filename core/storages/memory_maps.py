@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
-from ..format import HIDDEN, Count, decode, fs, load_json
+from ..format import fs
+from ..format.documents import Count, decode, load_json
+from ..format.manifest import HIDDEN
 from .codec import dtype_named
 from .pytree import TreeSpec
 from .tree_files import leaf_files, spec_from_json, spec_to_json, tree_documents

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import Array, EpisodeTable, ListedFiles, PackedField, PackedReader, RowCodec
-from ..kernels import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
-from ..ted import Field
+from ..format.contracts import Array
+from ..format.episodes import EpisodeTable
+from ..format.open_files import ListedFiles
+from ..format.packed.reader import PackedReader
+from ..format.packed.row_files import RowCodec
+from ..format.packed.schema import PackedField
+from ..kernels.records import PlainRecords, RecordColumn, RecordPlaces, fastest_records
+from ..kernels.rows import PlainRows, fastest_rows
+from ..ted.schema import Field
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers
 from .dataset import Pages, exceeds_memory, tensordict_of

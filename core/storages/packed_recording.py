@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError, UsageError
-from ..format import Array, Manifest, PackedReader, PackedRecorder
-from ..ted import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
+from ..format.contracts import Array
+from ..format.manifest import Manifest
+from ..format.packed.reader import PackedReader
+from ..format.recording.recorder import PackedRecorder
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
 from .dataset import tensor_of, tensordict_of

@@ -15,8 +15,9 @@ import pytest
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ..buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictPrioritizedReplayBuffer
-from ..storages import LazyTensorStorage
+from ..buffers.base import ReplayBuffer
+from ..buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ..storages.lazy_tensor import LazyTensorStorage
 from .raising import error_of
 
 ROWS, LANES = 12, 3

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..buffers import ReplayBuffer
-from ..checkpointers import StorageCheckpointerBase
+from ..buffers.base import ReplayBuffer
+from ..checkpointers.base import StorageCheckpointerBase
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import fs
-from ..storages import LazyTensorStorage, Storage
+from ..storages.base import Storage
 from ..storages.cursors import last_row
+from ..storages.lazy_tensor import LazyTensorStorage
 from .raising import error_of
 
 CAPACITY = 6

@@ -10,20 +10,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from ..format import (
-    ENV_METADATA,
-    Array,
-    DatasetBuilder,
-    EpisodeRow,
-    Manifest,
-    Origin,
-    Request,
-    content_digest,
-    provenance_step,
-    record_file,
-)
-from ..format import running_return as sum_rewards
-from ..ted import (
+from ..format.contracts import Array
+from ..format.episodes import EpisodeRow
+from ..format.manifest import ENV_METADATA, Manifest, Request, content_digest
+from ..format.returns import running_return as sum_rewards
+from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
+from ..format.ted.tree import record_file
+from ..ted.episodes import EndReason, end_reason
+from ..ted.schema import (
     EPISODE,
     FLAGS,
     NEXT,
@@ -32,10 +26,8 @@ from ..ted import (
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
     REWARD,
-    EndReason,
     Field,
     Key,
-    end_reason,
     is_floating,
     numpy_dtype,
     role_of,

@@ -11,19 +11,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..format import Array, EpisodeTable
+from ..format.contracts import Array
+from ..format.episodes import EpisodeTable
 from ..preprocess.block import Block, BlockColumn, Pieces
-from ..preprocess.operations import (
-    Fields,
-    LazyBatch,
-    Program,
-    ProgramProcessor,
-    RowOperation,
-    operation_of,
-    pipeline_text,
-)  # fmt: skip
+from ..preprocess.operations.base import RowOperation
+from ..preprocess.operations.documents import operation_of, pipeline_text  # fmt: skip
+from ..preprocess.operations.fields import Fields
+from ..preprocess.operations.lazy import LazyBatch
+from ..preprocess.operations.program import Program, ProgramProcessor
 from ..preprocess.processor import Context, Processor
-from ..ted import NEXT, Field, Key, key_name, role_of
+from ..ted.schema import NEXT, Field, Key, key_name, role_of
 
 _LENGTHS = (5, 1, 7, 4)
 

@@ -10,20 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import RbtoolError, UsageError
-from ..format import (
-    FINAL_STEPS,
-    Array,
-    DatasetBuilder,
-    Ingest,
-    Origin,
-    Piece,
-    Reader,
-    Request,
-    SourceFacts,
-    TedReader,
-    fs,
-)
-from ..ted import NEXT, REWARD, Final, Key, ted_fields
+from ..format import fs
+from ..format.contracts import Array, Piece, SourceFacts
+from ..format.ingest import Ingest
+from ..format.manifest import Request
+from ..format.reader import FINAL_STEPS, Reader
+from ..format.ted.builder import DatasetBuilder, Origin
+from ..format.ted.reader import TedReader
+from ..ted.episodes import Final
+from ..ted.schema import NEXT, REWARD, Key, ted_fields
 from .raising import error_of
 
 

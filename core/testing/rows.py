@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDict
 
-from ..storages import tree_spec_of
+from ..storages.pytree import tree_spec_of
 
 LANES = 3
 """Elements in a row where a storage has two dimensions."""

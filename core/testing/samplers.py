@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from ..buffers import ReplayBuffer
-from ..samplers import Index, Sampler
-from ..storages import LazyTensorStorage, TensorStorage
+from ..buffers.base import ReplayBuffer
+from ..samplers.base import Index, Sampler
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.tensor import TensorStorage
 from .raising import error_of
 
 

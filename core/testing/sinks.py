@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import SchemaError, UsageError
-from ..format import Array, Chosen, Sink, TedReader, fs
-from ..ted import Key
+from ..format import fs
+from ..format.contracts import Array
+from ..format.sinks import Chosen, Sink
+from ..format.ted.reader import TedReader
+from ..ted.schema import Key
 from .datasets import ODD_LEAVES, DatasetPlan, write_plan
 from .raising import error_of
 from .walks import write_walks

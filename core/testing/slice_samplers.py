@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from ..buffers import TensorDictReplayBuffer
-from ..samplers import Sampler
-from ..storages import LazyTensorStorage
+from ..buffers.tensordict import TensorDictReplayBuffer
+from ..samplers.base import Sampler
+from ..storages.lazy_tensor import LazyTensorStorage
 from .raising import error_of
 from .slices import (
     Ending,

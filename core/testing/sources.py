@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetNotFoundError, NetworkError
-from ..format import RemoteDataset, Source, fs, is_inside
+from ..format import fs
+from ..format.manifest import is_inside
+from ..format.sources import RemoteDataset, Source
 from .raising import error_of
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..buffers import ReplayBuffer
-from ..samplers import SliceSampler
-from ..storages import Storage
+from ..buffers.base import ReplayBuffer
+from ..samplers.slices import SliceSampler
+from ..storages.base import Storage
 from .raising import error_of
 from .rows import LANES, MarkRecorder, episode_steps, overwrite, same, sample_rows, spoiled
 

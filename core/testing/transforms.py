@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ..transforms import Transform
+from ..transforms.base import Transform
 
 
 class TransformTests(ABC):

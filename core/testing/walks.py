@@ -8,8 +8,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..format import Array, DatasetBuilder, Ingest, Manifest, Origin, Piece, Request, provenance_step
-from ..ted import ACTION, REWARD, Field, Key, Timing, ted_fields
+from ..format.contracts import Array, Piece
+from ..format.ingest import Ingest
+from ..format.manifest import Manifest, Request
+from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
+from ..ted.schema import ACTION, REWARD, Field, Key, Timing, ted_fields
 
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
 

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..buffers import ReplayBuffer
+from ..buffers.base import ReplayBuffer
 from ..errors import SchemaError, UsageError
 from ..samplers.boundaries import FixedBoundaries
 from ..samplers.trajectories import trajectory_table
-from ..storages import LazyTensorStorage, TensorStorage
-from ..writers import RoundRobinWriter, Writer
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.tensor import TensorStorage
+from ..writers.base import Writer
+from ..writers.round_robin import RoundRobinWriter
 from .raising import error_of
 from .rows import (
     CAPACITY,

@@ -18,25 +18,13 @@ import numpy as np
 from ..encodings.flat import nested_leaves, write_tables
 from ..encodings.streams import LeafFile
 from ..errors import CorruptDataError, FormatError
-from ..format import (
-    Array,
-    MappedLeaf,
-    OpenFiles,
-    bytes_of,
-    fs,
-    leaf_path,
-    parse_json,
-    read_regular,
-    read_tree,
-    write_tree_meta,
-)
-from ..ted import (
-    Field,
-    Key,
-    file_stem,
-    key_name,
-    role_of,
-)
+from ..format import fs
+from ..format.contracts import Array
+from ..format.digest import bytes_of, read_regular
+from ..format.documents import parse_json
+from ..format.open_files import OpenFiles
+from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, write_tree_meta
+from ..ted.schema import Field, Key, file_stem, key_name, role_of
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
 LENGTH = "storage_metadata.json"

@@ -18,8 +18,11 @@ from ..encodings.h5_layout import Compression
 from ..encodings.h5_reader import H5Source
 from ..encodings.streams import LatchedFile
 from ..errors import CorruptDataError, FormatError, SchemaError
-from ..format import Array, OpenFiles, bytes_of, fs, open_regular
-from ..ted import Field, Key, dtype_name, key_name, role_of
+from ..format import fs
+from ..format.contracts import Array
+from ..format.digest import bytes_of, open_regular
+from ..format.open_files import OpenFiles
+from ..ted.schema import Field, Key, dtype_name, key_name, role_of
 from .folder import TorchrlSink
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 

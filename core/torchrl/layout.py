@@ -21,17 +21,9 @@ import numpy as np
 from ..encodings.layout import FilledStorage
 from ..encodings.rows import leaf_parts
 from ..errors import CorruptDataError, FormatError, UsageError
-from ..format import Array, Closing, OpenFiles
-from ..ted import (
-    DONE,
-    FLAGS,
-    NEXT,
-    REWARD,
-    Field,
-    Key,
-    as_numbers,
-    key_name,
-)
+from ..format.contracts import Array, Closing
+from ..format.open_files import OpenFiles
+from ..ted.schema import DONE, FLAGS, NEXT, REWARD, Field, Key, as_numbers, key_name
 
 STORAGE_SHAPE = "_storage_shape"
 """The entry by which such a checkpoint is recognised: its name is the same in every version and cannot be chosen."""

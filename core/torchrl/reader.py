@@ -15,25 +15,15 @@ import numpy as np
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..errors import FormatError, RbtoolError, UsageError
-from ..format import (
-    Array,
-    EpisodeTable,
-    Manifest,
-    OpenFiles,
-    Request,
-    StepReader,
-    created_by,
-    digest_of_stats,
-    has_manifest,
-    load_json,
-    read_tree,
-)
-from ..ted import (
-    NEXT,
-    Field,
-    Key,
-    key_name,
-)
+from ..format.contracts import Array, StepReader
+from ..format.digest import digest_of_stats
+from ..format.documents import load_json
+from ..format.episodes import EpisodeTable
+from ..format.manifest import Manifest, Request, has_manifest
+from ..format.open_files import OpenFiles
+from ..format.ted.builder import created_by
+from ..format.ted.tree import read_tree
+from ..ted.schema import NEXT, Field, Key, key_name
 from .folder import FolderLeaves
 from .h5 import H5Leaves, looks_like_torchrl
 from .layout import STORAGE_SHAPE, StoredLeaves, TorchrlKeys

@@ -13,16 +13,10 @@ from ..encodings.h5_layout import Compression
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts, with_ends
 from ..errors import SchemaError
-from ..format import Array, StepReader, fs
+from ..format import fs
+from ..format.contracts import Array, StepReader
 from ..progress import Progress
-from ..ted import (
-    NEXT,
-    Field,
-    Key,
-    as_numbers,
-    field_named,
-    key_name,
-)
+from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, key_name
 from .folder import FolderSink, TorchrlSink
 from .h5 import H5_LENGTH, GroupSink
 from .layout import Counts, TorchrlHeader, TorchrlKeys

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError
-from ..format import ListedFiles, fs, remove_at_once, remove_dataset, remove_leftover, require_removable
+from ..format import fs
+from ..format.open_files import ListedFiles
+from ..format.staging import remove_at_once, remove_dataset, remove_leftover, require_removable
 from ..progress import Progress, Silent
-from ..remote import stored_originals
+from ..remote.originals import stored_originals
 from .cache_entries import CacheEntry, cache_entries, chosen_entries
 from .listing import existing_root
 from .results import Result, seconds_since

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
-from ..format import Manifest, fs, last_use, leftovers, lock_folder, stored_datasets, written_time
-from ..remote import Originals, stored_originals
+from ..format import fs
+from ..format.documents import written_time
+from ..format.locate import last_use, stored_datasets
+from ..format.manifest import Manifest
+from ..format.staging import leftovers, lock_folder
+from ..remote.originals import Originals, stored_originals
 from .listing import fits, stored_name
 
 What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing"]

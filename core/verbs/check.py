@@ -11,25 +11,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..encodings import STORAGE
+from ..encodings.layout import STORAGE
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ..format import (
-    FOLDER_RULES,
-    UNVERIFIED,
-    Array,
-    EpisodeTable,
-    EpisodeTableRule,
-    ListedFiles,
-    StepReader,
-    find_dataset,
-    readable_rows,
-    return_field_of,
-)
+from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
+from ..format.contracts import Array, StepReader
+from ..format.episodes import EpisodeTable
+from ..format.locate import find_dataset
+from ..format.open_files import ListedFiles
+from ..format.returns import return_field_of
 from ..opening import open_steps
 from ..progress import Progress, Silent
-from ..ted import EndReason
-from ..ted.checks import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
-from ..torchrl import BUFFER
+from ..ted.checks.data_rules import DATA_RULES, MidEpisodeFlagRule
+from ..ted.checks.rules import Finding, Rule
+from ..ted.episodes import EndReason
+from ..torchrl.reader import BUFFER
 from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 from .results import Result, seconds_since
 from .saved_steps import has_steps, open_saved

@@ -10,12 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ..encodings import STORAGE_METADATA, FlatReader, H5Reader, require_digests
+from ..encodings.digests import require_digests
+from ..encodings.flat import STORAGE_METADATA, FlatReader
+from ..encodings.h5_reader import H5Reader
 from ..errors import CorruptDataError, RbtoolError
-from ..format import Array, OpenFiles, StepReader, batch_of, is_ours, load_json, read_tree
+from ..format.contracts import Array, StepReader
+from ..format.documents import load_json
+from ..format.open_files import OpenFiles
+from ..format.staging import is_ours
+from ..format.ted.tree import batch_of, read_tree
 from ..opening import open_steps
-from ..ted.checks import Finding
-from ..torchrl import STORAGE_FOLDER, TorchrlReader, find_torchrl
+from ..ted.checks.rules import Finding
+from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 BUFFER_RULES = {"BUF001": "buffer digests", "BUF002": "buffer counts", "BUF003": "buffer sampler"}
 NO_DIGESTS = (
@@ -83,7 +89,7 @@ def _verified(path: Path) -> bool:
 def _verify_tensors(storage: Path) -> None:
     """Compare the leaves of a storage of tensors with their digests."""
     if (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None:
-        from ..checkpointers import verify_tensors  # lazy: imports torch
+        from ..checkpointers.tensor_reader import verify_tensors  # lazy: imports torch
 
         verify_tensors(storage)
 

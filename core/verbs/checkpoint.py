@@ -10,36 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from ..encodings import (
-    CompactForm,
-    CompactLayout,
-    Compression,
-    Difference,
-    FilledStorage,
-    Form,
-    compare_steps,
-    dataset_digest,
-    load_checkpoint,
-    save_checkpoint,
-    steps_digest,
-)
+from ..encodings.h5_layout import Compression
+from ..encodings.layout import CompactForm, CompactLayout, FilledStorage, Form
+from ..encodings.rows import Difference, compare_steps
+from ..encodings.save import dataset_digest, load_checkpoint, save_checkpoint, steps_digest
 from ..errors import UsageError
-from ..format import (
-    Manifest,
-    Origin,
-    Staging,
-    StepReader,
-    find_dataset,
-    fs,
-    is_ours,
-    provenance_step,
-    require_apart,
-    write_dataset,
-)
+from ..format import fs
+from ..format.contracts import StepReader
+from ..format.locate import find_dataset, require_apart
+from ..format.manifest import Manifest
+from ..format.packed.builder import write_dataset
+from ..format.staging import Staging, is_ours
+from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
-from ..ted import row_bytes
-from ..torchrl import TorchrlKeys, TorchrlPlan, find_torchrl, write_torchrl
+from ..ted.schema import row_bytes
+from ..torchrl.layout import TorchrlKeys
+from ..torchrl.reader import find_torchrl
+from ..torchrl.writer import TorchrlPlan, write_torchrl
 from .layouts import Rewriting, require_layout
 from .results import Published, Result, published_entries, seconds_since
 from .saved_steps import open_saved, verified_steps

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import UsageError
-from ..format import Request, find_dataset, fs, normal_form, open_source, require_final_step
+from ..format import fs
+from ..format.episodes import normal_form
+from ..format.locate import find_dataset, open_source
+from ..format.manifest import Request
+from ..format.reader import require_final_step
 from ..opening import is_steps
 from ..progress import Progress, Silent
 from .layouts import Rewriting, final_step_arguments, layout_arguments, require_layout

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ..encodings import Form
+from ..encodings.layout import Form
 from ..errors import UsageError
 from ..format import fs
 from ..progress import Progress, Silent

@@ -10,22 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UsageError, nearest
-from ..format import (
-    FinalStep,
-    Layout,
-    Manifest,
-    Request,
-    Source,
-    dataset_folder,
-    named_codecs,
-    normal_form,
-    reader_class,
-    require_final_step,
-    safe_id,
-    source_class,
-    source_names,
-    storage_root,
-)
+from ..format.episodes import normal_form
+from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
+from ..format.manifest import Layout, Manifest, Request
+from ..format.packed.row_files import named_codecs
+from ..format.reader import FinalStep, require_final_step
+from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from .layouts import final_step_arguments, layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload

@@ -12,23 +12,14 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import UsageError
-from ..format import (
-    Chosen,
-    Sink,
-    SoundSteps,
-    Staging,
-    StepReader,
-    damage_explained,
-    find_dataset,
-    fs,
-    has_manifest,
-    normal_form,
-    parse_episodes,
-    require_apart,
-    select_episodes,
-    sink_class,
-    sound_steps,
-)
+from ..format import fs
+from ..format.checks import SoundSteps, damage_explained, sound_steps
+from ..format.contracts import StepReader
+from ..format.episodes import normal_form, parse_episodes, select_episodes
+from ..format.locate import find_dataset, require_apart, sink_class
+from ..format.manifest import has_manifest
+from ..format.sinks import Chosen, Sink
+from ..format.staging import Staging
 from ..opening import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since

@@ -11,27 +11,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import UsageError
-from ..format import (
-    HIDDEN,
-    Array,
-    Dropped,
-    EpisodeTable,
-    FieldRange,
-    Manifest,
-    PackedSchema,
-    Provenance,
-    Reader,
-    StepReader,
-    find_dataset,
-    known_root,
-    open_source,
-    returns_are_known,
-    size_problems,
-    table_with_returns,
-)
+from ..format.checks import size_problems
+from ..format.contracts import Array, StepReader
+from ..format.episodes import EpisodeTable
+from ..format.locate import find_dataset, known_root, open_source
+from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance
+from ..format.packed.schema import PackedSchema
+from ..format.reader import Reader
+from ..format.returns import returns_are_known, table_with_returns
+from ..format.ted.tree import FieldRange
 from ..opening import open_steps
-from ..stats import mean_of
-from ..ted import NEXT, BoundaryCounts, EndReason, Field, Final, Key, as_numbers, key_name, row_bytes, ted_fields
+from ..stats.moments import mean_of
+from ..ted.episodes import BoundaryCounts, EndReason, Final
+from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .results import Result
 from .saved_steps import has_steps
 

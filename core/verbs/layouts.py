@@ -8,30 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..encodings import dataset_digest
+from ..encodings.save import dataset_digest
 from ..errors import CorruptDataError, UsageError
-from ..format import (
-    Layout,
-    Manifest,
-    Origin,
-    PackedReader,
-    PackedSchema,
-    Request,
-    SoundSteps,
-    Staging,
-    StepReader,
-    damage_explained,
-    fs,
-    mend,
-    parse_codecs,
-    provenance_step,
-    require_apart,
-    sound_steps,
-    write_dataset,
-)
+from ..format import fs
+from ..format.checks import SoundSteps, damage_explained, sound_steps
+from ..format.contracts import StepReader
+from ..format.locate import require_apart
+from ..format.manifest import Layout, Manifest, Request
+from ..format.packed.builder import write_dataset
+from ..format.packed.reader import PackedReader
+from ..format.packed.row_files import parse_codecs
+from ..format.packed.schema import PackedSchema
+from ..format.staging import Staging, mend
+from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps
 from ..progress import Progress
-from ..ted import Field, row_bytes
+from ..ted.schema import Field, row_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since
 from .saved_steps import open_saved, verified_steps
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import NetworkError, UsageError
-from ..format import Catalogue, Manifest, Source, has_manifest, source_class, storage_root, stored_datasets
+from ..format.locate import source_class, storage_root, stored_datasets
+from ..format.manifest import Manifest, has_manifest
+from ..format.sources import Catalogue, Source
 from ..progress import Progress, Silent
-from ..remote import CatalogueFile, catalogue_age
+from ..remote.catalogue import CatalogueFile, catalogue_age
 from .results import Result
 
 

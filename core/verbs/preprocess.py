@@ -10,24 +10,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from ..format import (
-    Manifest,
-    Provenance,
-    SoundSteps,
-    Staging,
-    StepReader,
-    damage_explained,
-    find_dataset,
-    fs,
-    provenance_step,
-    require_apart,
-    sound_steps,
-    table_with_returns,
-)
+from ..format import fs
+from ..format.checks import SoundSteps, damage_explained, sound_steps
+from ..format.contracts import StepReader
+from ..format.locate import find_dataset, require_apart
+from ..format.manifest import Manifest, Provenance
+from ..format.returns import table_with_returns
+from ..format.staging import Staging
+from ..format.ted.builder import provenance_step
 from ..opening import finished_manifest, open_steps, whole_episodes
-from ..preprocess import Limits, Plan, Preprocessing, Processor, Settings, StepSelection, Unit, find_function
+from ..preprocess.preprocessing import Preprocessing, Settings
+from ..preprocess.processor import Processor, Unit
+from ..preprocess.step_selection import Plan, StepSelection
+from ..preprocess.units.functions import find_function
+from ..preprocess.workers.executor import Limits
 from ..progress import Progress, Silent
-from ..ted import row_bytes
+from ..ted.schema import row_bytes
 from .results import Published, Result, published_entries
 from .saved_steps import has_steps
 
@@ -155,7 +153,8 @@ def _processor(
     replay: str | os.PathLike[str] | None,
     replay_filters: bool,
 ) -> Processor:
-    from ..preprocess.operations import ProgramProcessor, different_past, filters_left_out, given_operations, program_of
+    from ..preprocess.operations.documents import different_past, filters_left_out, given_operations, program_of
+    from ..preprocess.operations.program import ProgramProcessor
 
     ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
@@ -282,7 +281,7 @@ def show_pipeline(
 
     Raises UsageError for operations that are invalid for every dataset.
     """
-    from ..preprocess.operations import filters_left_out, pipeline_text, program_of
+    from ..preprocess.operations.documents import filters_left_out, pipeline_text, program_of
 
     program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     notes = filters_left_out(replay) if replay is not None and not replay_filters else ()

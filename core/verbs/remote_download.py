@@ -10,27 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
-from ..format import (
-    FinalStep,
-    Layout,
-    Manifest,
-    RemoteDataset,
-    Request,
-    Source,
-    Staging,
-    StaleListing,
-    dataset_folder,
-    expected_episodes,
-    fs,
-    mend,
-    normal_form,
-    parse_codecs,
-    parse_episodes,
-    reader_class,
-    select_episodes,
-)
+from ..format import fs
+from ..format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
+from ..format.locate import dataset_folder, reader_class
+from ..format.manifest import Layout, Manifest, Request
+from ..format.packed.row_files import parse_codecs
+from ..format.reader import FinalStep
+from ..format.sources import RemoteDataset, Source, StaleListing
+from ..format.staging import Staging, mend
 from ..progress import Progress, readable_size
-from ..remote import KnownNames, Originals, Resolution, is_complete, not_found, resolve, substitution_text
+from ..remote.catalogue import KnownNames, Resolution, is_complete, not_found, resolve, substitution_text
+from ..remote.originals import Originals
 from .layouts import final_step_arguments, layout_arguments
 from .results import existing_result, published_entries, seconds_since
 from .source_conversion import (

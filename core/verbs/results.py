@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import CorruptDataError, RbtoolError, UsageError
-from ..format import ListedFiles, Manifest, Request, has_manifest, plain
+from ..format.documents import plain
+from ..format.manifest import Manifest, Request, has_manifest
+from ..format.open_files import ListedFiles
 
 
 class Result:

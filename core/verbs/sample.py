@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import UsageError
-from ..format import EpisodeTable, PackedReader, StepReader, TedReader, find_dataset
+from ..format.contracts import StepReader
+from ..format.episodes import EpisodeTable
+from ..format.locate import find_dataset
+from ..format.packed.reader import PackedReader
+from ..format.ted.reader import TedReader
 from ..opening import open_steps
-from ..stats import mean_of
-from ..ted import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
+from ..stats.moments import mean_of
+from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 from .results import Result
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
 from .saved_steps import has_steps
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDictBase
 
-    from ..buffers import TensorDictReplayBuffer
-    from ..storages import Storage
+    from ..buffers.tensordict import TensorDictReplayBuffer
+    from ..storages.base import Storage
 
 SECONDS = 2.0
 _WARM_UP = 0.1
@@ -327,8 +331,8 @@ def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -
     priorities = None if field is None else initial_priorities(reader, field)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
-    from ..buffers import TensorDictReplayBuffer
-    from ..writers import ImmutableDatasetWriter
+    from ..buffers.tensordict import TensorDictReplayBuffer
+    from ..writers.base import ImmutableDatasetWriter
 
     buffer = TensorDictReplayBuffer(
         storage=_storage(reader),
@@ -344,7 +348,9 @@ def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -
 
 def _storage(reader: StepReader) -> Storage:
     """Map the leaves if they are stored as tensors; else use a storage that reads rows from the files."""
-    from ..storages import PackedStorage, StepStorage, TensorStorage, dataset_tensors
+    from ..storages.dataset import StepStorage, dataset_tensors
+    from ..storages.packed import PackedStorage
+    from ..storages.tensor import TensorStorage
 
     if isinstance(reader, TedReader):
         return TensorStorage(dataset_tensors(reader, copy_on_write=False))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from ..format import EpisodeTable, StepReader
-from ..ted import Field, as_numbers, unknown_field
+from ..format.contracts import StepReader
+from ..format.episodes import EpisodeTable
+from ..ted.schema import Field, as_numbers, unknown_field
 
 if TYPE_CHECKING:
-    from ..samplers import Sampler
+    from ..samplers.base import Sampler
 
 _DEFAULT_BATCH = 256
 ALPHA, BETA = 0.6, 0.4
@@ -169,12 +170,12 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
     """Make the sampler for the steps of `reader`."""
     # These imports load torch, which takes seconds: an invalid request fails before.
     if options.sampler == "random":
-        from ..samplers import RandomSampler
+        from ..samplers.uniform import RandomSampler
 
         return RandomSampler()
     epochs: dict[str, Any] = {"drop_last": options.drop_last, "shuffle": options.shuffle is not False}
     if options.sampler == "without-replacement":
-        from ..samplers import SamplerWithoutReplacement
+        from ..samplers.uniform import SamplerWithoutReplacement
 
         return SamplerWithoutReplacement(**epochs)
     priorities = (
@@ -183,20 +184,20 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
         BETA if options.beta is None else options.beta,
     )
     if options.sampler == "prioritized":
-        from ..samplers import PrioritizedSampler
+        from ..samplers.prioritized import PrioritizedSampler
 
         return PrioritizedSampler(*priorities)
     slices = _slice_arguments(options) | _ends(reader.episodes)
     if options.sampler == "slice":
-        from ..samplers import SliceSampler
+        from ..samplers.slices import SliceSampler
 
         return SliceSampler(**slices)
     if options.sampler == "slice-without-replacement":
-        from ..samplers import SliceSamplerWithoutReplacement
+        from ..samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 
         slices.pop("cache_values")  # it always caches
         return SliceSamplerWithoutReplacement(**slices, **epochs)
-    from ..samplers import PrioritizedSliceSampler
+    from ..samplers.prioritized_slices import PrioritizedSliceSampler
 
     return PrioritizedSliceSampler(*priorities, **slices)
 

@@ -8,22 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..encodings import DIGESTS, STORAGE_METADATA, VerifyingReader, require_digests
+from ..encodings.digests import DIGESTS, require_digests
+from ..encodings.flat import STORAGE_METADATA
+from ..encodings.save import VerifyingReader
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..format import (
-    HIDDEN,
-    StepReader,
-    TedReader,
-    has_manifest,
-    is_ours,
-    load_json,
-    mend,
-    one_generation,
-    reader_class,
-    reader_names,
-)
+from ..format.contracts import StepReader
+from ..format.documents import load_json
+from ..format.locate import reader_class, reader_names
+from ..format.manifest import HIDDEN, has_manifest
+from ..format.open_files import one_generation
+from ..format.staging import is_ours, mend
+from ..format.ted.reader import TedReader
 from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
-from ..torchrl import BUFFER, STORAGE_FOLDER, find_torchrl
+from ..torchrl.reader import BUFFER, STORAGE_FOLDER, find_torchrl
 
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 

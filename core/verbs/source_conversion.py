@@ -15,35 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckFailed, UsageError
-from ..format import (
-    ENV_METADATA,
-    HIDDEN,
-    Ingest,
-    Layout,
-    Manifest,
-    Origin,
-    PackedSchema,
-    Reader,
-    RemoteDataset,
-    Request,
-    SourceFacts,
-    Staging,
-    decode,
-    digest_text,
-    dump_json,
-    env_metadata_bytes,
-    fs,
-    load_json,
-    mend,
-    parse_codecs,
-    parse_episodes,
-    provenance_step,
-    require_apart,
-    row_builder,
-)
+from ..format import fs
+from ..format.contracts import SourceFacts
+from ..format.digest import digest_text
+from ..format.documents import decode, dump_json, load_json
+from ..format.episodes import parse_episodes
+from ..format.ingest import Ingest
+from ..format.locate import require_apart
+from ..format.manifest import ENV_METADATA, HIDDEN, Layout, Manifest, Request
+from ..format.packed.builder import row_builder
+from ..format.packed.row_files import parse_codecs
+from ..format.packed.schema import PackedSchema
+from ..format.reader import Reader
+from ..format.sources import RemoteDataset
+from ..format.staging import Staging, mend
+from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step
 from ..progress import Progress
-from ..remote import matches
-from ..ted import Field, ted_fields
+from ..remote.checksums import matches
+from ..ted.schema import Field, ted_fields
 from .layouts import refuse_other_compression, require_layout, rows_bytes
 from .results import existing_result, occupied_error, published_entries, seconds_since
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..encodings import VerifyingReader
+from ..encodings.save import VerifyingReader
 from ..errors import UsageError
-from ..format import StepReader, TedReader, find_dataset, known_root
+from ..format.contracts import StepReader
+from ..format.locate import find_dataset, known_root
+from ..format.ted.reader import TedReader
 from ..opening import open_steps
 from ..progress import Progress, Silent
-from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
-from ..ted import Field, key_name, unknown_field
+from ..stats.collect import FieldStats, StatsStore, collect_stats, described_fields
+from ..stats.moments import QUANTILE_ERROR
+from ..ted.schema import Field, key_name, unknown_field
 from .results import Result, seconds_since
 from .saved_steps import has_steps
 

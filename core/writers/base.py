@@ -14,7 +14,7 @@ import torch
 
 from ..contract import delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError
-from ..storages import Storage
+from ..storages.base import Storage
 from .batches import as_batch, batch_length, capacity_rows, chosen_rows
 from .state import Counting, counts_in, read_state, rows_in, write_state
 

@@ -14,7 +14,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError
-from ..storages import Storage
+from ..storages.base import Storage
 
 
 class EmptyBatchError(SchemaError, IndexError):

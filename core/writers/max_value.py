@@ -15,7 +15,7 @@ import torch
 from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
-from ..storages import Storage
+from ..storages.base import Storage
 from .base import Writer
 from .batches import Labels
 from .state import counts_of, read_array, read_metadata, write_folder

@@ -10,7 +10,7 @@ import torch
 from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import FormatError, SchemaError
-from ..storages import Storage
+from ..storages.base import Storage
 from ..storages.write_log import Generations
 from .base import Writer
 from .batches import Labels, batch_length, capacity_rows

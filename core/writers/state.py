@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from ..format import dump_json, fs, load_json, read_regular
+from ..format import fs
+from ..format.digest import read_regular
+from ..format.documents import dump_json, load_json
 from ..state_folder import read_values, write_values
-from ..storages import Counter, Storage
-from ..storages.write_log import Generations
+from ..storages.base import Storage
+from ..storages.write_log import Counter, Generations
 
 
 class Counting:

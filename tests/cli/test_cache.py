@@ -9,8 +9,9 @@ import pytest
 from terminal import QUESTION, type_line
 
 from rbtool.cli.cache import last_use
-from rbtool.core.format import MANIFEST, fs
-from rbtool.core.remote import Originals
+from rbtool.core.format import fs
+from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.remote.originals import Originals
 from rbtool.core.testing.walks import write_walks
 
 STORED = "minari:cartpole/scripted-v0"

@@ -14,18 +14,18 @@ from rbtool.cli.text import (
     Styled,
     Table,
     amount,
-    clean,
     clean_bytes,
     clean_json,
     clean_lines,
     counted,
     folded,
     number,
-    size,
     sparkline,
     vector,
     width_of,
 )
+from rbtool.core.progress import clean
+from rbtool.core.progress import readable_size as size
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

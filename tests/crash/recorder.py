@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runner import _forked, _kill
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format import PackedRecorder, TedReader
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.verbs.repair import repair
 

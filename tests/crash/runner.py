@@ -41,7 +41,7 @@ from rbtool.core.opening import TorchrlSteps, open_steps
 MODULES = {
     "exchange": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes", "h5py"),
     "dump": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes"),
-    "preprocess": ("tensordict", "rbtool.core.preprocess", "rbtool.core.verbs.preprocess"),
+    "preprocess": ("tensordict", "rbtool.core.verbs.preprocess"),
     "download": (
         "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml",
         "rbtool.converters.minari.reader", "rbtool.converters.minari.source", "rbtool.core.verbs.download",
@@ -82,20 +82,20 @@ def _download(dest: Path) -> None:
 
 def _dump(form: str, dest: Path, rows: int) -> None:
     """Save the episodes of a small buffer, which a killed process would have been training from."""
-    from rbtool.core import checkpointers
+    import rbtool
     from rbtool.core.testing.buffers_of_episodes import BufferPlan
 
     storage = BufferPlan(rows, (rows, 9), ends=0.1, seed=rows, oddities=("jumps", "agents", "types")).buffer()._storage
-    getattr(checkpointers, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
+    getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
 
 
 def _exchange(form: str, dest: Path, rows: int) -> None:
     """Save the episodes of a small buffer as TorchRL reads them."""
-    from rbtool.core import checkpointers
+    import rbtool
     from rbtool.core.testing.buffers_of_episodes import BufferPlan
 
     storage = BufferPlan(rows, (rows,), ends=0.1, seed=rows, oddities=("specials",)).buffer()._storage
-    getattr(checkpointers, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
+    getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
 
 
 def _destination(out: Path, job: str) -> Path:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import rbtool
-from rbtool.core.format import Manifest
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.testing.walks import write_walks
 
 FUNCTION = """

@@ -13,7 +13,8 @@ import pytest
 
 import rbtool
 from rbtool.cli import app
-from rbtool.core.format import digest_bytes, dump_json
+from rbtool.core.format.digest import digest_bytes
+from rbtool.core.format.documents import dump_json
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")

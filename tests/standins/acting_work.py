@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rbtool.core.format import StepReader
+from rbtool.core.format.contracts import StepReader
 from rbtool.core.opening import open_steps
 from rbtool.core.preprocess.block import Block
 from rbtool.core.preprocess.processor import Context, Job, LoadedProcessor, Processor, Task

@@ -77,8 +77,9 @@ def main() -> None:
 
 
 def _make(what: str, arguments: list[str]) -> Any:
-    from rbtool.core.format import source_class
-    from rbtool.core.remote import Bucket, Hub
+    from rbtool.core.format.locate import source_class
+    from rbtool.core.remote.bucket import Bucket
+    from rbtool.core.remote.hub import Hub
 
     makers: dict[str, Any] = {"hub": Hub, "bucket": Bucket, "source": source_class("minari")}
     return makers[what](*arguments)
@@ -93,14 +94,14 @@ def _call(made: Any, name: str, arguments: list[Any]) -> Any:
 
 def _read(transport: Any, address: str, limit: int = 1 << 20) -> str:
     """Text of a small file."""
-    from rbtool.core.remote import read_small
+    from rbtool.core.remote.transport import read_small
 
     return read_small(transport, address, limit=limit).decode()
 
 
 def _digest_of(bucket: Any, index: int, offset: int, how: str = "once") -> str:
     """SHA-256 of what comes from an offset on of an object, by its place in the list."""
-    from rbtool.core.remote import retrying
+    from rbtool.core.remote.retries import retrying
 
     listed = bucket.objects()[index]
 
@@ -122,7 +123,7 @@ def _describe(source: Any, dataset_id: str, revision: str | None = None) -> Any:
 
 def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = None) -> dict[str, Any]:
     """Fetch what is needed of a dataset; return it and how many bytes were heard of."""
-    from rbtool.core.format import parse_episodes
+    from rbtool.core.format.episodes import parse_episodes
 
     found = source.describe(dataset_id, totals=True)
     files = source.needed(found, parse_episodes(episodes) if episodes else None)
@@ -133,7 +134,7 @@ def _fetch(source: Any, dataset_id: str, folder: str, episodes: str | None = Non
 
 def _fetch_again(source: Any, files: list[dict[str, Any]], folder: str) -> None:
     """Fetch files that were described some time ago."""
-    from rbtool.core.format import RemoteFile
+    from rbtool.core.format.sources import RemoteFile
 
     listed = [RemoteFile(**{**file, "addresses": tuple(file["addresses"])}) for file in files]
     source.fetch(listed, Path(folder))

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 
 CAP = 180 << 20
 """Bytes of RLIMIT_DATA for verbs without torch: numpy and h5py alone take about 95 MB of it."""

@@ -13,7 +13,7 @@ import pytest
 from download_machine import DATA, DOOR, INFO, MAIN, SMALL, Machine
 from hub import Fault, Hub
 
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 
 FAULTS = [
     pytest.param(Fault(MAIN, "status:404", 99), 4, "main_data.hdf5", id="404 on a file"),

@@ -22,7 +22,8 @@ from golden_digests import array_digest, digest_of, digests
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.format import PackedRecorder, TedReader
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks

@@ -12,7 +12,7 @@ import source_tree
 def main(wheel: str) -> int:
     """Compare the wheel with the checkout."""
     expected = {f"rbtool/{file.relative_to(source_tree.ROOT).as_posix()}" for file in source_tree.package_files()}
-    expected.add("rbtool/py.typed")
+    expected |= {"rbtool/__init__.pyi", "rbtool/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     for name in sorted(expected - found):

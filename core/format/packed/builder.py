@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import SchemaError
-from ...ted import NEXT, Field, Key, row_bytes, rows_equal
+from ...ted.episodes import rows_equal
+from ...ted.schema import NEXT, Field, Key, row_bytes
 from .. import fs
 from ..contracts import Array, StepReader
 from ..digest import FileRecord
 from ..episodes import EpisodeTable
-from ..manifest import FieldRange, Layout, Manifest
+from ..manifest import Layout, Manifest
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
-from ..ted.tree import merge_ranges, range_of, record_file
+from ..ted.tree import FieldRange, merge_ranges, range_of, record_file
 from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 

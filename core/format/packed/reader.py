@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError
-from ...ted import Key
+from ...ted.schema import Key
 from ..contracts import Array, StepReader
 from ..digest import FileRecord, Hasher, bytes_of, digest_bytes
 from ..episodes import EPISODES, EPISODES_TEXT, EpisodeTable, column_fields, episode_text_bytes

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, UsageError
-from ...ted import Field, Key, unknown_field
+from ...ted.schema import Field, Key, unknown_field
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord, Hasher, bytes_of

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ...ted import NEXT, Field, Key, key_name, state_keys
+from ...ted.schema import NEXT, Field, Key, key_name, state_keys
 from ..contracts import Array
 from ..documents import SOUND_FIELD, decode, dump_json, parse_json
 from ..episodes import EpisodeTable

@@ -18,7 +18,8 @@ import numpy as np
 import xxhash
 
 from ...errors import CorruptDataError, FormatError, RbtoolError
-from ...ted import NEXT, EndReason, Field
+from ...ted.episodes import EndReason
+from ...ted.schema import NEXT, Field
 from .. import fs
 from ..contracts import Array
 from ..digest import Hasher, digest_bytes, read_regular

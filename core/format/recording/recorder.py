@@ -12,18 +12,19 @@ from typing import Self
 import numpy as np
 
 from ...errors import SchemaError, UsageError
-from ...ted import NEXT_TERMINATED, NEXT_TRUNCATED, EndReason, Field, Key, end_reason, field_named
+from ...ted.episodes import EndReason, end_reason
+from ...ted.schema import NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, field_named
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord
 from ..episodes import EPISODES, EpisodeRow, EpisodeTable
-from ..manifest import HIDDEN, FieldRange, Manifest, Request
+from ..manifest import HIDDEN, Manifest, Request
 from ..packed.builder import PackedRowBuilder
 from ..packed.schema import SCHEMA, PackedSchema, RecordNumbers
 from ..returns import episode_return
 from ..staging import lock_folder
 from ..ted.builder import Origin, provenance_step, write_manifest
-from ..ted.tree import record_file
+from ..ted.tree import FieldRange, record_file
 from .log import COMMITS, COMMITS_COPY, RECORDING, Commit, CommitLog, episode_digest, fields_bytes
 
 

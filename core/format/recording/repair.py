@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, UsageError
-from ...ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
+from ...ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord, digest_file, open_regular, read_regular
-from ..manifest import MANIFEST, FieldRange, Manifest, has_manifest
+from ..manifest import MANIFEST, Manifest, has_manifest
 from ..open_files import OpenFiles
 from ..packed.reader import PackedReader
 from ..packed.schema import RECORDS, SCHEMA, PackedSchema
 from ..staging import lock_folder
-from ..ted.tree import merge_ranges, range_of
+from ..ted.tree import FieldRange, merge_ranges, range_of
 from .log import (
     COMMITS,
     COMMITS_COPY,

@@ -14,7 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from ...errors import FormatError
-from ...ted import BoundaryCounts, Field, Key, field_named
+from ...ted.episodes import BoundaryCounts
+from ...ted.schema import Field, Key, field_named
 from ...version import __version__
 from .. import fs
 from ..contracts import Array
@@ -25,7 +26,6 @@ from ..manifest import (
     ENV_METADATA,
     SOURCE_DOCUMENTS,
     Dropped,
-    FieldRange,
     Layout,
     Manifest,
     Provenance,
@@ -34,7 +34,16 @@ from ..manifest import (
     is_inside,
 )
 from ..open_files import MappedWindow, pread_rows
-from .tree import MappedLeaf, TreeWriter, leaf_path, merge_ranges, record_file, require_own_files, write_tree_meta
+from .tree import (
+    FieldRange,
+    MappedLeaf,
+    TreeWriter,
+    leaf_path,
+    merge_ranges,
+    record_file,
+    require_own_files,
+    write_tree_meta,
+)
 
 _CHUNK = 4 << 20
 

@@ -12,18 +12,8 @@ from typing import Self
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError
-from ...ted import (
-    EPISODE,
-    NEXT_DONE,
-    NEXT_TERMINATED,
-    NEXT_TRUNCATED,
-    EndReason,
-    Field,
-    Key,
-    end_reason,
-    key_name,
-    role_of,
-)
+from ...ted.episodes import EndReason, end_reason
+from ...ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from ..contracts import Array, StepReader
 from ..digest import FileRecord
 from ..documents import parse_json

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, SchemaError
-from ...ted import Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
+from ...ted.schema import Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
 from .. import fs
 from ..digest import FileRecord, Hasher, read_regular
 from ..documents import Count, decode, is_sound_array, parse_json

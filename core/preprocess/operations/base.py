@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ...contract import own_attributes, refuse_overrides
 from ...errors import SchemaError, UsageError
-from ...format import Array, EpisodeTable
-from ...ted import Field, Key, key_name
+from ...format.contracts import Array
+from ...format.episodes import EpisodeTable
+from ...ted.schema import Field, Key, key_name
 from ..block import marked
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn

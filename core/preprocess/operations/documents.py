@@ -12,7 +12,9 @@ from typing import Any, TypeVar, get_type_hints
 
 from ...declarations import OPERATION_OPTIONS
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
-from ...format import MANIFEST, Manifest, Provenance, fs, load_json
+from ...format import fs
+from ...format.documents import load_json
+from ...format.manifest import MANIFEST, Manifest, Provenance
 from .base import Discount, EpisodeChoice, Operation, texts_of
 from .filters import Episodes
 from .normalize import Constants, NormalizeFields

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ...errors import UsageError
-from ...ted import EPISODE, FLAGS, NEXT, SINGLETONS, Field, Key, key_name, safe_part, unknown_field
+from ...ted.schema import EPISODE, FLAGS, NEXT, SINGLETONS, Field, Key, key_name, safe_part, unknown_field
 
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)
 """What no operation removes, renames or gives another type: where episodes end."""

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...format import COLUMNS, Array, EpisodeTable, parse_episodes, select_episodes
-from ...ted import FLAGS, NEXT, SINGLETONS, Field, Key, key_name
+from ...format.contracts import Array
+from ...format.episodes import COLUMNS, EpisodeTable, parse_episodes, select_episodes
+from ...ted.schema import FLAGS, NEXT, SINGLETONS, Field, Key, key_name
 from .base import BoundOperation, Columns, Discount, EpisodeChoice, Operation, RowOperation, texts_of
 from .conditions import Condition, Name, parse_condition
 from .fields import KEPT, Fields

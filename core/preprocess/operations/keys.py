@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import UsageError
-from ...ted import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
+from ...ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
 from .base import BoundOperation, Derivation, Discount, FieldChanges, Operation, RowOperation, names_of, pairs_of
 from .fields import KEPT, LENGTH, Fields, in_next, new_key
 from .lazy import LazyColumn, promoted

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ...format import Array
-from ...ted import Key, as_numbers, is_floating, numpy_dtype
+from ...format.contracts import Array
+from ...ted.schema import Key, as_numbers, is_floating, numpy_dtype
 from ..block import Block, BlockColumn, Pieces
 from ..failures import ResultRefused
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...format import Array, one_step_reward
-from ...ted import NEXT, NEXT_REWARD, Field, Key, key_name
+from ...format.contracts import Array
+from ...format.returns import one_step_reward
+from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..block import flagged
 from .base import BoundOperation, Columns, Discount, Operation, RowOperation
 from .fields import KEPT, Fields

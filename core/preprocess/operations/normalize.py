@@ -10,9 +10,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from ...errors import SchemaError, UsageError, did_you_mean
-from ...format import Array
-from ...stats import Moments, QuantileSketch
-from ...ted import NEXT, SINGLETONS, Field, Key, key_name
+from ...format.contracts import Array
+from ...stats.moments import Moments, QuantileSketch
+from ...ted.schema import NEXT, SINGLETONS, Field, Key, key_name
 from .base import Derivation, Discount, FieldChanges, Operation, RowOperation, names_of
 from .fields import Fields, in_next
 from .lazy import LazyBatch, LazyColumn

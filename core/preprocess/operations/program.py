@@ -14,8 +14,9 @@ import numpy as np
 
 from ...declarations import OPERATION_OPTIONS
 from ...errors import UsageError
-from ...format import EpisodeTable, digest_bytes
-from ...ted import NEXT, Field, Key, key_name
+from ...format.digest import digest_bytes
+from ...format.episodes import EpisodeTable
+from ...ted.schema import NEXT, Field, Key, key_name
 from ..block import Block
 from ..processor import Context, LoadedProcessor, Processor
 from .base import BoundOperation, EpisodeChoice, Operation, RowOperation

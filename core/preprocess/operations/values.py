@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...errors import UsageError, did_you_mean
-from ...format import Array
-from ...ted import DTYPES, EPISODE, NEXT, Field, Key, is_floating, key_name
+from ...format.contracts import Array
+from ...ted.schema import DTYPES, EPISODE, NEXT, Field, Key, is_floating, key_name
 from .base import BoundOperation, Discount, FieldChanges, Operation, RowOperation, number_of, pairs_of
 from .fields import KEPT, Fields
 from .lazy import LazyColumn
@@ -223,7 +223,7 @@ class ResizeImages(RowOperation):
 def _resize(images: Array, size: tuple[int, int]) -> Any:
     import torch  # only who resizes waits for it
 
-    from ...transforms import Resize as Transform
+    from ...transforms.values import Resize as Transform
 
     transform = Transform(size)
     out = np.empty((*images.shape[:2], *size), images.dtype)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ted import EPISODE, NEXT, Field, Key, role_of, rows_equal, state_keys
+from ...ted.episodes import rows_equal
+from ...ted.schema import EPISODE, NEXT, Field, Key, role_of, state_keys
 from ..block import Block, BlockColumn, Pieces, flagged, marked, marked_pieces, numbers_episodes
 from ..failures import ResultRefused, counted
 from ..processor import LoadedProcessor

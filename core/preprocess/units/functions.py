@@ -24,7 +24,8 @@ import cloudpickle
 import numpy as np
 
 from ...errors import UsageError
-from ...format import digest_file, fs, read_regular
+from ...format import fs
+from ...format.digest import digest_file, read_regular
 from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor, Unit
 from .modules import imported_modules, only_from

@@ -23,7 +23,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
-from ...format import read_regular
+from ...format.digest import read_regular
 
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),

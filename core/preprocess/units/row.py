@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ...format import Array
-from ...ted import Key, numpy_dtype
+from ...format.contracts import Array
+from ...ted.schema import Key, numpy_dtype
 from ..block import Block, BlockColumn, Pieces
 from ..failures import FunctionFailed, ResultRefused
 from ..processor import LoadedProcessor

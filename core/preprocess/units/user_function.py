@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ...format import HIDDEN, Array
+from ...format.contracts import Array
+from ...format.manifest import HIDDEN
 from ...storages.dataset import tensordict_of
-from ...ted import DTYPES, Key, key_name, numpy_dtype
+from ...ted.schema import DTYPES, Key, key_name, numpy_dtype
 from ..block import BlockColumn
 from ..failures import FunctionFailed, ResultRefused, counted
 

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptDataError
-from ...format import Array, Closing, RowFiles, range_of, running_return
-from ...ted import (
+from ...format.contracts import Array, Closing
+from ...format.returns import running_return
+from ...format.ted.builder import RowFiles
+from ...format.ted.tree import range_of
+from ...ted.episodes import rows_equal
+from ...ted.schema import (
     EPISODE,
     NEXT,
     NEXT_TERMINATED,
@@ -22,7 +26,6 @@ from ...ted import (
     as_numbers,
     key_name,
     role_of,
-    rows_equal,
     state_keys,
 )
 from ..block import Block

@@ -344,3 +344,9 @@ def _elements(field: Field, same: _Array) -> str:
         return f"{int(same.sum()):,} of {same.size:,} elements of {field.name}: each"
     parts = (str(start) if stop == start + 1 else f"{start}:{stop}" for start, stop in runs)
     return f"{field.name}[{', '.join(parts)}]"
+
+
+DATA_RULES: tuple[type[Rule], ...] = (
+    SchemaRule, SingletonRule, DoneRule, ContinuityRule, AcrossRule, MidEpisodeFlagRule, NotFiniteRule, AllZeroRule,
+    ZeroVarianceRule,
+)  # fmt: skip

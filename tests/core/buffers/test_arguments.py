@@ -7,11 +7,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.transforms import Compose
-from rbtool.core.writers import RoundRobinWriter, TensorDictRoundRobinWriter
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.base import Compose
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
 def test_what_there_is_without_arguments() -> None:

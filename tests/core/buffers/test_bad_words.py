@@ -6,9 +6,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages import CompressedListStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 
 
 def rows(count: int) -> TensorDict:

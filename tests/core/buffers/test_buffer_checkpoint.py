@@ -12,12 +12,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.digests import without_digests
-from rbtool.core.transforms import Transform
+from rbtool.core.transforms.base import Transform
 
 
 class Counts(Transform):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.samplers import SamplerWithoutReplacement
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 
 OLD, NEW = 3, 8
 

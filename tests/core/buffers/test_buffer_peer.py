@@ -11,8 +11,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core import buffers, samplers, storages
-from rbtool.core.transforms import Compose
+import rbtool
+from rbtool.core.transforms.base import Compose
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
 
@@ -31,21 +31,21 @@ def steps(count: int = 7) -> TensorDict:
 def test_its_transforms_in_our_buffers() -> None:
     change = transforms.DoubleToFloat(in_keys=["observation"], in_keys_inv=["observation"])
     for made in (change, transforms.Compose(change), Compose(change)):
-        buffer = buffers.ReplayBuffer(storage=storages.LazyTensorStorage(10), transform=made, batch_size=4)
+        buffer = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(10), transform=made, batch_size=4)
         buffer.extend(steps().set("observation", steps()["observation"].float()))
         assert buffer.storage[:]["observation"].dtype == torch.float64
         assert buffer[:]["observation"].dtype == buffer.sample()["observation"].dtype == torch.float32
-    renamed = buffers.TensorDictReplayBuffer(
-        storage=storages.LazyTensorStorage(10), transform=transforms.RenameTransform(["a"], ["b"]), batch_size=4
+    renamed = rbtool.TensorDictReplayBuffer(
+        storage=rbtool.LazyTensorStorage(10), transform=transforms.RenameTransform(["a"], ["b"]), batch_size=4
     )
     renamed.extend(steps())
     assert torch.equal((batch := renamed.sample())["b"], batch["index"])
 
 
 def arguments(ours: bool, **more: Any) -> dict[str, Any]:
-    home = storages if ours else data
+    home = rbtool if ours else data
     storage = home.LazyTensorStorage(10, ndim=more.pop("ndim", 1))
-    sampler = (samplers if ours else data).SamplerWithoutReplacement()
+    sampler = (rbtool if ours else data).SamplerWithoutReplacement()
     module = torch.nn.Linear(1, 1)
     return {"storage": storage, "sampler": sampler, "transform": _Add(module), "batch_size": 3, **more}
 
@@ -62,7 +62,7 @@ class _Add(torch.nn.Module):
 @pytest.mark.parametrize(("way", "ours_first"), [("folder", True), ("folder", False), ("state", False)])
 @pytest.mark.parametrize("name", ["ReplayBuffer", "TensorDictReplayBuffer"])
 def test_buffers_go_over(ours_first: bool, name: str, way: str, tmp_path: Path) -> None:
-    homes = {True: buffers, False: data}
+    homes = {True: rbtool, False: data}
     generator = torch.Generator().manual_seed(5)
     one = getattr(homes[ours_first], name)(**arguments(ours_first, generator=generator))
     other = getattr(homes[not ours_first], name)(**arguments(not ours_first, generator=torch.Generator()))
@@ -85,7 +85,7 @@ def test_buffers_go_over(ours_first: bool, name: str, way: str, tmp_path: Path) 
 
 def test_two_dimensions_go_over(tmp_path: Path) -> None:
     batch = TensorDict({"a": torch.arange(24).reshape(2, 12)}, [2, 12])
-    ours = buffers.TensorDictReplayBuffer(storage=storages.LazyMemmapStorage(20, ndim=2))
+    ours = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyMemmapStorage(20, ndim=2))
     theirs = data.TensorDictReplayBuffer(storage=data.LazyMemmapStorage(20, ndim=2))
     assert torch.equal(ours.extend(batch), theirs.extend(batch))
     assert (ours[:] == theirs[:]).all()

@@ -11,24 +11,17 @@ import pytest
 import torch
 from tensordict import is_tensor_collection
 
-from rbtool.core import buffers, checkpointers, samplers, storages, writers
-from rbtool.core.buffers import ReplayBuffer
+import rbtool
+from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.pytrees import map_tensors
 from rbtool.core.samplers import prioritized, prioritized_slices, slices, slices_without_replacement
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent.name for case in WRITTEN.glob("*/case.json"))
-PARTS = (
-    storages,
-    samplers,
-    prioritized,
-    prioritized_slices,
-    slices,
-    slices_without_replacement,
-    writers,
-    checkpointers,
-)
-NAMES = {name: value for part in PARTS for name, value in vars(part).items()}
+PARTS = (prioritized, prioritized_slices, slices, slices_without_replacement)
+NAMES = {name: getattr(rbtool, name) for name in rbtool.__all__} | {
+    name: value for part in PARTS for name, value in vars(part).items()
+}
 
 
 def buffer_of(facts: dict[str, Any], **more: Any) -> ReplayBuffer:
@@ -42,7 +35,7 @@ def buffer_of(facts: dict[str, Any], **more: Any) -> ReplayBuffer:
     built = eval(storage, NAMES)
     if "checkpointer" in parts:
         built.checkpointer = eval(parts["checkpointer"], NAMES)
-    return getattr(buffers, parts["buffer"])(storage=built, **made, **arguments, **more)
+    return getattr(rbtool, parts["buffer"])(storage=built, **made, **arguments, **more)
 
 
 def leaves(data: Any, path: str = "") -> dict[str, torch.Tensor]:
@@ -94,7 +87,7 @@ def test_a_saved_buffer_loads(case: str) -> None:
         leaf = found[name].float() if name in facts["bfloat16_keys"] else found[name]
         assert np.array_equal(leaf.numpy(), expected[name], equal_nan=leaf.is_floating_point())
     assert (buffer._rng is not None) == (case == "td_memmap_rng_state")
-    if not isinstance(buffer.writer, writers.TensorDictMaxValueWriter):
+    if not isinstance(buffer.writer, rbtool.TensorDictMaxValueWriter):
         buffer.add(map_tensors(torch.clone, buffer.storage[0]))
         rows = facts.get("capacity_shape", [facts["capacity"]])[0]
         assert buffer.writer._cursor == (facts["cursor"] + 1) % rows

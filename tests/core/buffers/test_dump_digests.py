@@ -12,19 +12,23 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.checkpointers import (
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.checkpointers.base import StorageCheckpointerBase
+from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
-    StorageCheckpointerBase,
 )
 from rbtool.core.errors import CorruptDataError, UsageError
-from rbtool.core.samplers import PrioritizedSampler, SamplerWithoutReplacement
-from rbtool.core.storages import CompressedListStorage, LazyTensorStorage, ListStorage, Storage
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.digests import flips
-from rbtool.core.transforms import Transform
-from rbtool.core.writers import TensorDictRoundRobinWriter
+from rbtool.core.transforms.base import Transform
+from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
 CAPACITY = 8
 

@@ -10,20 +10,19 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.datasets import DatasetStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import MissingKeyError, SchemaError
-from rbtool.core.format import Origin, TedReader, write_dataset
-from rbtool.core.storages import (
-    CompressedListStorage,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    PackedRecording,
-    PackedStorage,
-    TensorStorage,
-)
+from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.packed import PackedStorage
+from rbtool.core.storages.packed_recording import PackedRecording
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.walks import write_walks
 
 ROWS = 4

@@ -10,16 +10,21 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.checkpointers import (
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
-    TensorStorageCheckpointer,
 )
-from rbtool.core.samplers import SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
-from rbtool.core.storages import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage
-from rbtool.core.writers import RoundRobinWriter
+from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 CHECKPOINTERS = [
     TensorStorageCheckpointer,

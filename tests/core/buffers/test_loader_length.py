@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
-from rbtool.core.buffers import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.samplers import (
-    PrioritizedSampler,
-    RandomSampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-)
-from rbtool.core.storages import LazyTensorStorage
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 
 def filled(sampler: Any, batch_size: int | None, episodes: list[int], **arguments: Any) -> TensorDictReplayBuffer:

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.locks import Guard, SharedGuard
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 # Rows that take a while to copy, of one number each: a row of two numbers was read while it was written.
 WIDTH = 20_000

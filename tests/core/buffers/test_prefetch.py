@@ -8,10 +8,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import Transform
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.transforms.base import Transform
 
 
 def numbers(**arguments: object) -> ReplayBuffer:

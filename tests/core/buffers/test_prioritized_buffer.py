@@ -10,24 +10,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import (
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers import RandomSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    Storage,
-    TensorStorage,
-)
+from rbtool.core.samplers.uniform import RandomSampler
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers import EXPONENTS, draw_many, drawn_weights, expected, of_steps, plain, steps
-from rbtool.core.writers import TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 KINDS = [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer]
 

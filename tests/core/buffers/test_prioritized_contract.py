@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from rbtool.core.buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictPrioritizedReplayBuffer
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.buffers import LANES, ROWS, BufferTests, make_class
 
 

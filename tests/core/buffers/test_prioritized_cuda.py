@@ -13,9 +13,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from rbtool.core.errors import RbtoolError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, Storage, TensorStorage
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 ROWS, BATCH = 100_000, 65_536

@@ -10,13 +10,18 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from rbtool.core.buffers import PrioritizedReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers import PrioritizedSliceSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers import drawn_weights
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core import storages
-from rbtool.core.buffers import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+import rbtool
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
 
@@ -60,7 +60,7 @@ def theirs() -> Any:
 
 
 def ours() -> Any:
-    return filled(storages, TensorDictPrioritizedReplayBuffer, **EXPONENTS)
+    return filled(rbtool, TensorDictPrioritizedReplayBuffer, **EXPONENTS)
 
 
 def test_our_folder_goes_over(theirs: Any, tmp_path: Path) -> None:

@@ -12,21 +12,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import (
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import (
-    CompressedListStorage,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-)
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage, CompressedListStorage]

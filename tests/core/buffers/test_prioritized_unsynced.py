@@ -14,14 +14,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
-from rbtool.core.buffers.prioritized import WorkerSampler
+from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer, WorkerSampler
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers import RandomSampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from rbtool.core.samplers.uniform import RandomSampler
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers import drawn_weights
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 

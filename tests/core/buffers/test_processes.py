@@ -11,8 +11,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 
 
 def in_a_child(act: Callable[..., Any], *arguments: Any, method: str = "fork") -> str:

@@ -5,11 +5,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.writers import RoundRobinWriter
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
 def numbers(count: int = 10, **arguments: object) -> ReplayBuffer:

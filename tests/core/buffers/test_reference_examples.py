@@ -9,9 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 
 def test_any_object_in_a_list_storage() -> None:

@@ -12,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.samplers import PrioritizedSampler
-from rbtool.core.storages import (
-    CompressedListStorage,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    Storage,
-    TensorStorage,
-)
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 TENSORS: list[Callable[..., Storage]] = [LazyTensorStorage, LazyMemmapStorage]
 LISTS: list[Callable[..., Storage]] = [ListStorage, LazyStackStorage, CompressedListStorage]

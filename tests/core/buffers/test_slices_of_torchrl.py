@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 DONE = ("next", "done")

@@ -14,10 +14,11 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.datasets import load_dataset
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load import load_dataset
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.testing.walks import write_walks
 
 ROWS = 1000

@@ -6,12 +6,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError
-from rbtool.core.samplers import RandomSampler
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.transforms import Transform
-from rbtool.core.writers import ImmutableDatasetWriter, TensorDictMaxValueWriter
+from rbtool.core.samplers.uniform import RandomSampler
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.base import Transform
+from rbtool.core.writers.base import ImmutableDatasetWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 
 def steps(count: int = 4, start: int = 0) -> TensorDict:

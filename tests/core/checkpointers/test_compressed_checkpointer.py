@@ -11,9 +11,10 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from rbtool.core.checkpointers import CompressedListStorageCheckpointer
+from rbtool.core.checkpointers.lists import CompressedListStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.storages import CompressedListStorage, ListStorage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.digests import without_digests
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"

@@ -13,7 +13,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -24,14 +28,11 @@ from rbtool.core.errors import (
     SchemaError,
     UsageError,
 )
-from rbtool.core.format import MANIFEST, Manifest
-from rbtool.core.storages import (
-    CompressedListStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    TensorStorage,
-)
+from rbtool.core.format.manifest import MANIFEST, Manifest
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.walks import write_walks
 

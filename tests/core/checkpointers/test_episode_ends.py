@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from rbtool.core.checkpointers.lanes import Order
 from rbtool.core.checkpointers.storage_rows import StorageRows, keys_of
 from rbtool.core.errors import UsageError
-from rbtool.core.format import episode_returns, running_return
-from rbtool.core.storages import TensorStorage
-from rbtool.core.ted import EndReason
+from rbtool.core.format.returns import episode_returns, running_return
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.ted.episodes import EndReason
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 99))

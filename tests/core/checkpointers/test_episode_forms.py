@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, tensorclass
 
 import rbtool
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpointers import (
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers.base import StorageCheckpointerBase
+from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
-    StorageCheckpointerBase,
 )
-from rbtool.core.encodings import compare_steps
+from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage, dataset_tensors
+from rbtool.core.storages.dataset import dataset_tensors
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits, buffer_plans
 from rbtool.core.testing.walks import write_walks
 

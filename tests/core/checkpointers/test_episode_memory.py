@@ -9,8 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.storages import TensorStorage
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
+from rbtool.core.storages.tensor import TensorStorage
 
 MOST = 24 << 20
 

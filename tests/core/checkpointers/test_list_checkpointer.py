@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
-from rbtool.core.checkpointers import ListStorageCheckpointer
+from rbtool.core.checkpointers.lists import ListStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.storages import CompressedListStorage, LazyStackStorage, ListStorage, TensorStorage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.digests import without_digests
 
 Pair = namedtuple("Pair", ["left", "right"])

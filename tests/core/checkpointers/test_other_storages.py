@@ -13,11 +13,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.datasets import DatasetStorage
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
+from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import LazyStackStorage, LazyTensorStorage, ListStorage, PackedStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.packed import PackedStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks

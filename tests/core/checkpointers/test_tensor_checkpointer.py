@@ -12,7 +12,8 @@ import torch
 from tensordict import NonTensorData, TensorDict, tensorclass
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rbtool.core.checkpointers import ListStorageCheckpointer, TensorStorageCheckpointer
+from rbtool.core.checkpointers.lists import ListStorageCheckpointer
+from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -21,7 +22,9 @@ from rbtool.core.errors import (
     SchemaError,
     UsageError,
 )
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.digests import without_digests
 from rbtool.core.testing.storages import same
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import CorruptDataError, FormatError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.testing.storages import same
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"

@@ -14,12 +14,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.checkpointers.episodes import is_compatible, open_compatible
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+    is_compatible,
+    open_compatible,
+)
 from rbtool.core.checkpointers.loading import fill_storage
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
-from rbtool.core.torchrl import torchrl_form
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.torchrl.reader import torchrl_form
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))

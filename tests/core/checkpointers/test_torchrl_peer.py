@@ -10,8 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core import checkpointers, storages
-from rbtool.core.buffers import ReplayBuffer
+import rbtool
+from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers import hooks
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
@@ -66,8 +66,8 @@ def fill(buffer: Any, ring: str, seed: int) -> Any:
 
 def ours(ring: str, form: str, kind: str = "LazyTensorStorage", **arguments: Any) -> ReplayBuffer:
     lanes, capacity, _ = RINGS[ring]
-    storage = getattr(storages, kind)(capacity, ndim=len(lanes) + 1)
-    storage.checkpointer = getattr(checkpointers, form)(**arguments)
+    storage = getattr(rbtool, kind)(capacity, ndim=len(lanes) + 1)
+    storage.checkpointer = getattr(rbtool, form)(**arguments)
     return ReplayBuffer(storage=storage, batch_size=1)
 
 

@@ -14,12 +14,17 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import MinariExperienceReplay
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.datasets import BaseDatasetExperienceReplay, DatasetReplayBuffer, load_dataset
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
-from rbtool.core.format import Manifest
-from rbtool.core.storages import LazyMemmapStorage, ListStorage, TensorStorage
-from rbtool.core.transforms import CatTensors, Compose
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.selection import CatTensors
 
 DOOR = "D4RL/door/human-v2"
 

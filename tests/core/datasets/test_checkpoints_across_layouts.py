@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage, load_dataset
-from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.format import MANIFEST, Manifest
-from rbtool.core.samplers import (
-    PrioritizedSampler,
-    RandomSampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
 )
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.format.manifest import MANIFEST, Manifest
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.testing.digests import without_digests
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint

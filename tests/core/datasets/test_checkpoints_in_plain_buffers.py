@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
-from rbtool.core.datasets import load_dataset
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError
-from rbtool.core.storages import LazyTensorStorage, PackedStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.testing.digests import without_digests
 from rbtool.core.verbs.convert import convert
-from rbtool.core.writers import TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 
 def plain(capacity: int, kind: Any = FlatStorageCheckpointer, **how: Any) -> ReplayBuffer:

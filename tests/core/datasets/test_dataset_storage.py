@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from rbtool.core.datasets import DatasetReplayBuffer, DatasetStorage
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
-from rbtool.core.format import MANIFEST, TedReader
+from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.walks import write_walks
 
 

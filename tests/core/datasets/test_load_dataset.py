@@ -11,13 +11,16 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.datasets import load_dataset
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
-from rbtool.core.format import MANIFEST, PackedReader, TedReader, fs, last_use
-from rbtool.core.remote import KnownNames
-from rbtool.core.remote.catalogue import Resolution
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.writers import ImmutableDatasetWriter
+from rbtool.core.format import fs
+from rbtool.core.format.locate import last_use
+from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.format.packed.reader import PackedReader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.remote.catalogue import KnownNames, Resolution
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.writers.base import ImmutableDatasetWriter
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 DOOR = "minari:D4RL/door/human-v2"

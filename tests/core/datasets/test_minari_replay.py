@@ -14,14 +14,18 @@ import torch
 from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
 
 from rbtool import MinariExperienceReplay
-from rbtool.core.datasets import BaseDatasetExperienceReplay, load_dataset
+from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
-from rbtool.core.format import MANIFEST, Manifest, TedReader
-from rbtool.core.remote import KnownNames
-from rbtool.core.remote.catalogue import Resolution
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.specs import Bounded, Categorical, Composite, Unbounded
-from rbtool.core.writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter
+from rbtool.core.format.manifest import MANIFEST, Manifest
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.remote.catalogue import KnownNames, Resolution
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Categorical
+from rbtool.core.specs.composite import Composite
+from rbtool.core.writers.base import ImmutableDatasetWriter
+from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 DOOR, CART, GRID = "D4RL/door/human-v2", "cartpole/scripted-v0", "griddict/random-infos-v0"

@@ -10,7 +10,7 @@ import pytest
 
 from rbtool.core.datasets.experience_replay import SourceFolder
 from rbtool.core.errors import UsageError
-from rbtool.core.format import Manifest, has_manifest
+from rbtool.core.format.manifest import Manifest, has_manifest
 from rbtool.core.testing.walks import write_walks
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.encodings import Difference, compare_steps
-from rbtool.core.format import EPISODES
+from rbtool.core.encodings.rows import Difference, compare_steps
+from rbtool.core.format.episodes import EPISODES
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, relist, write_plan
 

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from rbtool import CorruptDataError, FormatError, RbtoolError
-from rbtool.core.encodings import (
-    FlatReader,
-    Form,
-    H5Reader,
-    load_checkpoint,
-    save_checkpoint,
-)
+from rbtool.core.encodings.flat import FlatReader
 from rbtool.core.encodings.h5_layout import block_bytes, read_block
-from rbtool.core.format import TedReader, has_manifest
+from rbtool.core.encodings.h5_reader import H5Reader
+from rbtool.core.encodings.layout import Form
+from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
+from rbtool.core.format.manifest import has_manifest
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, SchemaError
-from rbtool.core.encodings import (
-    Compression,
-    Form,
-    load_checkpoint,
-    save_checkpoint,
-)
-from rbtool.core.format import MANIFEST, Manifest, StepReader
+from rbtool.core.encodings.h5_layout import Compression
+from rbtool.core.encodings.layout import Form
+from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
+from rbtool.core.format.contracts import StepReader
+from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, dataset_plans, relist, write_plan
 

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from rbtool import CorruptDataError, FormatError, UsageError
-from rbtool.core.encodings import (
-    Compression,
-    H5Reader,
-    compare_steps,
-    load_checkpoint,
-    save_checkpoint,
-)
-from rbtool.core.format import Array, Manifest, TedReader
+from rbtool.core.encodings.h5_layout import Compression
+from rbtool.core.encodings.h5_reader import H5Reader
+from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
+from rbtool.core.format.contracts import Array
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import Key
+from rbtool.core.ted.schema import Key
 from rbtool.core.testing.walks import write_walks
 
 

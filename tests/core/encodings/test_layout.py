@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.encodings import CompactLayout
-from rbtool.core.encodings.layout import CompactForm
-from rbtool.core.format import leaf_path
-from rbtool.core.ted import Key
+from rbtool.core.encodings.layout import CompactForm, CompactLayout
+from rbtool.core.format.ted.tree import leaf_path
+from rbtool.core.ted.schema import Key
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans
 
 forms = st.sampled_from(["flat", "nested", "h5"])

@@ -10,8 +10,8 @@ from rbtool.core.encodings.rows import (
     with_ends,
     without_ends,
 )
-from rbtool.core.format import EpisodeRow, EpisodeTable
-from rbtool.core.ted import EndReason
+from rbtool.core.format.episodes import EpisodeRow, EpisodeTable
+from rbtool.core.ted.episodes import EndReason
 
 lengths_of_episodes = st.lists(st.integers(1, 5), min_size=1, max_size=8)
 shapes = st.sampled_from([(), (1,), (3,), (2, 2), (0,)])

@@ -10,7 +10,8 @@ from rbtool.core.encodings.h5_layout import (
     read_block,
     verify_block,
 )
-from rbtool.core.format import Manifest, Provenance, provenance_step
+from rbtool.core.format.manifest import Manifest, Provenance
+from rbtool.core.format.ted.builder import provenance_step
 from rbtool.core.testing.walks import write_walks
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.format import DatasetBuilder, Ingest, TedReader, digest_file
-from rbtool.core.ted import NEXT_REWARD, ted_fields
+from rbtool.core.format.digest import digest_file
+from rbtool.core.format.ingest import Ingest
+from rbtool.core.format.ted.builder import DatasetBuilder
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.schema import NEXT_REWARD, ted_fields
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces, write_walks
 
@@ -72,7 +75,8 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
 
 
 def _origin():  # type: ignore[no-untyped-def]
-    from rbtool.core.format import Origin, Request
+    from rbtool.core.format.manifest import Request
+    from rbtool.core.format.ted.builder import Origin
 
     return Origin(Request("walks", "walks", "walks"))
 

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from rbtool import CorruptDataError
-from rbtool.core.format import RowCodec
+from rbtool.core.format.packed.row_files import RowCodec
 
 ROWS = b"rows" * 4
 

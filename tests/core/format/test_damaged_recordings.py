@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.encodings import compare_steps
+from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
-from rbtool.core.format import PackedRecorder, TedReader
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import Field
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.verbs.repair import repair
 

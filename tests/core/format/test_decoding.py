@@ -7,7 +7,7 @@ import pytest
 
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.format.documents import Count, FieldEntry, decode, dump_json, parse_json
-from rbtool.core.ted import Field
+from rbtool.core.ted.schema import Field
 
 
 class Part(NamedTuple):

@@ -7,7 +7,9 @@ import pytest
 
 import rbtool
 from rbtool import DatasetNotFoundError, UsageError
-from rbtool.core.format import Request, dataset_folder, find_dataset, safe_id, storage_root, stored_datasets
+from rbtool.core.format.locate import dataset_folder, find_dataset, storage_root, stored_datasets
+from rbtool.core.format.manifest import Request
+from rbtool.core.format.sources import safe_id
 from rbtool.core.testing.walks import write_walks
 
 

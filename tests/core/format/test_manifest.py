@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.format import FORMAT_VERSION, MANIFEST, Manifest, Request, digest_bytes, dump_json, is_canonical
+from rbtool.core.format.digest import digest_bytes
+from rbtool.core.format.documents import dump_json
+from rbtool.core.format.manifest import FORMAT_VERSION, MANIFEST, Manifest, Request, is_canonical
 from rbtool.core.testing.walks import write_walks
 
 

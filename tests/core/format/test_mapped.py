@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError
-from rbtool.core.format import OpenFiles, digest_file
-from rbtool.core.format.open_files import MappedWindow, digest_mapped
-from rbtool.core.ted import Field
+from rbtool.core.format.digest import digest_file
+from rbtool.core.format.open_files import MappedWindow, OpenFiles, digest_mapped
+from rbtool.core.ted.schema import Field
 
 LEAF = Field(("a",), "uint16", (3,), "observation")
 

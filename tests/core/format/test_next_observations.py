@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.format import EPISODES, Array, EpisodeTable, Piece, Reader, SourceFacts
+from rbtool.core.format.contracts import Array, Piece, SourceFacts
+from rbtool.core.format.episodes import EPISODES, EpisodeTable
+from rbtool.core.format.reader import Reader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import EndReason, Field, Final, Key
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.ted.schema import Field, Key
 
 OBSERVATION, GOAL, ACTION, REWARD = ("observation",), ("goal",), ("action",), ("reward",)
 FIELDS = (

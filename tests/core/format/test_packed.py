@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 import rbtool
-from rbtool.core.encodings import compare_steps
+from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -23,20 +23,17 @@ from rbtool.core.errors import (
     SchemaError,
     UsageError,
 )
-from rbtool.core.format import (
-    Manifest,
-    Origin,
-    PackedBuilder,
-    PackedReader,
-    PackedRecorder,
-    PackedSchema,
-    RowCodec,
-    TedReader,
-    write_dataset,
-)
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.packed import builder
+from rbtool.core.format.packed.builder import PackedBuilder, write_dataset
+from rbtool.core.format.packed.reader import PackedReader
+from rbtool.core.format.packed.row_files import RowCodec
+from rbtool.core.format.packed.schema import PackedSchema
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import Field
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans, relist, write_plan
 from rbtool.core.verbs.check import check
 

@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.errors import OutOfSpaceError, SchemaError
-from rbtool.core.format import (
-    OpenFiles,
-    PositionedTree,
-    RowFiles,
-    TreeWriter,
-    digest_file,
-    fs,
-    leaf_path,
-    read_tree,
-)
+from rbtool.core.format import fs
+from rbtool.core.format.digest import digest_file
+from rbtool.core.format.open_files import OpenFiles
 from rbtool.core.format.ted import builder as ted_builder
-from rbtool.core.ted import Field
+from rbtool.core.format.ted.builder import PositionedTree, RowFiles
+from rbtool.core.format.ted.tree import TreeWriter, leaf_path, read_tree
+from rbtool.core.ted.schema import Field
 
 FIELDS = (
     Field(("a",), "float32", (2,), "observation"),

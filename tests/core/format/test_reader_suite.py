@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rbtool.core.format import Piece, Reader, SourceFacts
+from rbtool.core.format.contracts import Piece, SourceFacts
+from rbtool.core.format.reader import Reader
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
 

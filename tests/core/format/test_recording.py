@@ -10,13 +10,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.datasets import load_dataset
-from rbtool.core.encodings import compare_steps
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load import load_dataset
+from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.format import Manifest, PackedRecorder, TedReader
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import PackedRecording, PackedStorage
+from rbtool.core.storages.packed import PackedStorage
+from rbtool.core.storages.packed_recording import PackedRecording
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.check import check

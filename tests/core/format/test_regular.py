@@ -17,9 +17,11 @@ from gymnasium import spaces
 from minari_oracle import make_episode, write_minari
 
 import rbtool
-from rbtool.core.encodings import save_checkpoint
+from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format import fs, lock_folder, open_regular, read_regular, require_regular
+from rbtool.core.format import fs
+from rbtool.core.format.digest import open_regular, read_regular, require_regular
+from rbtool.core.format.staging import lock_folder
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.walks import write_walks
 

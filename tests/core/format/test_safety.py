@@ -6,16 +6,11 @@ from pathlib import Path
 import pytest
 
 from rbtool import CorruptDataError, FormatError
-from rbtool.core.format import (
-    MANIFEST,
-    FileRecord,
-    Manifest,
-    TedReader,
-    episode_text_bytes,
-    is_inside,
-    parse_episode_text,
-    write_documents,
-)
+from rbtool.core.format.digest import FileRecord
+from rbtool.core.format.episodes import episode_text_bytes, parse_episode_text
+from rbtool.core.format.manifest import MANIFEST, Manifest, is_inside
+from rbtool.core.format.ted.builder import write_documents
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.walks import write_walks
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool import UsageError
-from rbtool.core.format import expected_episodes, normal_form, parse_episodes, select_episodes
+from rbtool.core.format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
-from rbtool.core.format import MappedLeaf, OpenFiles, TedReader, TreeWriter, leaf_path, read_tree
-from rbtool.core.ted import DTYPES, Field
+from rbtool.core.format.open_files import OpenFiles
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.ted.tree import MappedLeaf, TreeWriter, leaf_path, read_tree
+from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.walks import write_walks
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.kernels import fastest_rows
-from rbtool.core.kernels.rows import ArrayPool
+from rbtool.core.kernels.rows import ArrayPool, fastest_rows
 
 
 def place(array: Any) -> int:

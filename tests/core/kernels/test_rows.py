@@ -8,9 +8,10 @@ import pytest
 import torch
 from forked_scripts import Interpreter
 
-from rbtool.core.kernels import CompiledRows, PlainRows, fastest_rows
 from rbtool.core.kernels import rows as rows_module
-from rbtool.core.storages import TensorStorage, columns
+from rbtool.core.kernels.rows import CompiledRows, PlainRows, fastest_rows
+from rbtool.core.storages import columns
+from rbtool.core.storages.tensor import TensorStorage
 
 ROWS = 50  # a few of which are more than 8 kB of the widest
 SHAPES: dict[str, tuple[type[Any], tuple[int, ...]]] = {

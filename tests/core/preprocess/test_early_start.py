@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rbtool
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.preprocess.preprocessing import BackgroundCall, SerialExecutor
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits

@@ -10,9 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess import find_function
 from rbtool.core.preprocess.failures import FunctionFailed, counted, error_text
-from rbtool.core.preprocess.units.functions import PickledFunction
+from rbtool.core.preprocess.units.functions import PickledFunction, find_function
 
 
 @pytest.fixture(autouse=True)

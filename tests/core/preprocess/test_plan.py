@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from rbtool.core.errors import UsageError
-from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, Request
+from rbtool.core.format.episodes import EpisodeRow
+from rbtool.core.format.manifest import Request
+from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.opening import open_steps
-from rbtool.core.preprocess import Plan, StepSelection
-from rbtool.core.preprocess.step_selection import task_order
-from rbtool.core.ted import EndReason, Field
+from rbtool.core.preprocess.step_selection import Plan, StepSelection, task_order
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import Field
 
 
 def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, steps: int | None = None) -> StepSelection:

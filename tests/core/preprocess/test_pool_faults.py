@@ -20,7 +20,7 @@ import pytest
 from acting_work import TASKS, Acting, count_set_up, counted_set_ups, die, job_of, once
 
 from rbtool.core.errors import UsageError
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFailed
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits

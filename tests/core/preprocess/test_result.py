@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.encodings import save_checkpoint
-from rbtool.core.format import ENV_METADATA, Manifest, TedReader
+from rbtool.core.encodings.save import save_checkpoint
+from rbtool.core.format.manifest import ENV_METADATA, Manifest
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import EndReason, state_keys
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import state_keys
 from rbtool.core.testing.datasets import dataset_plans, write_plan
 from rbtool.core.testing.storages import same
 from rbtool.core.testing.walks import write_walks

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.format import Manifest, fs
+from rbtool.core.format import fs
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.preprocess import workspace
 from rbtool.core.testing.walks import write_walks
 

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
-from rbtool.core.ted import DTYPES, numpy_dtype
+from rbtool.core.ted.schema import DTYPES, numpy_dtype
 
 Y = ("observation", "y")
 

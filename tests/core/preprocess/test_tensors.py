@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
 from rbtool.core.preprocess.units.user_function import chunk_of, columns_of
-from rbtool.core.ted import DTYPES, Field
+from rbtool.core.ted.schema import DTYPES, Field
 
 ROWS = 4
 BASE = torch.arange(ROWS * 6, dtype=torch.float32).reshape(ROWS, 6)

@@ -14,7 +14,7 @@ import pytest
 from forked_scripts import Forked, run_forked
 
 import rbtool
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.preprocess.failures import WorkerTrace
 from rbtool.core.testing.walks import write_walks
 

@@ -20,8 +20,9 @@ from rbtool.core.errors import (
     OutOfSpaceError,
     RbtoolError,
 )
-from rbtool.core.format import RemoteFile
-from rbtool.core.remote import HttpTransport, fetch_files
+from rbtool.core.format.sources import RemoteFile
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
 
 SIZE = 600_000  # more than two blocks of what is written at once
 DATA = hashlib.shake_128(b"data").digest(SIZE)

@@ -16,8 +16,10 @@ from forked_scripts import run_forked
 from static_server import SOUND, Fault, StaticServer
 
 from rbtool.core.errors import DatasetNotFoundError, NetworkError
-from rbtool.core.format import RemoteFile
-from rbtool.core.remote import HttpTransport, Transport, fetch_files
+from rbtool.core.format.sources import RemoteFile
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
+from rbtool.core.remote.transport import Transport
 
 DATA = hashlib.shake_128(b"data").digest(600_000)
 DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"

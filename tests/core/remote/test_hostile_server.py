@@ -19,8 +19,10 @@ import pytest
 
 from rbtool.converters.minari.remotes import _ids_of
 from rbtool.core.errors import AuthorisationError, FormatError, NetworkError, RbtoolError
-from rbtool.core.remote import Bucket, HttpTransport, Hub, read_small
-from rbtool.core.remote.transport import bounded
+from rbtool.core.remote.bucket import Bucket
+from rbtool.core.remote.http import HttpTransport
+from rbtool.core.remote.hub import Hub
+from rbtool.core.remote.transport import bounded, read_small
 
 # http.client keeps a view of a socket that urllib3 has closed, until it is collected: here, and in no later test.
 pytestmark = pytest.mark.filterwarnings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rbtool.core.errors import DatasetNotFoundError, UsageError
-from rbtool.core.remote import is_complete, resolve
+from rbtool.core.remote.catalogue import is_complete, resolve
 
 IDS = (
     "D4RL/antmaze/umaze-diverse-v1", "D4RL/antmaze/umaze-v1", "D4RL/door/cloned-v2", "D4RL/door/human-v1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rbtool.core.errors import NetworkError
-from rbtool.core.remote import require_network
+from rbtool.core.remote.transport import require_network
 
 
 @pytest.fixture(autouse=True)

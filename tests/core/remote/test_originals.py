@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format import RemoteDataset, RemoteFile
-from rbtool.core.remote import Originals, stored_originals
+from rbtool.core.format.sources import RemoteDataset, RemoteFile
+from rbtool.core.remote.originals import Originals, stored_originals
 
 DATA = b"some bytes"
 SHA = f"sha256:{hashlib.sha256(DATA).hexdigest()}"

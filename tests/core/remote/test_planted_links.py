@@ -10,9 +10,14 @@ import pytest
 from static_server import StaticServer
 
 from rbtool import UsageError
-from rbtool.core.format import RemoteDataset, RemoteFile, Staging, fs
-from rbtool.core.remote import CatalogueFile, HttpTransport, KnownNames, Originals, Resolution, fetch_files
-from rbtool.core.stats import StatsStore
+from rbtool.core.format import fs
+from rbtool.core.format.sources import RemoteDataset, RemoteFile
+from rbtool.core.format.staging import Staging
+from rbtool.core.remote.catalogue import CatalogueFile, KnownNames, Resolution
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
+from rbtool.core.remote.originals import Originals
+from rbtool.core.stats.collect import StatsStore
 from rbtool.core.testing.walks import write_walks
 
 DATA = b"rows" * 1000
@@ -95,7 +100,7 @@ def _names(root: Path) -> None:
 
 
 def _listing(root: Path) -> None:
-    from rbtool.core.format import Catalogue
+    from rbtool.core.format.sources import Catalogue
 
     CatalogueFile(root, "minari", "key").save(Catalogue("test:", "2026-01-01T00:00:00Z", (), (), False))
 

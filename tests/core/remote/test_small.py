@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, RbtoolError
-from rbtool.core.remote import Transient, Transport, ask_all, read_small
+from rbtool.core.remote.retries import Transient
+from rbtool.core.remote.threads import ask_all
+from rbtool.core.remote.transport import Transport, read_small
 
 DATA = b"abcdefgh"
 SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"

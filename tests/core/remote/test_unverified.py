@@ -11,8 +11,10 @@ import pytest
 from static_server import SOUND, Fault, StaticServer
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError
-from rbtool.core.format import RemoteFile, fs
-from rbtool.core.remote import HttpTransport, fetch_files
+from rbtool.core.format import fs
+from rbtool.core.format.sources import RemoteFile
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
 
 SIZE = 600_000
 DATA = hashlib.shake_128(b"first version").digest(SIZE)

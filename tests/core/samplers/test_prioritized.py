@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from rbtool.core.kernels.trees import TorchTree
-from rbtool.core.samplers import Sampler
+from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.priorities import Priorities
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.storages import LazyTensorStorage, ListStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.samplers import SamplerTests
 
 ALPHA, BETA, EPS = 0.7, 0.9, 1e-6

@@ -11,7 +11,7 @@ import torch
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers.indexing import NoNumbersError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import TensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 
 def filled(priorities: Any, **options: Any) -> PrioritizedSampler:

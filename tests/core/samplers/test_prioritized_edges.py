@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import TensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 
 def storage(count: int) -> TensorStorage:

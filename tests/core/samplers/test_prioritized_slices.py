@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.buffers import TensorDictReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.samplers import PrioritizedSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.testing.slice_samplers import Twin
 from rbtool.core.testing.slices import SliceRule, episodes, rows_of
 

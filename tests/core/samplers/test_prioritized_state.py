@@ -10,7 +10,7 @@ import torch
 
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, RbtoolError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import TensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 PRIORITIES = [2.0, 1.0, 1.0, 1.5, 1.0, 0.0, 7.25, 1.0, 1.0, 1.0, 1.0]
 FP32_MAX = 3.4028234663852886e38

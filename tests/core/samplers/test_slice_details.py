@@ -13,14 +13,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.datasets import load_dataset
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.format import TedReader
-from rbtool.core.samplers import SliceSampler, SliceSamplerWithoutReplacement
-from rbtool.core.samplers.slices import scaled
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.samplers.slices import SliceSampler, scaled
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from rbtool.core.samplers.trajectories import trajectory_table
-from rbtool.core.storages import LazyTensorStorage, ListStorage, StepStorage, TensorStorage
+from rbtool.core.storages.dataset import StepStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.walks import write_walks
 
 DONE = ("next", "done")

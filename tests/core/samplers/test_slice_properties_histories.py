@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.samplers import Sampler
+from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages import LazyTensorStorage, TensorStorage
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.samplers import EpochSamplerTests
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"

@@ -11,16 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.specs import (
+from rbtool.core.specs.bounded import (
     Bounded,
     BoundedContinuous,
     BoundedDiscrete,
-    SpecTypeError,
     Unbounded,
     UnboundedContinuous,
     UnboundedDiscrete,
-    UndefinedForSpecError,
 )
+from rbtool.core.specs.values import SpecTypeError, UndefinedForSpecError
 
 INF, NAN = float("inf"), float("nan")
 HIGHEST = 2**63 - 1

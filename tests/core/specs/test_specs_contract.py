@@ -11,16 +11,12 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from rbtool.core.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    NonTensor,
-    TensorSpec,
-    Unbounded,
-)
+from rbtool.core.specs.base import TensorSpec
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.multi_categorical import MultiCategorical
+from rbtool.core.specs.non_tensor import NonTensor
 
 SHAPES = [(), (3,), (2, 3)]
 Make = Callable[[tuple[int, ...]], TensorSpec]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from rbtool.core.specs import Composite, NonTensor
+from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.non_tensor import NonTensor
 
 
 def test_the_example_is_drawn_in_the_shape_asked_for() -> None:

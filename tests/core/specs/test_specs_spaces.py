@@ -12,8 +12,13 @@ import torch
 from forked_scripts import Interpreter
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format import plain
-from rbtool.core.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, NonTensor, spec_from_space
+from rbtool.core.format.documents import plain
+from rbtool.core.specs.bounded import Bounded
+from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.multi_categorical import MultiCategorical
+from rbtool.core.specs.non_tensor import NonTensor
+from rbtool.core.specs.spaces import spec_from_space
 
 INF = float("inf")
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.storages import PackedStorage, dataset, packed
+from rbtool.core.storages import dataset, packed
 from rbtool.core.storages.dataset import Pages, available_memory, exceeds_memory
+from rbtool.core.storages.packed import PackedStorage
 
 
 class Heard:

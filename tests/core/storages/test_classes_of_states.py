@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 
 
 def local_class() -> Any:

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
-from rbtool.core.storages import Counter
+from rbtool.core.storages.write_log import Counter
 
 
 def count(counter: Counter) -> None:

@@ -11,18 +11,15 @@ from forked_scripts import Interpreter
 
 from rbtool import TensorStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError
-from rbtool.core.format import (
-    MANIFEST,
-    DatasetBuilder,
-    EpisodeRow,
-    Origin,
-    Request,
-    TedReader,
-    digest_file,
-    leaf_path,
-)
-from rbtool.core.storages import StepStorage, dataset_tensors
-from rbtool.core.ted import DTYPES, EndReason, Field
+from rbtool.core.format.digest import digest_file
+from rbtool.core.format.episodes import EpisodeRow
+from rbtool.core.format.manifest import MANIFEST, Request
+from rbtool.core.format.ted.builder import DatasetBuilder, Origin
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.ted.tree import leaf_path
+from rbtool.core.storages.dataset import StepStorage, dataset_tensors
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.storages import StorageTests, same
 from rbtool.core.testing.walks import write_walks
 

@@ -5,7 +5,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages import LazyStackStorage
+from rbtool.core.storages.list_storage import LazyStackStorage
 
 
 @tensorclass

@@ -16,8 +16,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorc
 
 import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
 from rbtool.core.errors import FormatError, SchemaError, UsageError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.lazy_tensor import Schema
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
 from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages import ListStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.storages import StorageTests
 
 Pair = namedtuple("Pair", ["left", "right"])

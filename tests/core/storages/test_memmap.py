@@ -15,7 +15,7 @@ from tensordict import NonTensorData, TensorDict, tensorclass
 
 import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
 from rbtool.core.errors import CorruptDataError, OutOfSpaceError, SchemaError
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
 
 

@@ -10,20 +10,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.datasets import load_dataset
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import SchemaError
-from rbtool.core.format import Origin, PackedRecorder, TedReader, write_dataset
-from rbtool.core.samplers import (
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
-    Sampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-)
-from rbtool.core.storages import LazyTensorStorage, PackedRecording, PackedStorage
+from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.samplers.base import Sampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.packed import PackedStorage
+from rbtool.core.storages.packed_recording import PackedRecording
 from rbtool.core.testing.storages import same
 from rbtool.core.testing.walks import write_walks
 

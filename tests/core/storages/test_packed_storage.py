@@ -12,12 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.datasets import load_dataset
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.format import Manifest, Origin, PackedSchema, RowCodec, TedReader, digest_file, write_dataset
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.storages import PackedStorage, dataset_tensors, packed
+from rbtool.core.format.digest import digest_file
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.format.packed.row_files import RowCodec
+from rbtool.core.format.packed.schema import PackedSchema
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages import packed
+from rbtool.core.storages.dataset import dataset_tensors
+from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.pytree import tree_spec_of
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.storages import ROWS, StorageTests

@@ -8,9 +8,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from rbtool import TensorStorage
-from rbtool.core.checkpointers import TensorStorageCheckpointer
+from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages import register_checkpointer
+from rbtool.core.storages.base import register_checkpointer
 from rbtool.core.storages.cursors import last_row
 from rbtool.core.testing.storages import StorageTests, same
 

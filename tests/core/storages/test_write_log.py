@@ -13,10 +13,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.storages import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, Storage, TensorStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.storages.write_log import Change, WriteLog
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 KINDS = [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage]
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.ted import file_stem, key_from_stem, key_name, safe_part
+from rbtool.core.ted.schema import file_stem, key_from_stem, key_name, safe_part
 
 
 @pytest.mark.parametrize(

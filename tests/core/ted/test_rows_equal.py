@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rbtool.core.ted import rows_equal
+from rbtool.core.ted.episodes import rows_equal
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (39,), (84, 84), (2, 0)])

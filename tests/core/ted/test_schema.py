@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from rbtool import MissingKeyError, SchemaError
-from rbtool.core.ted import (
+from rbtool.core.ted.episodes import end_reason
+from rbtool.core.ted.schema import (
     Field,
     as_numbers,
     dtype_name,
-    end_reason,
     field_named,
     numpy_dtype,
     role_of,

@@ -11,21 +11,14 @@ import numpy as np
 import pytest
 import scale_reward
 
+from rbtool.core.contract import FinalMethodError
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.preprocess.operations import (
-    BoundOperation,
-    Columns,
-    EpisodeChoice,
-    FieldChanges,
-    Fields,
-    LazyBatch,
-    LazyColumn,
-    Program,
-    RowOperation,
-    program_of,
-)
-from rbtool.core.storages import FinalMethodError
-from rbtool.core.ted import NEXT_DONE, Field
+from rbtool.core.preprocess.operations.base import BoundOperation, Columns, EpisodeChoice, FieldChanges, RowOperation
+from rbtool.core.preprocess.operations.documents import program_of
+from rbtool.core.preprocess.operations.fields import Fields
+from rbtool.core.preprocess.operations.lazy import LazyBatch, LazyColumn
+from rbtool.core.preprocess.operations.program import Program
+from rbtool.core.ted.schema import NEXT_DONE, Field
 from rbtool.core.testing.operations import OperationTests as Suite
 
 OBSERVATION = ("observation",)

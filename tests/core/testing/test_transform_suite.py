@@ -11,14 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from rbtool.core.errors import UsageError
 from rbtool.core.testing.transforms import TransformTests as Suite
-from rbtool.core.transforms import (
-    FrameStack,
-    KeyedTransform,
-    MultiStepTransform,
-    Normalize,
-    RandomCropTensorDict,
-    Transform,
-)
+from rbtool.core.transforms.base import Transform
+from rbtool.core.transforms.keyed import KeyedTransform
+from rbtool.core.transforms.multi_step import MultiStepTransform
+from rbtool.core.transforms.values import Normalize
+from rbtool.core.transforms.windows import FrameStack, RandomCropTensorDict
 
 
 def steps() -> TensorDictBase:

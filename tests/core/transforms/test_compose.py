@@ -7,17 +7,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rbtool.core.buffers import ReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import LazyTensorStorage, TensorStorage
-from rbtool.core.transforms import (
-    CallableTransform,
-    Compose,
-    InvertTransform,
-    MultiStepTransform,
-    Transform,
-    as_transform,
-)
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.base import CallableTransform, Compose, InvertTransform, Transform, as_transform
+from rbtool.core.transforms.multi_step import MultiStepTransform
 
 
 class Add(Transform):

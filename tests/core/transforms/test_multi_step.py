@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
-from rbtool.core.samplers import SamplerWithoutReplacement
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import Compose, MultiStep, MultiStepTransform
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.multi_step import MultiStep, MultiStepTransform
 
 CUT = pytest.mark.filterwarnings("ignore:an observation is not the one announced")
 

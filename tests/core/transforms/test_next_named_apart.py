@@ -8,18 +8,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import (
-    CatTensors,
-    Compose,
-    DecodeText,
-    FrameStack,
-    Normalize,
-    RenameTransform,
-    Resize,
-    ToTensorImage,
-)
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.selection import CatTensors, RenameTransform
+from rbtool.core.transforms.values import DecodeText, Normalize, Resize, ToTensorImage
+from rbtool.core.transforms.windows import FrameStack
 
 
 def step(first: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
-from rbtool.core.transforms import DensifyReward, MultiStep, ReturnToGo
+from rbtool.core.transforms.multi_step import MultiStep
+from rbtool.core.transforms.returns import DensifyReward, ReturnToGo
 
 INF, NAN = math.inf, math.nan
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import TensorDictReplayBuffer
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.transforms import CatTensors, ExcludeTransform, RenameTransform, SelectTransform, Transform
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.transforms.base import Transform
+from rbtool.core.transforms.selection import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
 
 
 def steps(count: int = 4) -> TensorDict:

@@ -8,7 +8,10 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.transforms import DecodeText, MultiStep, NextStateReconstructor, Normalize, ReturnToGo
+from rbtool.core.transforms.multi_step import MultiStep
+from rbtool.core.transforms.returns import ReturnToGo
+from rbtool.core.transforms.values import DecodeText, Normalize
+from rbtool.core.transforms.windows import NextStateReconstructor
 
 
 def test_next_is_the_step_behind_where_that_continues() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.storages import TensorStorage
-from rbtool.core.transforms import FrameStack, RandomCropTensorDict
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.transforms.windows import FrameStack, RandomCropTensorDict
 
 
 def rows(count: int, length: int) -> TensorDict:

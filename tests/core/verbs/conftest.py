@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.format import DatasetBuilder, EpisodeRow, Origin, RemoteDataset, RemoteFile, Request, fs
-from rbtool.core.remote import Originals
-from rbtool.core.ted import EndReason, Field
+from rbtool.core.format import fs
+from rbtool.core.format.episodes import EpisodeRow
+from rbtool.core.format.manifest import Request
+from rbtool.core.format.sources import RemoteDataset, RemoteFile
+from rbtool.core.format.ted.builder import DatasetBuilder, Origin
+from rbtool.core.remote.originals import Originals
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.walks import write_walks
 
 DAY = 24 * 3600

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.format import HIDDEN, MANIFEST, Staging, fs, lock_folder
+from rbtool.core.format import fs
+from rbtool.core.format.manifest import HIDDEN, MANIFEST
+from rbtool.core.format.staging import Staging, lock_folder
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 

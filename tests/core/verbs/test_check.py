@@ -11,12 +11,21 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.format import EPISODES, Manifest, PackedRecorder, TedReader, leaf_path, rows_of
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.ted import Field
-from rbtool.core.ted.checks import ContinuityRule
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
+from rbtool.core.format.checks import rows_of
+from rbtool.core.format.episodes import EPISODES
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.ted.tree import leaf_path
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.ted.checks.data_rules import ContinuityRule
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
@@ -178,7 +187,7 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
         (walks / name).unlink()
     rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
     assert ("TED011", f"{walks / 'action.memmap'} is missing; 248 bytes are expected there") in rules
-    from rbtool.core.ted.checks import SchemaRule, SingletonRule
+    from rbtool.core.ted.checks.data_rules import SchemaRule, SingletonRule
 
     messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
     assert messages == [

@@ -13,10 +13,14 @@ from tensordict import TensorDict
 from torch import arange, zeros
 
 import rbtool
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
-from rbtool.core.samplers import PrioritizedSampler, SamplerWithoutReplacement
-from rbtool.core.storages import CompressedListStorage, LazyTensorStorage, ListStorage, Storage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.digests import flip, without_digests
 from rbtool.core.verbs.check_buffers import buffer_findings
 

@@ -12,16 +12,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
-from rbtool.core.writers import TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 MAKERS: dict[str, Callable[[], Any]] = {

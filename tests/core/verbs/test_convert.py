@@ -13,7 +13,9 @@ from minari_oracle import assert_equals_minari
 from tensordict import TensorDict
 
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
-from rbtool.core.format import Manifest, TedReader, fs
+from rbtool.core.format import fs
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint, source_conversion
 from rbtool.core.verbs.convert import convert

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.format import TedReader
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.verbs.demo import RECORDINGS, DemoResult, minari_folder
 
 

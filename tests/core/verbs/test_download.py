@@ -11,7 +11,7 @@ import pytest
 from minari_oracle import assert_equals_minari
 
 from rbtool.core.errors import DatasetNotFoundError, NetworkError, UsageError
-from rbtool.core.format import Manifest
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.download import download
 

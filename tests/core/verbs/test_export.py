@@ -16,7 +16,9 @@ from forked_scripts import run_forked
 from tensordict import TensorDict
 
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpaceError, SchemaError, UsageError
-from rbtool.core.format import Chosen, TedReader, fs
+from rbtool.core.format import fs
+from rbtool.core.format.sinks import Chosen
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.checkpoint import save

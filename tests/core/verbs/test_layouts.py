@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rbtool.core.encodings import compare_steps
+from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
-from rbtool.core.format import MANIFEST, Manifest
+from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks

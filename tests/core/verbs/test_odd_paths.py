@@ -11,7 +11,8 @@ import pytest
 
 import rbtool
 from rbtool.core.errors import UsageError
-from rbtool.core.format import MANIFEST, Manifest, safe_id
+from rbtool.core.format.manifest import MANIFEST, Manifest
+from rbtool.core.format.sources import safe_id
 from rbtool.core.opening import open_steps
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"

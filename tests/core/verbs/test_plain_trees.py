@@ -12,11 +12,11 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer
 from rbtool.core.errors import FormatError
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 
 def steps(lengths: list[int], *, last_open: bool = True) -> TensorDict:

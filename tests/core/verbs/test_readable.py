@@ -13,9 +13,10 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.checkpointers import FlatStorageCheckpointer, H5StorageCheckpointer
-from rbtool.core.storages import LazyTensorStorage, ListStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.saved_steps import has_steps
 

@@ -14,10 +14,12 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.errors import UsageError
-from rbtool.core.format import MANIFEST, Manifest, PackedRecorder, content_digest, record_file
 from rbtool.core.format.episodes import EPISODES
+from rbtool.core.format.manifest import MANIFEST, Manifest, content_digest
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.tree import record_file
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import Field, role_of
+from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.testing.walks import write_walks
 
 WALKS = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.encodings import save_checkpoint
-from rbtool.core.format import TedReader
+from rbtool.core.encodings.save import save_checkpoint
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.ted import Field
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document
 

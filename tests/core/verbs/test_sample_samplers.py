@@ -11,15 +11,15 @@ import torch
 from tensordict import TensorDictBase
 
 import rbtool
-from rbtool.core.encodings import save_checkpoint
-from rbtool.core.format import TedReader
+from rbtool.core.encodings.save import save_checkpoint
+from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.samplers import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
-from rbtool.core.ted import Field
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "terminated")]

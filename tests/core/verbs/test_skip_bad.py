@@ -13,7 +13,10 @@ import pytest
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, UsageError
-from rbtool.core.format import UNVERIFIED, PackedRecorder, TedReader, leaf_path
+from rbtool.core.format.checks import UNVERIFIED
+from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs.results import to_document

@@ -13,7 +13,7 @@ import pytest
 import rbtool
 from rbtool.core.format import fs
 from rbtool.core.opening import open_steps
-from rbtool.core.storages import LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.testing.walks import write_walks
 
 LAYOUTS = ("ted", "packed", "flat", "nested", "h5")

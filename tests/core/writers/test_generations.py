@@ -10,9 +10,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers import ReplayBuffer
-from rbtool.core.storages import LazyTensorStorage, TensorStorage
-from rbtool.core.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictMaxValueWriter
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.base import ImmutableDatasetWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 ROWS = torch.arange(4)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import TensorStorage
-from rbtool.core.writers import ImmutableDatasetWriter
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.base import ImmutableDatasetWriter
 
 
 @pytest.mark.parametrize("write", ["add", "extend"])

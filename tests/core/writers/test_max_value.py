@@ -16,9 +16,11 @@ from rbtool.core.errors import (
     SchemaError,
     UsageError,
 )
-from rbtool.core.storages import LazyTensorStorage, TensorStorage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.writers import WriterTests
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
 class TestTensorDictMaxValueWriter(WriterTests):

@@ -5,8 +5,10 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.writers import RoundRobinWriter
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
 def ring(storage: object, **options: object) -> RoundRobinWriter:

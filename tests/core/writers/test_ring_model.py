@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import LazyTensorStorage, ListStorage, Storage, TensorStorage
-from rbtool.core.writers import RoundRobinWriter
+from rbtool.core.storages.base import Storage
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
 class Model:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rbtool.core.testing.writers import RingTests
-from rbtool.core.writers import RoundRobinWriter, TensorDictRoundRobinWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
 class TestRoundRobinWriter(RingTests):

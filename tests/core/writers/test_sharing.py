@@ -10,8 +10,10 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import LazyMemmapStorage
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
+from rbtool.core.writers.base import Writer
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 FORK, SPAWN = (multiprocessing.get_context(method) for method in ("fork", "spawn"))
 WAIT = 60

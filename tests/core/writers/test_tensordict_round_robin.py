@@ -5,8 +5,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage, TensorStorage
-from rbtool.core.writers import TensorDictRoundRobinWriter
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
 
 @tensorclass

@@ -10,8 +10,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.storages import LazyTensorStorage
-from rbtool.core.writers import RoundRobinWriter, TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.writers.base import Writer
+from rbtool.core.writers.max_value import TensorDictMaxValueWriter
+from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 MAX_VALUE = ("writer_max_value_full", "writer_max_value_nested_rank_key", "writer_max_value_partly")

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.errors import UsageError
-from rbtool.core.format import EpisodeRow, EpisodeTable
+from rbtool.core.format.episodes import EpisodeRow, EpisodeTable
 from rbtool.core.preprocess.block import BlockColumn
-from rbtool.core.preprocess.operations import program_of
-from rbtool.core.ted import EndReason, as_numbers
+from rbtool.core.preprocess.operations.documents import program_of
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import as_numbers
 
 TABLE = EpisodeTable.from_rows(
     [

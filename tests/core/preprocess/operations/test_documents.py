@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.errors import DatasetNotFoundError, UsageError
-from rbtool.core.preprocess.operations import OPERATIONS, Program, pipeline_program, pipeline_text, program_of
-from rbtool.core.preprocess.operations.documents import program_of_documents
+from rbtool.core.preprocess.operations.documents import (
+    pipeline_program,
+    pipeline_text,
+    program_of,
+    program_of_documents,
+)
 from rbtool.core.preprocess.operations.filters import Where
 from rbtool.core.preprocess.operations.normalize import Constants, NormalizeFields
+from rbtool.core.preprocess.operations.program import OPERATIONS, Program
 
 EVERYTHING = {
     "select": ["observation", "action,x"], "exclude": "y", "rename": ["a=b", "c.d=e"], "cast": "observation=float32",

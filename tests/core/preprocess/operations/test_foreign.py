@@ -8,7 +8,8 @@ import pytest
 from scale_reward import ScaleReward
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.operations import ProgramProcessor, pipeline_program, program_of
+from rbtool.core.preprocess.operations.documents import pipeline_program, program_of
+from rbtool.core.preprocess.operations.program import ProgramProcessor
 from rbtool.core.testing.operations import sample_block
 
 PIPELINE = '[[operation]]\nname = "scale-reward"\nfactor = 0.5\n\n[[operation]]\nname = "flatten"\n'

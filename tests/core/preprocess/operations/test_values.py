@@ -13,7 +13,7 @@ from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
 from rbtool.core.preprocess.operations.lazy import cast_into
-from rbtool.core.ted import DTYPES, numpy_dtype
+from rbtool.core.ted.schema import DTYPES, numpy_dtype
 
 
 def cast(values, dtype, source=None):
