@@ -137,7 +137,8 @@ def main() -> int:
     sources = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     lengths = [source.count("\n") for source in sources.values() if source.strip()]
     listed: dict[str, list[str]] = {"modules with one importer": [], "class names twice or more": []}
-    users = importers_of(trees)
+    stub = ast.parse((source_tree.ROOT / "__init__.pyi").read_text(encoding="utf-8"))
+    users = importers_of(trees | {"rbtool": ast.Module([*trees["rbtool"].body, *stub.body], [])})
     for name in sorted(files):
         if len(users[name]) == 1 and files[name].name not in {"__init__.py", "__main__.py"}:
             listed["modules with one importer"].append(f"{name} <- {next(iter(users[name]))}")
