@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..ted.episodes import EndReason, end_reason, rows_equal
@@ -184,3 +185,20 @@ def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
         for step, count in enumerate(alive.tolist()):
             total[order[:count]] += rewards[starts[order[:count]] + step]
         return total
+
+
+def add_rewards_to_go(totals: Any, ends: NDArray[np.bool_], gamma: float) -> None:
+    """Add to each of `totals` `[rows, …]`, in place, what follows it up to the end of its trajectory, discounted.
+
+    `totals` is an array or a tensor of the rewards, of whole numbers for `gamma` 1 only; the last row of each
+    trajectory is set in `ends`, `[rows]`, and so is the very last row. Sums are made from the end on. Trajectories are
+    processed together, the longest first: a step backwards in all of them is one operation.
+    """
+    last = np.flatnonzero(ends)
+    lengths = np.diff(last, prepend=-1)
+    order = np.argsort(-lengths, kind="stable")
+    last, lengths = last[order], lengths[order]
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
+        for back in range(1, int(lengths.max(initial=0)) if gamma else 0):
+            rows = last[: np.searchsorted(-lengths, -back)] - back
+            totals[rows] += totals[rows + 1] if gamma == 1 else gamma * totals[rows + 1]

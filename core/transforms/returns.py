@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from ..format.returns import add_rewards_to_go
 from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, step_mask
 from .base import Transform
 from .keyed import NEXT, as_key, in_double, require_discount, require_tensordict
@@ -94,21 +95,15 @@ class ReturnToGo(Transform):
 def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, time: int) -> torch.Tensor:
     """Sum rewards from each step on to the end of its trajectory, discounted, along dimension `time`.
 
-    `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it. The sums
-    over 1, 2, 4, … steps ahead are put together, in log2(T) rounds, of floats in float64.
+    `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it.
     """
     wide = in_double(reward) if reward.is_floating_point() or reward.is_complex() else reward
-    total, ahead = wide.movedim(time, -1).clone(), 1
-    runs_on = ~ends.expand(reward.shape).movedim(time, -1) if gamma else torch.zeros_like(total, dtype=torch.bool)
-    steps = total.shape[-1]
-    while ahead < steps and bool(runs_on[..., : steps - ahead].any()):
-        rest = steps - ahead
-        summed = total[..., :rest] + discounted(total[..., ahead:], gamma**ahead)
-        # A product with zero would let NaN and infinities of the next trajectory in.
-        total = torch.cat((torch.where(runs_on[..., :rest], summed, total[..., :rest]), total[..., rest:]), -1)
-        reached = runs_on[..., :rest] & runs_on[..., ahead:]
-        runs_on = torch.cat((reached, torch.zeros_like(runs_on[..., rest:])), -1)
-        ahead *= 2
+    total = wide.movedim(time, -1).contiguous().clone()
+    cut = ends.expand(reward.shape).movedim(time, -1).cpu().numpy().copy()
+    cut[..., -1:] = True
+    flat = total.view(-1)
+    in_numpy = flat.device.type == "cpu" and not flat.requires_grad  # indexing is faster there
+    add_rewards_to_go(flat.numpy() if in_numpy else flat, cut.reshape(-1), gamma)
     return total.movedim(-1, time).to(reward.dtype).contiguous()
 
 

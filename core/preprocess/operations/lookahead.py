@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...format.contracts import Array
-from ...format.returns import one_step_reward
+from ...format.returns import add_rewards_to_go, one_step_reward
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..block import flagged
 from .base import BoundOperation, Columns, Discount, Operation, RowOperation
@@ -25,16 +25,15 @@ def _flags_there(fields: Fields) -> tuple[Key, ...]:
     return tuple(key for key in KEPT if key in fields)
 
 
-def _last_rows(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the row with which the trajectory of each row ends: its episode's last, or one before that has a flag.
+def _ends(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether a trajectory ends with each row: it is the last of its episode or has a flag.
 
     A flag in mid-episode is data and stays, and the row after it does not follow from the row before.
     """
     ends = flags.copy()
     pieces = batch.pieces
     ends[(pieces.starts + pieces.rows - 1)[pieces.rows > 0]] = True
-    places = np.flatnonzero(ends)
-    return places[np.searchsorted(places, np.arange(len(ends)))]
+    return ends
 
 
 _STEPS: Key = ("steps_to_next_obs",)
@@ -116,7 +115,8 @@ class _BoundNStep(BoundOperation):
     def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
         rows = np.arange(batch.pieces.steps)
         ended = flagged(batch.columns, rows)
-        last = np.minimum(rows + (self._asked.n - 1), _last_rows(batch, ended))
+        places = np.flatnonzero(_ends(batch, ended))
+        last = np.minimum(rows + (self._asked.n - 1), places[np.searchsorted(places, rows)])
         steps = last - rows + 1
         gamma = self._asked.gamma
         new: dict[Key, Callable[[], Array]] = {
@@ -239,23 +239,8 @@ class _BoundReturn(BoundOperation):
         found: dict[Key, LazyColumn | Array] = {key: batch.columns[key] for key in wanted - {self._made}}
         if self._made in wanted:
             rewards = batch.columns[self._reward].numbers
+            totals = rewards.astype(np.result_type(rewards.dtype, np.float64))
             ended = flagged(batch.columns, np.arange(len(rewards)))
-            found[self._made] = _to_go(rewards, _last_rows(batch, ended), self._gamma)
+            add_rewards_to_go(totals, _ends(batch, ended), self._gamma)
+            found[self._made] = totals
         return found
-
-
-def _to_go(rewards: Array, last: NDArray[np.int64], gamma: float) -> Array:
-    """Sum rewards in float64 from each row on to row `last` of it, discounted, from the end.
-
-    Trajectories go side by side, the longest first, so that a step backwards in all of them is one operation.
-    """
-    found = rewards.astype(np.result_type(rewards.dtype, np.float64))
-    ends = np.unique(last)
-    lengths = np.diff(ends, prepend=-1)
-    order = np.argsort(-lengths, kind="stable")
-    ends, lengths = ends[order], lengths[order]
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
-        for back in range(1, int(lengths.max(initial=0))):
-            rows = ends[: np.searchsorted(-lengths, -back)] - back
-            found[rows] += gamma * found[rows + 1]
-    return found

@@ -12,6 +12,11 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
+from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
+from rbtool.core.preprocess.operations.documents import program_of
+from rbtool.core.preprocess.operations.program import ProgramProcessor
+from rbtool.core.preprocess.processor import Context
+from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.transforms.multi_step import MultiStep
 from rbtool.core.transforms.returns import DensifyReward, ReturnToGo
 
@@ -127,3 +132,31 @@ def test_dense_rewards_of_odd_data() -> None:
     for wrong in ({"time_dim": 0}, {"discount": 0}, {"discount": 2}):
         with pytest.raises(UsageError):
             DensifyReward(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gamma", [0.97, 1.0])
+def test_returns_are_those_of_the_operation_bit_for_bit(dtype: torch.dtype, gamma: float) -> None:
+    rewards = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    ends = torch.zeros(20_000, 1, dtype=torch.bool)
+    ends[torch.randint(20_000, (40,), generator=torch.Generator().manual_seed(1))] = True
+    ends[-1] = True
+    pieces = Pieces.of([0], [len(ends)], [True], [True])
+    names: list[tuple[tuple[str, ...], torch.Tensor]] = [(("next", "reward"), rewards), (("next", "done"), ends)]
+    columns = {key: BlockColumn(str(value.dtype).removeprefix("torch."), value.numpy()) for key, value in names}
+    fields = [Field(key, column.dtype, (1,), role_of(key)) for key, column in columns.items()]
+    processor = ProgramProcessor(program_of({"return_to_go": True, "gamma": gamma}), fields)
+    made = processor.load(Context(fields, None, 0)).apply(Block(columns, pieces, 0))  # type: ignore[arg-type]
+    td = TensorDict({"next": {"reward": rewards, "done": ends}}, [len(ends)])
+    found = ReturnToGo(gamma)(td)["return_to_go"]
+    assert found.dtype == dtype
+    assert found.numpy().tobytes() == made.columns["return_to_go",].values.tobytes()
+    assert DensifyReward(discount=gamma)(td)["next", "reward"].numpy().tobytes() == found.numpy().tobytes()
+
+
+def test_gradients_reach_the_rewards() -> None:
+    rewards = torch.ones(4, 1, requires_grad=True)
+    td = TensorDict({"next": {"reward": rewards, "done": torch.tensor([[False], [True], [False], [False]])}}, [4])
+    ReturnToGo(0.5)(td)["return_to_go"].sum().backward()
+    assert rewards.grad is not None
+    assert rewards.grad.flatten().tolist() == [1, 1.5, 1, 1.5]
