@@ -64,7 +64,11 @@ class CheckpointStaging(Staging):
         if not os.path.lexists(place):
             return
         empty = place.is_dir() and not any(place.iterdir())
-        if not empty and not (place.is_file() and _is_h5_of_storage(place)) and writer_of(place) is None:
+        try:
+            known = empty or (place.is_file() and _is_h5_of_storage(place)) or writer_of(place) is not None
+        except FormatError as error:
+            raise UsageError(f"{error}; nothing is replaced", hint="choose another destination") from error
+        if not known:
             raise UsageError(
                 f"{place} is there already and is not the checkpoint of a storage; it is left alone",
                 hint="choose another destination",
@@ -122,7 +126,10 @@ def article(name: str) -> str:
 
 
 def writer_of(folder: Path) -> str | None:
-    """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged."""
+    """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged.
+
+    FormatError for a checkpoint of `write(rows, folder)` that a newer version of rbtool wrote.
+    """
     if not folder.is_dir():
         return None
     manifest = _manifest_of(folder)
@@ -133,7 +140,7 @@ def writer_of(folder: Path) -> str | None:
     if (folder / RowsNote.FILE).is_file():
         try:
             return RowsNote.load(folder).writer
-        except FormatError:
+        except CorruptDataError:
             return None
     theirs = torchrl_form(folder)
     if theirs is not None:
@@ -179,10 +186,16 @@ class RowsNote:
     def load(cls, folder: Path) -> RowsNote:
         """Read the note; FormatError for one of a newer version, CorruptDataError for one that is damaged."""
         path = folder / cls.FILE
-        document = load_json(path)
+        try:
+            document = load_json(path)
+        except FormatError as error:
+            raise CorruptDataError(f"{path} is damaged: {error}") from error
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version != 1:
-            raise FormatError(f"{path} has format version {version}, this rbtool reads 1", hint="update rbtool")
+            raise FormatError(
+                f"{path} was written by a newer rbtool: it has format version {version}, this rbtool reads 1",
+                hint="update rbtool",
+            )
         return decode(cls, document, str(path), CorruptDataError)
 
     def require_same(self, rows: Any, folder: Path, reader: str) -> None:
