@@ -25,7 +25,7 @@ from .format.episodes import EpisodeTable
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
 from .format.open_files import ListedFiles, one_generation
 from .format.packed.reader import CutPackedReader, PackedReader
-from .format.recording.log import COMMITS, unfinished_recording
+from .format.packed.recording import COMMITS, unfinished_recording
 from .format.staging import is_ours, mend
 from .format.ted.reader import FolderReader, PlainReader, TedReader
 from .ted.episodes import EndReason

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 
 from ..errors import FormatError, SchemaError
 from ..ted.schema import NEXT, Field, numpy_dtype
-from .digest import read_regular
+from .digest import digest_bytes, read_regular
 
 _DEPTH = 100
 
@@ -57,6 +57,12 @@ def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False)
         whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         text = whole.encode(errors="backslashreplace").decode()
     return text
+
+
+def document_digest(document: Mapping[str, Any], entry: str) -> str:
+    """Digest of a document, of which the entry that holds the digest is left out."""
+    rest = {key: value for key, value in document.items() if key != entry}
+    return digest_bytes(dump_json(rest, sort_keys=True).encode())
 
 
 def load_json(path: Path) -> Any:

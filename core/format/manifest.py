@@ -15,7 +15,18 @@ from ..ted.episodes import BoundaryCounts
 from ..ted.schema import Field, Key
 from . import fs
 from .digest import FileRecord, digest_bytes, digest_files
-from .documents import NOT_IN_JSON, Check, Count, FieldEntry, decode, dump_json, load_json, parse_json, plain
+from .documents import (
+    NOT_IN_JSON,
+    Check,
+    Count,
+    FieldEntry,
+    decode,
+    document_digest,
+    dump_json,
+    load_json,
+    parse_json,
+    plain,
+)
 from .ted.tree import FieldRange, require_own_files
 
 _ELEMENTS = 1 << 31
@@ -271,7 +282,7 @@ class Manifest:
             elif part.name not in {"ranges", "parts"}:
                 document[part.name] = value
         document = plain({"format_version": document.pop("format_version"), **document})
-        document["manifest_digest"] = _manifest_digest(document)
+        document["manifest_digest"] = document_digest(document, "manifest_digest")
         return document
 
     def _field_to_dict(self, leaf: Field) -> dict[str, Any]:
@@ -289,7 +300,7 @@ class Manifest:
                 f"{origin} has format version {version}, this rbtool reads up to {FORMAT_VERSION}",
                 hint="upgrade with: pip install --upgrade rbtool",
             )
-        if document.get("manifest_digest") != _manifest_digest(document):
+        if document.get("manifest_digest") != document_digest(document, "manifest_digest"):
             raise CorruptDataError(f"{origin} was changed after it was written: its digest does not match")
         found = decode(cls, document, origin)
         found._require_consistent(origin)
@@ -356,8 +367,3 @@ def is_source_document(path: str) -> bool:
 
 def _written(document: Mapping[str, Any]) -> bytes:
     return (dump_json(document, indent=1) + "\n").encode()
-
-
-def _manifest_digest(document: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in document.items() if key != "manifest_digest"}
-    return digest_bytes(dump_json(rest, sort_keys=True).encode())

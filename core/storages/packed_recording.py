@@ -17,7 +17,7 @@ from ..errors import SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.manifest import Manifest
 from ..format.packed.reader import PackedReader
-from ..format.recording.recorder import PackedRecorder
+from ..format.packed.recording import PackedRecorder
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of

@@ -11,8 +11,8 @@ from typing import ClassVar
 from ..errors import CorruptDataError, DatasetNotFoundError
 from ..format import fs
 from ..format.manifest import Manifest
-from ..format.recording.log import COMMITS
-from ..format.recording.repair import RecordingState, examine_recording, repair_recording, require_restorable
+from ..format.packed.recording import COMMITS
+from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..format.staging import mend
 from ..progress import Progress, Silent
 from .results import Result, seconds_since

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runner import _forked, _kill
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.verbs.repair import repair

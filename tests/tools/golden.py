@@ -22,7 +22,7 @@ from golden_digests import array_digest, digest_of, digests
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan

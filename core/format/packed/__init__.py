@@ -1,1 +1,1 @@
-"""Layout `packed`: the fields of a step in one record."""
+"""Layout `packed`: the fields of a step in one record; datasets, and recordings that episodes are appended to."""

@@ -16,10 +16,10 @@ from ..digest import FileRecord, Hasher, bytes_of, digest_bytes
 from ..episodes import EPISODES, EPISODES_TEXT, EpisodeTable, column_fields, episode_text_bytes
 from ..manifest import MANIFEST, content_digest
 from ..open_files import ListedFiles
-from ..recording.log import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
 from ..staging import is_ours
 from ..ted.reader import FolderReader
 from ..ted.tree import MappedLeaf, leaf_path, tree_documents
+from .recording import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
 from .row_files import pread_bytes, read_chunks
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 

@@ -11,7 +11,7 @@ import pytest
 
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.schema import Field
@@ -112,12 +112,13 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.format.recording import log
+    from rbtool.core.format.packed import recording as writing
+    from rbtool.core.format.packed.repair import read_fields
 
-    fields = log.read_fields(recording, None).fields
+    fields = read_fields(recording, None).fields
     with monkeypatch.context() as patch:
-        patch.setattr(log, "_VERSION", 2)
-        (recording / FIELDS).write_bytes(log.fields_bytes(fields))
+        patch.setattr(writing, "RECORDING_VERSION", 2)
+        (recording / FIELDS).write_bytes(writing.fields_bytes(fields))
     with pytest.raises(FormatError, match="has version 2, this rbtool reads up to 1"):
         repair(recording)
 

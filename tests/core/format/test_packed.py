@@ -27,9 +27,9 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.packed import builder
 from rbtool.core.format.packed.builder import PackedBuilder, write_dataset
 from rbtool.core.format.packed.reader import PackedReader
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.packed.row_files import RowCodec
 from rbtool.core.format.packed.schema import PackedSchema
-from rbtool.core.format.recording.recorder import PackedRecorder
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps

@@ -15,7 +15,7 @@ from rbtool.core.datasets.load import load_dataset
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.storages.packed import PackedStorage

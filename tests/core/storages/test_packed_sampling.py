@@ -14,7 +14,7 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.packed.builder import write_dataset
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.samplers.base import Sampler

@@ -20,7 +20,7 @@ from rbtool.core.checkpointers.episodes import (
 from rbtool.core.format.checks import rows_of
 from rbtool.core.format.episodes import EPISODES
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage

@@ -14,7 +14,7 @@ import pytest
 import rbtool
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.checks import UNVERIFIED
-from rbtool.core.format.recording.recorder import PackedRecorder
+from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.opening import open_steps

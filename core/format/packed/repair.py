@@ -6,33 +6,174 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import CorruptDataError, FormatError, UsageError
-from ...ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
+from ...errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from ...ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord, digest_file, open_regular, read_regular
-from ..manifest import MANIFEST, Manifest, has_manifest
+from ..documents import FieldEntry, decode, document_digest, parse_json
+from ..manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 from ..open_files import OpenFiles
-from ..packed.reader import PackedReader
-from ..packed.schema import RECORDS, SCHEMA, PackedSchema
 from ..staging import lock_folder
 from ..ted.tree import FieldRange, merge_ranges, range_of
-from .log import (
+from .reader import PackedReader
+from .recording import (
     COMMITS,
     COMMITS_COPY,
     RECORDING,
+    RECORDING_VERSION,
     Commit,
+    commit_of,
     fields_bytes,
     file_widths,
     is_as_recorded,
-    log_bytes,
-    read_commits,
-    read_fields,
+    record_digest,
+    records_in,
+    schema_mark,
+    seal,
 )
-from .recorder import seal
+from .schema import RECORDS, SCHEMA, PackedSchema, SchemaDocument
+
+
+class CommitsFound(NamedTuple):
+    """The combined content of log and copy.
+
+    `commits` is their longest sound beginning, `promised` counts the whole records of the longer one: a torn record at
+    the end promised nothing. `mark` is that of the schema, None where no record states it; `damaged` names the files
+    that lack a record which the other one has.
+    """
+
+    commits: list[Commit]
+    promised: int
+    mark: int | None
+    damaged: tuple[str, ...]
+
+
+def read_commits(folder: Path) -> CommitsFound:
+    """Read log and copy, each of which may be missing, record by record from whichever has it sound."""
+    logs = {name: records_in(_bytes(folder / name)) for name in (COMMITS, COMMITS_COPY)}
+    promised = max(len(log) for log in logs.values())
+    commits: list[Commit] = []
+    damaged: set[str] = set()
+    mark, steps = 0, 0
+    for number in range(promised):
+        found = {name: _is_sound(log, number, steps) for name, log in logs.items()}
+        if not any(found.values()):
+            break
+        # The copy may end early: the system writes it when it likes to.
+        damaged |= {
+            name for name, sound in found.items() if not sound and (name == COMMITS or number < len(logs[name]))
+        }
+        record = next(logs[name][number] for name, sound in found.items() if sound)
+        commits.append(commit_of(record))
+        mark, steps = mark or int(record["schema"]), commits[-1].steps
+    return CommitsFound(commits, promised, mark or None, tuple(sorted(damaged)))
+
+
+def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
+    """The log, and the copy, of these episodes."""
+    mark = schema_mark(schema)
+    return b"".join(commit.to_bytes(number, mark) for number, commit in enumerate(commits))
+
+
+def _is_sound(log: Array, number: int, steps: int) -> bool:
+    """Return whether record `number`, which `steps` steps come before, is there as it was written."""
+    if number >= len(log):
+        return False
+    record = log[number]
+    return (int(record["own"]), int(record["number"]), int(record["steps"])) == (
+        record_digest(record.tobytes()), number, steps + int(record["length"]),
+    )  # fmt: skip
+
+
+def _bytes(path: Path) -> bytes:
+    return read_regular(path) if path.is_file() else b""
+
+
+class _Recording(NamedTuple):
+    """The document `recording.json`, but for its version and its digest."""
+
+    fields: tuple[FieldEntry, ...]
+
+
+class RecordedFields(NamedTuple):
+    """The leaves of a recording and how they lie; `damaged` names the file, if one, that does not state so."""
+
+    fields: tuple[Field, ...]
+    schema: PackedSchema
+    damaged: tuple[str, ...]
+
+
+def read_fields(folder: Path, mark: int | None) -> RecordedFields:
+    """Read what is recorded in a folder from `recording.json`, or, where that is damaged, from `schema.json`.
+
+    `mark` is what the log states about the schema, None where it does not. FormatError for a folder that nothing was
+    recorded in, and for newer versions; CorruptDataError where neither file is whole.
+    """
+    if not any((folder / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
+        raise FormatError(
+            f"{folder} is no recording: it has no {RECORDING}",
+            hint="what was converted or downloaded is made again from its source"
+            if (folder / HIDDEN).is_dir()
+            else "name the folder that episodes were recorded in",
+        )
+    for name, parse in ((RECORDING, _described), (SCHEMA, _laid_out)):
+        fields = parse(folder / name)
+        if fields is None:
+            continue
+        schema = PackedSchema.of(fields)
+        if mark in {None, schema_mark(schema)}:
+            whole = (folder / SCHEMA).is_file() and read_regular(folder / SCHEMA) == schema.to_bytes()
+            return RecordedFields(fields, schema, (RECORDING,) if name == SCHEMA else () if whole else (SCHEMA,))
+    raise CorruptDataError(
+        f"{folder} does not say what was recorded: {RECORDING} and {SCHEMA} are both missing, damaged, or of another "
+        "recording"
+    )
+
+
+def _described(path: Path) -> tuple[Field, ...] | None:
+    """The leaves that `recording.json` names; None where it is not as it was written."""
+    document = _document(path)
+    if not isinstance(document, dict) or document.get("digest") != document_digest(document, "digest"):
+        return None
+    if document.get("version") != RECORDING_VERSION:
+        raise FormatError(
+            f"{path} has version {document.get('version')}, this rbtool reads up to {RECORDING_VERSION}",
+            hint="upgrade with: pip install --upgrade rbtool",
+        )
+    try:
+        fields = decode(_Recording, document, str(path)).fields
+    except FormatError:
+        return None
+    return fields if fields_bytes(fields) == read_regular(path) else None  # a digest sees through white space
+
+
+def _laid_out(path: Path) -> tuple[Field, ...] | None:
+    """The leaves that `schema.json` has a place for, those under `next` last; None where it contradicts itself."""
+    try:
+        entries = decode(SchemaDocument, _document(path), str(path)).fields
+        stored = [Field(entry.key, entry.dtype, entry.shape, entry.role) for entry in entries]
+        after = [
+            replace(field, key=(NEXT, *field.key))
+            for field, entry in zip(stored, entries, strict=True)
+            if entry.rows == "record"
+        ]
+        fields = (*stored, *after)
+        return fields if PackedSchema.of(fields).to_bytes() == read_regular(path) else None
+    except RbtoolError:
+        return None
+
+
+def _document(path: Path) -> Any:
+    try:
+        return parse_json(read_regular(path), str(path))
+    except (FileNotFoundError, FormatError):
+        return None
+
 
 _CHUNK = 1 << 20
 _FLAGS = frozenset({NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED})
