@@ -47,7 +47,7 @@ import sys
 import time
 import torch
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages import TensorStorage
+from rbtool import TensorStorage
 torch.set_num_threads(1)
 storage = TensorStorage(torch.arange(100_000))
 now = getattr(time, sys.argv[1])

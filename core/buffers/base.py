@@ -55,7 +55,7 @@ class ReplayBuffer(Writing):
     Ideas and names are those of TorchRL.
 
     >>> import torch
-    >>> from rbtool.core.storages import LazyTensorStorage
+    >>> from rbtool import LazyTensorStorage
     >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
     >>> buffer.extend(torch.arange(10))
     tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])

@@ -193,7 +193,7 @@ class PrioritizedReplayBuffer(_Prioritised):
     replay", 2016; names are those of TorchRL.
 
     >>> import torch
-    >>> from rbtool.core.storages import LazyTensorStorage
+    >>> from rbtool import LazyTensorStorage
     >>> buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4)
     >>> index = buffer.extend(torch.arange(10))
     >>> buffer.update_priority(index, torch.zeros(10))
@@ -236,7 +236,7 @@ class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import LazyTensorStorage
+    >>> from rbtool import LazyTensorStorage
     >>> buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4)
     >>> index = buffer.extend(TensorDict({"action": torch.arange(10)}, [10]))
     >>> batch = buffer.sample()

@@ -107,7 +107,7 @@ class ParameterScheduler(ABC):
 class LinearScheduler(ParameterScheduler):
     """Changes the initial value to `final_value` in `num_steps` equal steps, and keeps it then.
 
-    >>> from rbtool.core.samplers import PrioritizedSampler
+    >>> from rbtool import PrioritizedSampler
     >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
     >>> scheduler = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
     >>> for _ in range(3):

@@ -75,7 +75,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import LazyTensorStorage
+    >>> from rbtool import LazyTensorStorage
     >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
     >>> buffer.extend(TensorDict({"action": torch.arange(10)}, [10]))
     tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])

@@ -49,7 +49,7 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
     are those of TorchRL.
 
     >>> import tempfile
-    >>> from rbtool.core.storages import ListStorage
+    >>> from rbtool import ListStorage
     >>> class Lines(StorageCheckpointerBase):
     ...     def write(self, rows, folder):
     ...         (folder / "rows.txt").write_text("\n".join(rows))

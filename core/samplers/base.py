@@ -66,7 +66,7 @@ class Sampler(metaclass=_Samplers):
     names are those of TorchRL's samplers.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> class Newest(Sampler):
     ...     def draw(self, storage, batch_size):
     ...         return torch.arange(len(storage))[-batch_size:], {}

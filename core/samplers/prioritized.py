@@ -52,7 +52,7 @@ class PrioritizedSampler(Sampler):
     Replay (2016); names and the formula of the weights are those of TorchRL.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0)
     >>> sampler.update_priority(torch.arange(10), torch.tensor([0.0] * 8 + [1, 3]))
     >>> index, info = sampler.sample(TensorStorage(torch.arange(10)), 100)

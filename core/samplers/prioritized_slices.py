@@ -175,7 +175,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])}, [8]))
     >>> sampler = PrioritizedSliceSampler(8, alpha=1.0, beta=0.0, eps=0.0, slice_len=2)
     >>> sampler.update_priority(torch.arange(8), torch.tensor([0.0, 0, 0, 9, 0, 1, 0, 9]))

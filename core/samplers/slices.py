@@ -70,7 +70,7 @@ class SliceSampler(Sampler):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 1, 1, 1])}, [6]))
     >>> (index,), info = SliceSampler(slice_len=3).sample(storage, 6)
     >>> storage[index]["episode"].view(2, 3).float().std(1)

@@ -40,7 +40,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])}, [8]))
     >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, strict_length=False, shuffle=False, anchor="start")
     >>> [sampler.sample(storage, 4)[0][0].tolist() for _ in range(3)]

@@ -70,7 +70,7 @@ class SamplerWithoutReplacement(EpochSampler):
     further draws are the same.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> sampler, storage = SamplerWithoutReplacement(shuffle=False), TensorStorage(torch.arange(5))
     >>> [sampler.sample(storage, 2)[0].tolist() for _ in range(4)]
     [[0, 1], [2, 3], [4], [0, 1]]
@@ -205,7 +205,7 @@ class RandomSampler(Sampler):
     `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement`, with its arguments.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> index, info = RandomSampler().sample(TensorStorage(torch.arange(10)), 4)
     >>> index.shape, info
     (torch.Size([4]), {})

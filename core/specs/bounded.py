@@ -72,7 +72,7 @@ class Bounded(BoxSpec):
     are. NaN is no member.
 
     >>> import torch
-    >>> from rbtool.core.specs import Bounded
+    >>> from rbtool import Bounded
     >>> Bounded(-1, 1, shape=(2,)).project(torch.tensor([3.0, 0.5]))
     tensor([1.0000, 0.5000])
     """
@@ -284,7 +284,7 @@ class Unbounded(BoxSpec):
     All values are members, NaN and infinity too. Draws are normal, or even over the whole range of an integer type.
 
     >>> import torch
-    >>> from rbtool.core.specs import Unbounded
+    >>> from rbtool import Unbounded
     >>> Unbounded((3,), dtype=torch.uint8).is_in(torch.zeros(5, 3, dtype=torch.uint8))
     True
     """

@@ -22,7 +22,7 @@ class Categorical(LeafSpec):
     broadcasts to `[*shape, n]`, marks the legal categories; at least one has to be for each element.
 
     >>> import torch
-    >>> from rbtool.core.specs import Categorical
+    >>> from rbtool import Categorical
     >>> Categorical(4, mask=torch.tensor([True, False, False, True])).enumerate(use_mask=True)
     tensor([0, 3])
     """
@@ -178,7 +178,7 @@ class Binary(Categorical):
     `n` bits in a row, or a `shape` whose last size is `n`; UsageError if it is another, SpecTypeError (a TypeError) if
     neither is given. One event is the last dimension: `cardinality` and `enumerate` count and list its `2**n` rows.
 
-    >>> from rbtool.core.specs import Binary
+    >>> from rbtool import Binary
     >>> Binary(2).enumerate()
     tensor([[0, 0],
             [0, 1],

@@ -31,7 +31,7 @@ class Composite(SpecEntries):
 
     A Composite can be changed, and therefore has no hash.
 
-    >>> from rbtool.core.specs import Bounded, Composite, Unbounded
+    >>> from rbtool import Bounded, Composite, Unbounded
     >>> spec = Composite({"action": Bounded(-1, 1, (2,)), ("info", "score"): Unbounded((1,))})
     >>> list(spec.keys(include_nested=True, leaves_only=True))
     ['action', ('info', 'score')]

@@ -25,7 +25,7 @@ class MultiCategorical(LeafSpec):
     that dimension unless `remove_singleton` is False, and takes values of either form.
 
     >>> import torch
-    >>> from rbtool.core.specs import MultiCategorical
+    >>> from rbtool import MultiCategorical
     >>> MultiCategorical([2, 5]).is_in(torch.tensor([[1, 4], [0, 0]]))
     True
     """

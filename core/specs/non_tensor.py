@@ -25,7 +25,7 @@ class NonTensor(TensorSpec):
     last dimensions belong to the datum itself; it and `batched` exclude each other (UsageError). Values are
     tensordict's NonTensorData, or a NonTensorStack where the data differ from place to place.
 
-    >>> from rbtool.core.specs import NonTensor
+    >>> from rbtool import NonTensor
     >>> NonTensor((), example_data="pick up the cup").rand().data
     'pick up the cup'
     """

@@ -20,8 +20,7 @@ from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import RowCodec
 from ..format.packed.schema import PackedField
-from ..kernels.records import PlainRecords, RecordColumn, RecordPlaces, fastest_records
-from ..kernels.rows import PlainRows, fastest_rows
+from ..kernels.rows import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..ted.schema import Field
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers

@@ -58,7 +58,7 @@ class Writer(Counting, ABC):
     with `compilable` they are local to the process. Ideas and names are those of TorchRL's writers.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> class Stack(Writer):
     ...     def place(self, data, count, capacity):
     ...         rows = self.cursor + torch.arange(count)

@@ -122,7 +122,7 @@ class TensorDictMaxValueWriter(Writer):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> storage = TensorStorage(TensorDict({"score": torch.zeros(2)}, [2]))
     >>> writer = TensorDictMaxValueWriter(rank_key="score")
     >>> writer.register_storage(storage)

@@ -30,7 +30,7 @@ class RoundRobinWriter(Writer):
     further write and with every `empty`. Generations belong to the storage: all writers of it continue them.
 
     >>> import torch
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> writer = RoundRobinWriter()
     >>> storage = TensorStorage(torch.zeros(4))
     >>> writer.register_storage(storage)
@@ -168,7 +168,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
     >>> import torch
     >>> from tensordict import TensorDict
-    >>> from rbtool.core.storages import TensorStorage
+    >>> from rbtool import TensorStorage
     >>> storage = TensorStorage(TensorDict({"action": torch.zeros(4), "index": torch.zeros(4).long()}, [4]))
     >>> writer = TensorDictRoundRobinWriter()
     >>> writer.register_storage(storage)

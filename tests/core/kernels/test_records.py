@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.kernels.records import CompiledRecords, PlainRecords, RecordColumn, RecordPlaces, fastest_records
+from rbtool.core.kernels.rows import CompiledRecords, PlainRecords, RecordColumn, RecordPlaces, fastest_records
 
 SIZE, AFTER = 64, 32
 COLUMNS = [

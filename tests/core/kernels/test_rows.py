@@ -91,7 +91,8 @@ BLOCKED = """
 import sys
 sys.modules["numba"] = None
 import torch
-from rbtool.core.storages import LazyTensorStorage, columns
+from rbtool import LazyTensorStorage
+from rbtool.core.storages import columns
 columns._MANY = 0
 storage = LazyTensorStorage(8)
 storage.set(range(4), torch.arange(4))
@@ -99,7 +100,7 @@ print(storage[torch.tensor([3, -4])].tolist(), "llvmlite" in sys.modules)
 """
 SMALL = """
 import sys, torch
-from rbtool.core.storages import LazyTensorStorage
+from rbtool import LazyTensorStorage
 storage = LazyTensorStorage(8)
 storage.set(range(4), torch.arange(4))
 print(storage[torch.tensor([3, -4])].tolist(), "numba" in sys.modules)

@@ -44,7 +44,7 @@ def test_a_range_is_written_like_its_numbers() -> None:
 
 THREADS = """
 import os, torch
-from rbtool.core.storages import TensorStorage
+from rbtool import TensorStorage
 torch.set_num_threads(8)
 storage = TensorStorage(torch.rand(10_000, 300))
 before = len(os.listdir("/proc/self/task"))

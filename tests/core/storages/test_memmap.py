@@ -149,7 +149,7 @@ def test_cleanup_removes_temporary_files_at_once() -> None:
 
 LEAVING = """
 import os, signal, sys, torch
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool import LazyMemmapStorage
 storage = LazyMemmapStorage(25, scratch_dir=sys.argv[1], auto_cleanup=True)
 storage.set(0, torch.ones(3))
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -177,7 +177,7 @@ LIMITED = """
 import resource, sys, torch
 from tensordict import TensorDict
 from rbtool.core.errors import OutOfSpaceError
-from rbtool.core.storages import LazyMemmapStorage
+from rbtool import LazyMemmapStorage
 storage = LazyMemmapStorage(1 << 16, scratch_dir=sys.argv[1])
 rows = TensorDict({"x": torch.ones(2, 64)}, [2])
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
