@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, TypeGuard, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,15 @@ from ...contract import own_attributes, refuse_overrides
 from ...errors import SchemaError, UsageError
 from ...format.contracts import Array
 from ...format.episodes import EpisodeTable
-from ...ted.schema import Field, Key, key_name
+from ...ted.schema import DTYPES, Field, Key, key_name
 from ..block import marked
 from .fields import KEPT, Fields
 from .lazy import LazyBatch, LazyColumn
 
 Columns: TypeAlias = Mapping[Key, LazyColumn | Array]
+
+_NUMBERS = frozenset("biufc")
+"""The kinds of NumPy's types that can be stored."""
 
 _FINAL = {
     "describe": "the arguments as fields of the dataclass, which describe() lists",
@@ -56,6 +59,11 @@ class Operation(ABC):
         super().__init_subclass__(**options)
         _refuse_finals(cls, Operation)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what else an operation keeps, such as a cache, need not be picklable
+        arguments = {part.name: getattr(self, part.name) for part in dataclasses.fields(self) if part.init}
+        return _made, (type(self), arguments)
+
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         """Yield the operations of one option of `rbtool preprocess`; here one for each text of `value`.
@@ -72,6 +80,10 @@ class Operation(ABC):
             "name": self.name,
             **{name: _plain(value) for name, value in arguments.items() if value is not None and value != ()},
         }
+
+
+def _made(kind: type[Operation], arguments: Mapping[str, Any]) -> Operation:
+    return kind(**arguments)
 
 
 def _plain(value: Any) -> Any:
@@ -182,12 +194,16 @@ class BoundOperation(ABC):
         SchemaError for a field that is not computed or not as declared, and for dropped rows without `drops_rows`.
         """
         keep = self.kept(batch)
-        if keep is not None and (keep.dtype != np.bool_ or keep.shape != (batch.pieces.steps,)):
-            raise SchemaError(
-                f"{self.operation.name} keeps rows by {keep.dtype} {list(keep.shape)}, "
-                f"bool [{batch.pieces.steps}] is expected"
-            )
+        if keep is not None:
+            keep = np.asarray(keep)
+            if keep.dtype != np.bool_ or keep.shape != (batch.pieces.steps,):
+                raise SchemaError(
+                    f"{self.operation.name} keeps rows by {keep.dtype} {list(keep.shape)}, "
+                    f"bool [{batch.pieces.steps}] is expected"
+                )
         found = self.compute(batch, wanted)
+        if not isinstance(found, Mapping):
+            raise SchemaError(f"{self.operation.name} computed {_described(found)}, a mapping of fields is expected")
         batch.columns = {key: self._checked(key, found.get(key), batch.pieces.steps) for key in wanted}
         if keep is None or keep.all():
             return
@@ -199,19 +215,42 @@ class BoundOperation(ABC):
         for key, column in marked(batch.columns, cut).items():
             batch.columns[key] = LazyColumn.of(column, key_name(key))
 
-    def _checked(self, key: Key, column: LazyColumn | Array | None, rows: int) -> LazyColumn:
-        field = self.after[key]
-        if isinstance(column, np.ndarray):
-            column = LazyColumn.given(field.name, column.dtype.name, column)
+    def _checked(self, key: Key, given: LazyColumn | Array | None, rows: int) -> LazyColumn:
+        field, column = self.after[key], given
+        if _is_numbers(given):
+            values = given.astype(given.dtype.newbyteorder("="), copy=False)
+            column = LazyColumn.given(field.name, values.dtype.name, values)
             column = column if column.dtype == field.dtype else column.cast(field.dtype)
         declared = (field.dtype, field.shape, rows)
-        if column is None or (column.dtype, column.shape, column.rows) != declared:
-            made = "nothing" if column is None else f"{column.rows} rows of {column.dtype} {list(column.shape)}"
+        if not isinstance(column, LazyColumn) or (column.dtype, column.shape, column.rows) != declared:
             raise SchemaError(
-                f"{self.operation.name} computed {made} for {field.name!r}, {rows} rows of {field.dtype} "
+                f"{self.operation.name} computed {_described(given)} for {field.name!r}, {rows} rows of {field.dtype} "
                 f"{list(field.shape)} are declared"
             )
+        for part in column.parts:
+            found = part.values.dtype
+            if found.kind not in _NUMBERS or not found.isnative or found != DTYPES.get(part.dtype, found):
+                raise SchemaError(
+                    f"{self.operation.name} computed {found.str} for {field.name!r} and declares it as {part.dtype}"
+                )
         return column
+
+
+def _is_numbers(value: Any) -> TypeGuard[Array]:
+    """Whether a value is an array of rows of numbers; of a masked one the mask would get lost."""
+    rows = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.ndim > 0
+    return rows and value.dtype.kind in _NUMBERS
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, LazyColumn):
+        return f"{value.rows} rows of {value.dtype} {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        masked = "masked " if isinstance(value, np.ma.MaskedArray) else ""
+        return f"{len(value) if value.ndim else 'no'} rows of {masked}{value.dtype} {list(value.shape[1:])}"
+    return f"an object of type {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)

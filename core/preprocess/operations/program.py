@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from ...format.digest import digest_bytes
 from ...format.episodes import EpisodeTable
 from ...ted.schema import NEXT, Field, Key, key_name
 from ..block import Block
+from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor
 from .base import BoundOperation, EpisodeChoice, Operation, RowOperation
 from .fields import Fields
@@ -253,6 +255,17 @@ class ProgramProcessor(Processor):
     def __reduce__(self) -> tuple[Any, ...]:
         # what is bound holds functions that cannot be pickled
         return ProgramProcessor, (self.program, self._fields, self._remarks, self._asked)
+
+    def portable(self) -> ProgramProcessor:
+        for operation in self.program.operations:
+            try:
+                pickle.dumps(operation)
+            except Exception as error:
+                raise UsageError(
+                    f"{operation.name} cannot be sent to worker processes: {error_text(error)}",
+                    hint="say num_workers=0 to run it in this process, or define its class at the top of a module",
+                ) from error
+        return self
 
     @property
     def label(self) -> str:

@@ -50,6 +50,8 @@ def starter_of(method: str | None, job: Job) -> ProcessStarter:
         ways = ", ".join(START_METHODS)
         raise UsageError(f"{method!r} is no way to start worker processes: {ways} are")
     if method == "fork":
+        if job.processor.needs_measuring:
+            job.processor.portable()  # the measured one is sent to the workers
         return ForkStarter(job)
     job = replace(job, processor=job.processor.portable())
     return ForkServerStarter(job) if method == "forkserver" else SpawnStarter(job)
