@@ -7,18 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 from forked_scripts import Interpreter
+from hypothesis import settings
 
 
 def pytest_configure() -> None:
-    """Give signals that whoever started us ignores (`nohup`, `&` in a script) their usual meaning back.
+    """Restore the usual meaning of signals that are ignored by inheritance (`nohup`, `&` in a script).
 
-    An ignored signal stays ignored in every process that a test starts, and would never end it.
+    An ignored signal stays ignored in every process that a test starts, and would never end it. Hypothesis measures
+    no times.
     """
     usual = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
     for name, handler in usual.items():
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    settings.register_profile("untimed", deadline=None)  # on a loaded machine, one case may wait for seconds
+    settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:

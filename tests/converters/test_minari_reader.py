@@ -267,7 +267,7 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
 
 def test_reading_needs_neither_minari_nor_gymnasium_nor_torch() -> None:
     script = (
-        "import sys; from pathlib import Path; from rbtool.core.format import open_source\n"
+        "import sys; from pathlib import Path; from rbtool.core.format.locate import open_source\n"
         f"for folder in Path({str(DATA)!r}).glob('*/*-v0'):\n"
         "    with open_source(folder) as reader: reader.facts(); list(reader.pieces())\n"
         "print({'minari', 'gymnasium', 'torch', 'tensordict', 'pandas'} & sys.modules.keys())"

@@ -121,6 +121,7 @@ def test_every_file_may_be_a_fifo(kind: str, tmp_path: Path) -> None:
 READERS = {"core/format/fs.py", "core/format/digest.py", "core/format/staging.py"}
 USERS_OWN = {"core/secrets.py", "core/preprocess/operations/documents.py"}  # may be `<(command)`
 SYSTEMS = {"core/storages/dataset.py"}
+OWN = {"__init__.py"}  # reads the list of its names
 
 
 def _opens_to_read(call: ast.Call) -> bool:
@@ -142,4 +143,4 @@ def test_files_are_opened_to_read_in_one_module_only() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and _opens_to_read(node)
     }
-    assert {name for name in found if "testing" not in name} <= READERS | USERS_OWN | SYSTEMS
+    assert {name for name in found if "testing" not in name} <= READERS | USERS_OWN | SYSTEMS | OWN

@@ -109,7 +109,7 @@ def test_failing_removes_what_was_begun(tmp_path: Path) -> None:
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from rbtool.core.format import Staging
+from rbtool.core.format.staging import Staging
 staging = Staging(Path(sys.argv[1])).__enter__()
 (staging.path / "rest").write_text("x")
 os.kill(os.getpid(), signal.SIGKILL)

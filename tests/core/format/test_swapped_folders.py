@@ -35,7 +35,7 @@ def hook(event, arguments):
 
 
 import rbtool
-from rbtool.core.format import Staging, remove_dataset, remove_leftover
+from rbtool.core.format.staging import Staging, remove_dataset, remove_leftover
 from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import cache
 

@@ -154,7 +154,7 @@ def test_addresses_that_are_not_its_own(gcs: Gcs, address: str) -> None:
 def test_without_the_client() -> None:
     code = (
         "import sys; sys.modules['google.cloud'] = None\n"
-        "from rbtool.core.remote import Bucket\n"
+        "from rbtool.core.remote.bucket import Bucket\n"
         "from rbtool.core.errors import UsageError\n"
         "try: Bucket('x').objects()\n"
         "except UsageError as error: print(error.hint)\n"

@@ -127,7 +127,7 @@ def other(originals):
     """Another process that wants the folder: it prints `waiting`, then, once it has it, whether it is there."""
     code = (
         "import sys, pathlib\n"
-        "from rbtool.core.remote import Originals\n"
+        "from rbtool.core.remote.originals import Originals\n"
         "originals = Originals(pathlib.Path(sys.argv[1]), 'minari', 'a/b-v0')\n"
         "with originals.lock(lambda: print('waiting', flush=True)):\n"
         "    print(originals.folder.is_dir(), flush=True)\n"

@@ -83,7 +83,7 @@ def test_maps_that_cannot_be_written_need_no_data_memory(tmp_path: Path, interpr
     code = """
 import os, resource, sys
 import torch
-from rbtool import dataset_tensors
+from rbtool.core.storages.dataset import dataset_tensors
 used = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + (8 << 20), -1))
 print(dataset_tensors(sys.argv[1], copy_on_write=False)["x"][-1].tolist())
