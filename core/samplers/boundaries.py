@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from ..storages.tensor import TensorStorage
 
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
+
+_LOG = logging.getLogger("rbtool")
+_DONE: Key = ("next", "done")
+_IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class ConflictingArgumentsError(UsageError, TypeError):
@@ -164,6 +169,80 @@ def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.
 
 def _listed(keys: Sequence[Key]) -> str:
     return " or ".join(repr(".".join(key)) for key in keys)
+
+
+class BoundaryChoice:
+    """Chooses the source of trajectory boundaries, by arguments that `SliceSampler` documents."""
+
+    def __init__(
+        self,
+        end_key: Any,
+        end_keys: Any,
+        traj_key: Any,
+        ends: torch.Tensor | None,
+        trajectories: torch.Tensor | None,
+        cache_values: bool,
+    ) -> None:
+        if end_key is not None and end_keys is not None:
+            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, one of them is expected")
+        self._ids: Key | None = None if traj_key is None else boundary_key(traj_key)
+        self._flags: tuple[Key, ...] | None = None
+        if end_key is not None or end_keys is not None:
+            self._flags = tuple(boundary_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
+        self._fixed = _fixed_boundaries(ends, trajectories, cache_values, end_key, end_keys, traj_key)
+
+    def source(self, storage: Storage) -> BoundarySource:
+        """Return the source for a storage; MissingKeyError (a KeyError) if it has none of the entries."""
+        if self._fixed is not None:
+            return self._fixed
+        ids = (self._ids,) if self._ids is not None else _IDS
+        if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
+            return EpisodeBoundaries()
+        by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
+        flags = (_DONE,) if self._flags is None else self._flags
+        by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
+        wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
+        if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
+            _LOG.info("%s is not in the storage, trajectories are separated by %s", self._ids or flags, other.keys)
+        found = wanted or other
+        if found is None:
+            names = ", ".join(".".join(key) for key in (*ids, *flags))
+            raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names} is there")
+        return found
+
+
+def boundary_key(key: Any) -> Key:
+    """Return a key as a tuple of names; UsageError (a ValueError) for anything else."""
+    found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not found or not all(isinstance(part, str) for part in found):
+        raise UsageError(f"{key!r} was given for a key, a name or a tuple of names is expected")
+    return found
+
+
+def _several(keys: Any) -> Sequence[Any]:
+    """Return a list of keys; UsageError for an empty one, and for a single key."""
+    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
+        raise UsageError(f"end_keys is {keys!r}, a list of keys is expected", hint="end_key takes a single one")
+    return keys
+
+
+def _fixed_boundaries(
+    ends: torch.Tensor | None, trajectories: torch.Tensor | None, cache_values: bool, *keys: Any
+) -> BoundarySource | None:
+    given = next((torch.as_tensor(values) for values in (ends, trajectories) if values is not None), None)
+    if given is None:
+        return None
+    name = "ends" if ends is not None else "trajectories"
+    if ends is not None and trajectories is not None:
+        raise SchemaError("ends and trajectories were given, one of them is expected")
+    if any(key is not None for key in keys):
+        raise SchemaError(f"{name} was given along with the key of an entry, one of them is expected")
+    if not cache_values:
+        raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
+    if not given.dim() or not given.numel():
+        raise SchemaError(f"{name} is {list(given.shape)}, a tensor of the storage's shape is expected")
+    values = given.numpy(force=True)
+    return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)
 
 
 def find_start_stop_traj(

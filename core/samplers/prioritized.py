@@ -14,8 +14,8 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages.base import Storage
+from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
 from .base import Index, Sampler
-from .indexing import element_numbers, marked_numbers, priority_values
 from .priorities import Priorities, at_least_zero, plain_priorities, read_priorities, write_priorities
 
 _REDUCTIONS = ("max", "mean", "median", "min", "sum")
@@ -230,7 +230,7 @@ class PrioritizedSampler(Sampler):
         """
         if storage is not None:
             self.on_attach(storage)
-        values = priority_values(priority, self.dtype)
+        values = _priority_values(priority, self.dtype)
         self._priorities.update(element_numbers(index, self._lanes), values, only_known=storage is not None)
 
     @property
@@ -247,7 +247,7 @@ class PrioritizedSampler(Sampler):
         if type(index) is int and storage.ndim == 1 and -length <= index < length:
             self._priorities.renew_run(index % length, index % length + 1)
         else:
-            self._priorities.renew(marked_numbers(index, storage))
+            self._priorities.renew(marked_numbers(index, storage.shape, storage.ndim))
 
     def on_write(self, index: Any) -> None:
         """Give new elements the default priority; skips negative numbers. SchemaError beyond the capacity."""
@@ -319,6 +319,13 @@ class PrioritizedSampler(Sampler):
             f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self.alpha:g}, beta={self.beta:g}, "
             f"eps={self.eps:g})"
         )
+
+
+def _priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return priorities, a number or nested lists, as `[n]` without gradients; NoNumbersError for anything else."""
+    if isinstance(priority, torch.Tensor) and priority.is_complex():
+        raise NoNumbersError(f"priorities are real numbers, found {priority.dtype}")
+    return as_numbers("priorities are numbers", priority, dtype).detach().reshape(-1)
 
 
 def checked_device(name: str, device: Any) -> torch.device | None:

@@ -255,7 +255,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self._refuse_short(table, slice_len)
         index, drawn = PrioritizedSampler.draw(self, storage, count)
         lane, start = _places(table, storage, index)
-        if self.strict_length and not self._overhang(slice_len):
+        if self.strict_length and not self._overhangs(slice_len)[1]:
             length = np.full(count, slice_len)  # a whole slice fits at every legal start
         else:
             length = np.minimum(table.reach(start, lane, slice_len), slice_len)
@@ -269,7 +269,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         """Update the legal starts to the trajectory table of a storage."""
         tree = self._priorities.tree
         assert isinstance(tree, StartTree)  # made so above
-        rule = StartRule(slice_len, self.strict_length, self._overhang(slice_len), self.anchor)
+        rule = StartRule(slice_len, self.strict_length, self._overhangs(slice_len)[1], self.anchor)
         known = self._marked
         same = known is not None and known.table() is table and known.rule == rule
         if known is not None and same and known.version == table.version:

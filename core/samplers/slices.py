@@ -1,40 +1,34 @@
-"""Sampling slices: consecutive steps of trajectories."""
+"""Sampling slices: consecutive steps of trajectories, and the info that comes with them."""
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import SchemaError, UsageError
 from ..storages.base import Storage
+from ..storages.tensor import TensorStorage
 from .base import Index, Sampler
 from .boundaries import (
+    BoundaryChoice,
     BoundarySource,
     ConflictingArgumentsError,
     EpisodeBoundaries,
-    FixedBoundaries,
-    FlagBoundaries,
-    IdBoundaries,
     Key,
-    has_entry,
+    boundary_key,
+    stored_entry,
 )
 from .lane_runs import Window
-from .slice_info import SliceEnds, SliceMarks
 from .trajectories import TrajectoryTable, trajectory_table
 
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
 Weight: TypeAlias = Literal["episode", "step"]
-
-_LOG = logging.getLogger("rbtool")
-_DONE: Key = ("next", "done")
-_IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class SliceSampler(Sampler):
@@ -127,23 +121,14 @@ class SliceSampler(Sampler):
         self.compile = bool(compile)
         self.use_gpu = _checked_gpu(use_gpu)
         self.truncated_key = truncated_key
-        self._choose_keys(end_key, end_keys, traj_key)
-        self._static = _fixed_boundaries(ends, trajectories, cache_values, end_key, end_keys, traj_key)
-        self._marks = SliceMarks(None if truncated_key is None else _key(truncated_key))
-        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
-        self._last_window: Window | None = None
-        self._last_ends: SliceEnds | None = None
-
-    def _choose_keys(self, end_key: Any, end_keys: Any, traj_key: Any) -> None:
-        if end_key is not None and end_keys is not None:
-            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, one of them is expected")
         self.traj_key = traj_key
         self.end_key = end_key
         self.end_keys = end_keys
-        self._ids: Key | None = None if traj_key is None else _key(traj_key)
-        self._flags: tuple[Key, ...] | None = None
-        if end_key is not None or end_keys is not None:
-            self._flags = tuple(_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
+        self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
+        self._marks = _SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
+        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
+        self._last_window: Window | None = None
+        self._last_ends: _SliceEnds | None = None
 
     # Sampling ----------------------------------------------------------------------------------------
 
@@ -186,29 +171,10 @@ class SliceSampler(Sampler):
         """Return the trajectory table of a storage, up to date."""
         found = self._found
         if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
-            found = self._found = weakref.ref(storage), trajectory_table(storage, self._boundary_source(storage))
+            found = self._found = weakref.ref(storage), trajectory_table(storage, self._boundaries.source(storage))
         table = found[1]
         table.refresh()
         return table
-
-    def _boundary_source(self, storage: Storage) -> BoundarySource:
-        """Choose the source of trajectory boundaries."""
-        if self._static is not None:
-            return self._static
-        ids = (self._ids,) if self._ids is not None else _IDS
-        if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
-            return EpisodeBoundaries()
-        by_ids = next((IdBoundaries(key) for key in ids if has_entry(storage, key)), None)
-        flags = (_DONE,) if self._flags is None else self._flags
-        by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
-        wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
-        if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
-            _LOG.info("%s is not in the storage, trajectories are separated by %s", self._ids or flags, other.keys)
-        found = wanted or other
-        if found is None:
-            names = ", ".join(".".join(key) for key in (*ids, *flags))
-            raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names} is there")
-        return found
 
     def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:
         lengths = table.runs()[2]
@@ -228,9 +194,6 @@ class SliceSampler(Sampler):
                 raise UsageError(f"a span of {int(span)} was asked for, slices have {slice_len} steps")
             found.append(slice_len - 1 if span is True else int(span))
         return found[0], found[1]
-
-    def _overhang(self, slice_len: int) -> int:
-        return self._overhangs(slice_len)[1]
 
     def _window(self, slice_len: int) -> Window:
         if self._last_window is None or self._last_window.length != slice_len:
@@ -287,7 +250,7 @@ class SliceSampler(Sampler):
         rows = start[:, None] + ends.place
         if taken is not None and not whole:
             rows = np.minimum(rows, (start + taken - 1)[:, None])
-            ends = SliceEnds.of(taken, slice_len, flat=not self.batched)
+            ends = _SliceEnds.of(taken, slice_len, flat=not self.batched)
         if table.newest >= table.capacity:
             rows %= table.capacity
         parts = [rows]
@@ -304,11 +267,11 @@ class SliceSampler(Sampler):
             info["collector", "mask"] = ends.real.clone()
         return index, info
 
-    def _whole(self, count: int, slice_len: int) -> SliceEnds:
+    def _whole(self, count: int, slice_len: int) -> _SliceEnds:
         """Return the marks of whole slices, kept for batches of the same size."""
         known = self._last_ends
         if known is None or known.place.shape[0] != slice_len or known.real.numel() != count * slice_len:
-            known = SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
+            known = _SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
             self._last_ends = known
         return known
 
@@ -350,20 +313,6 @@ def _checked_gpu(use_gpu: Any) -> bool | torch.device:
         raise UsageError(f"use_gpu is {use_gpu!r}, expected a bool or the name of a device") from error
 
 
-def _several(keys: Any) -> Sequence[Any]:
-    """Return a list of keys; UsageError for an empty one, and for a single key."""
-    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
-        raise UsageError(f"end_keys is {keys!r}, a list of keys is expected", hint="end_key takes a single one")
-    return keys
-
-
-def _key(key: Any) -> Key:
-    found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not found or not all(isinstance(part, str) for part in found):
-        raise UsageError(f"{key!r} was given for a key, a name or a tuple of names is expected")
-    return found
-
-
 def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     pair = tuple(span) if isinstance(span, list | tuple) else (span, span)
     if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
@@ -371,20 +320,100 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     return pair
 
 
-def _fixed_boundaries(
-    ends: torch.Tensor | None, trajectories: torch.Tensor | None, cache_values: bool, *keys: Any
-) -> BoundarySource | None:
-    given = next((torch.as_tensor(values) for values in (ends, trajectories) if values is not None), None)
-    if given is None:
-        return None
-    name = "ends" if ends is not None else "trajectories"
-    if ends is not None and trajectories is not None:
-        raise SchemaError("ends and trajectories were given, one of them is expected")
-    if any(key is not None for key in keys):
-        raise SchemaError(f"{name} was given along with the key of an entry, one of them is expected")
-    if not cache_values:
-        raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
-    if not given.dim() or not given.numel():
-        raise SchemaError(f"{name} is {list(given.shape)}, a tensor of the storage's shape is expected")
-    values = given.numpy(force=True)
-    return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)
+# The info of slices -------------------------------------------------------------------------------
+
+
+class _SliceEnds(NamedTuple):
+    """Which steps of slices are first, last and real (not padding): bool `[slices, steps]`, or flattened.
+
+    `last` has a trailing dimension of size one, like the flags of TED. `place` numbers the steps of one slice.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    real: torch.Tensor
+    place: Numbers
+
+    @classmethod
+    def of(cls, taken: Numbers, slice_len: int, *, flat: bool) -> _SliceEnds:
+        """Mark slices of `slice_len` steps, of which `taken` are real; `flat` flattens the result."""
+        place = np.arange(slice_len)
+        shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
+        first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
+        last = (place == taken[:, None] - 1).reshape(*shape, 1)
+        real = (place < taken[:, None]).reshape(shape)
+        return cls(torch.tensor(first), torch.from_numpy(last), torch.from_numpy(real), place)
+
+    def kept(self) -> _SliceEnds:
+        """Return the marks of the real steps, flattened."""
+        return _SliceEnds(self.first[self.real], self.last[self.real], self.real[self.real], self.place)
+
+
+class _SliceMarks:
+    """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
+
+    def __init__(self, truncated: Key | None) -> None:
+        siblings = () if truncated is None else ((*truncated[:-1], "done"), (*truncated[:-1], "terminated"))
+        self._keys: tuple[Key, ...] = (("is_init",), *siblings)
+        flags = () if truncated is None else (truncated, *siblings)
+        self._names = [key[0] if len(key) == 1 else key for key in flags]
+        self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
+        self.keeps_rows = False
+        """Whether whole rows are read, and kept as `rows`, instead of single entries."""
+        self.rows: Any = None
+
+    def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: _SliceEnds) -> dict[Any, torch.Tensor]:
+        """Return the flags of the steps at an index, with `ends` the marks of their slices."""
+        found = self._stored(storage, index)
+        info: dict[Any, torch.Tensor] = {}
+        if found[0] is not None:
+            info["is_init"] = found[0] | _like(ends.first, found[0])
+        if self._names:
+            last = ends.last
+            done, terminated = (  # with a trailing dimension of size one, also if they are stored without it
+                flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags for flags in found[1:]
+            )
+            info[self._names[0]] = last.clone()
+            info[self._names[1]] = last.clone() if done is None else done | _like(last, done)
+            info[self._names[2]] = torch.zeros_like(last) if terminated is None else terminated
+        return info
+
+    def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
+        """Read the flags of the steps at an index; None for those that are not stored."""
+        if not isinstance(storage, TensorStorage):
+            return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
+        columns = storage.columns
+        if self._known is None or self._known[0]() is not columns:
+            self._known = weakref.ref(columns), [stored_entry(storage, key) for key in self._keys]
+        leaves = self._known[1]
+        if self.keeps_rows:
+            there = [None if leaf is None else key for key, leaf in zip(self._keys, leaves, strict=True)]
+            return self._shown(storage.get(index if len(index) > 1 else index[0]), there)
+        return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
+
+    def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
+        """Return the flags of rows, and keep the rows if `keeps_rows`."""
+        if self.keeps_rows:
+            self.rows = rows
+        if isinstance(rows, list):
+            rows = torch.stack(rows)
+        found = [None if key is None else rows.get(key, None) for key in keys]
+        return [flags if flags is None or flags.dtype == torch.bool else flags.bool() for flags in found]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": None, "rows": None, "keeps_rows": False}
+
+
+def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    if len(index) == 1 and index[0].dim() == 1:
+        found = leaf.index_select(0, index[0].to(leaf.device))
+    else:
+        found = leaf[tuple(part.to(leaf.device) for part in index)]
+    return found if found.dtype == torch.bool else found.bool()
+
+
+def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return flags of steps with as many dimensions as values of steps, on their device."""
+    if flags.dim() < values.dim():
+        flags = flags.view(*flags.shape, *(1,) * (values.dim() - flags.dim()))
+    return flags if values.is_cpu else flags.to(values.device)

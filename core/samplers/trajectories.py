@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -284,3 +285,55 @@ class TrajectoryTable:
             return None
         place = since - self._changed[0]
         return self._changed[1][place], self.newest
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Trajectories, lane by lane and the oldest first, with the absolute numbers of their first and last steps."""
+
+    lane: Numbers
+    first: Numbers
+    last: Numbers
+
+    @classmethod
+    def of(cls, table: TrajectoryTable) -> Runs:
+        """Return all trajectories of a table."""
+        lane, start, length = table.runs()
+        return cls(lane, start.copy(), start + length - 1)  # first and last steps are edited in place
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    @property
+    def length(self) -> Numbers:
+        """The number of steps of each."""
+        return self.last - self.first + 1
+
+    def moved(self, steps: int) -> Runs:
+        """Return the trajectories with other step numbers."""
+        return Runs(self.lane, self.first + steps, self.last + steps)
+
+    def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
+        """Return TorchRL's order: lane by lane, by the row of the last step.
+
+        `turned` is a row and a number of rows: the order is that in a ring of so many rows before it was rotated, so
+        that the row became row 0.
+        """
+        row, before = turned
+        place = self.last % rows
+        return np.lexsort(((place + row) % before if before else place, self.lane))
+
+    def found_in(self, other: Runs) -> Numbers:
+        """Return the trajectory of `other`, a later state, that each continues as; -1 if its last row is gone."""
+        if not len(other):
+            return np.full(len(self), -1)
+        begin = min(int(self.last.min(initial=0)), int(other.first.min()))
+        span = max(int(self.last.max(initial=0)), int(other.last.max())) - begin + 1
+        places = np.searchsorted(
+            other.lane * span + (other.first - begin), self.lane * span + (self.last - begin), "right"
+        )
+        places = np.maximum(places - 1, 0)
+        there = (
+            (other.lane[places] == self.lane) & (other.first[places] <= self.last) & (self.last <= other.last[places])
+        )
+        return np.where(there, places, -1)

@@ -1,15 +1,17 @@
-"""What may stand between the brackets of a storage, and which rows a write there concerns."""
+"""Indices of storages: the rows that they name, those that a write there concerns, and the numbers of elements."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import reprlib
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 
 Index: TypeAlias = int | slice | torch.Tensor | tuple[Any, ...]
 
@@ -187,3 +189,81 @@ def last_row(cursor: Any) -> int | None:
             return None
         row = int(rows.reshape(-1)[-1])
     return row if row >= 0 else None
+
+
+# Element numbers -----------------------------------------------------------------------------------
+
+_WHOLE = "elements are named by whole numbers"
+
+
+class NoNumbersError(UsageError, TypeError):
+    """An index or priorities are not numbers."""
+
+
+def as_numbers(expected: str, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return numbers as a tensor; NoNumbersError with the words `expected` for anything else."""
+    try:
+        return torch.as_tensor(values, dtype=dtype)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise NoNumbersError(f"{expected}, found {reprlib.repr(values)}") from error
+
+
+def element_numbers(index: Any, lanes: tuple[int, ...] | None) -> torch.Tensor:
+    """Return element numbers, int64 `[n]`, of an int, `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension.
+
+    They count through all dimensions in row-major order. `lanes` are the dimensions of the storage after the first,
+    None if unknown. A negative coordinate gives -1.
+    IndexError for a coordinate beyond the lanes and for numbers that are not whole, NoNumbersError (a TypeError) for
+    other types, SchemaError (a RuntimeError) for another number of coordinates, or for several without `lanes`.
+    """
+    if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.dim() == 1:
+        return index
+    if isinstance(index, tuple):
+        parts = [as_numbers(_WHOLE, part) for part in index]
+        found = parts[0].reshape(-1, 1) if len(parts) == 1 else torch.stack(torch.broadcast_tensors(*parts), -1)
+    else:
+        found = as_numbers(_WHOLE, list(index) if isinstance(index, range) else index)
+    if found.numel() and (found.dtype == torch.bool or found.is_floating_point() or found.is_complex()):
+        raise IndexError(f"{_WHOLE}, found {found.dtype}")
+    found = found.long()
+    if found.dim() < 2:
+        return found.reshape(-1)
+    coordinates = found.reshape(-1, found.shape[-1])
+    return coordinates[:, 0] if coordinates.shape[1] == 1 else _raveled(coordinates, lanes)
+
+
+def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.Tensor:
+    count = coordinates.shape[1]
+    if lanes is None:
+        raise SchemaError(
+            f"elements are named by {count} coordinates, which dimensions the storage has is not known yet",
+            hint="give the storage: update_priority(index, priority, storage=…)",
+        )
+    if count != 1 + len(lanes):
+        raise SchemaError(f"elements are named by {count} coordinates, the storage has {1 + len(lanes)} dimensions")
+    numbers = coordinates[:, 0]
+    for dimension, size in enumerate(lanes, start=1):
+        part = coordinates[:, dimension]
+        if bool((part >= size).any()):
+            raise IndexError(f"coordinate {int(part.max())} was given where the storage has a dimension of {size}")
+        numbers = numbers * size + part
+    return torch.where((coordinates < 0).any(-1), -1, numbers)
+
+
+def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
+    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes in a storage of this shape."""
+    if ndim > 1:
+        if isinstance(index, tuple) and all(isinstance(part, torch.Tensor) for part in index):
+            with contextlib.suppress(TypeError, ValueError):  # masks and negative numbers: see below
+                coordinates = tuple(part.numpy(force=True) for part in index)
+                return torch.from_numpy(np.ravel_multi_index(coordinates, tuple(shape))).reshape(-1)
+        numbers = torch.arange(shape.numel()).reshape(shape)
+        found: torch.Tensor = numbers[as_index(index, ndim)]
+        return found.reshape(-1)
+    length, index = shape[0], as_index(index, 1)
+    if isinstance(index, slice):
+        return torch.arange(*index.indices(length))
+    if not isinstance(index, torch.Tensor):
+        index = torch.tensor([operator.index(index)])
+    numbers = (index.nonzero() if index.dtype == torch.bool else index).reshape(-1).long()
+    return torch.where(numbers < 0, numbers + length, numbers)

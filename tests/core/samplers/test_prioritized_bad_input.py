@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers.indexing import NoNumbersError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.storages.cursors import NoNumbersError
 from rbtool.core.storages.tensor import TensorStorage
 
 

@@ -199,7 +199,7 @@ def test_rows_on_disk_are_read_only_where_slices_lie(walks: Path) -> None:
     where = Reads(walks)
     found = drawn(SliceSampler(slice_len=2), where, 200)
     assert {row for pair in found for row in pair} == {*range(4), *range(5, 13)}
-    trajectory_table(where, SliceSampler(slice_len=2, end_key=DONE)._boundary_source(where)).refresh()
+    trajectory_table(where, SliceSampler(slice_len=2, end_key=DONE)._boundaries.source(where)).refresh()
     assert {key for key, rows in where.read[-3:]} >= {DONE}
     assert all(key == DONE for key, rows in where.read if rows == 13)
 
