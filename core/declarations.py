@@ -105,28 +105,28 @@ OPERATION_OPTIONS = (
         "Scale images, height x width; :hwc or :chw says where channels are.",
     ),
     OperationOption(
-        "n-step", "lookahead:NStep", int, "N",
+        "n-step", "rewards:NStep", int, "N",
         "Make transitions over N steps, never across the end of an episode: discounted reward, the observation after "
         "them, steps_to_next_obs, gamma, multi_step.done and the like; needs --gamma.",
         discounted=True,
     ),
     OperationOption("gamma", None, float, "G", "The discount of n-step and of both returns, up to 1."),
     OperationOption(
-        "return-to-go", "lookahead:AddReturnToGo", bool, None,
+        "return-to-go", "rewards:AddReturnToGo", bool, None,
         "Add return_to_go, the rewards still to come, which policies are conditioned on; undiscounted without --gamma.",
         discounted=True,
     ),
     OperationOption(
-        "mc-return", "lookahead:AddMcReturn", bool, None,
+        "mc-return", "rewards:AddMcReturn", bool, None,
         "Add mc_return, the same sum as what values are calibrated with: discounted, so it needs --gamma.",
         discounted=True,
     ),
     OperationOption(
-        "clip-reward", "values:ClipReward", str, "LOW:HIGH",
+        "clip-reward", "rewards:ClipReward", str, "LOW:HIGH",
         "Keep next.reward within bounds; write --clip-reward=-1:1.",
     ),
     OperationOption(
-        "normalize", "normalize:NormalizeFields", list[str], "FIELD[:HOW]",
+        "normalize", "values:NormalizeFields", list[str], "FIELD[:HOW]",
         "Bring to a common scale by statistics of the rows that reach it: mean-std (default), min-max or quantile, the "
         "last two to -1 and 1. The constants are stored with the result.",
     ),

@@ -16,8 +16,7 @@ from ..format.episodes import EpisodeTable
 from ..format.returns import return_field, sum_rewards, table_with_returns
 from ..ted.episodes import EndReason
 from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
-from .block import Block, BlockColumn, Pieces
-from .processor import Processor, Task
+from .processor import Block, BlockColumn, Pieces, Processor, Task
 
 
 class StepSelection:

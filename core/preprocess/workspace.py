@@ -23,8 +23,7 @@ from ..format.documents import Count, FieldEntry, decode, dump_json, parse_json,
 from ..format.ted.builder import PositionedTree
 from ..format.ted.tree import FieldRange, leaf_path
 from ..ted.schema import Field, Key
-from .block import Pieces
-from .processor import Finished, Task
+from .processor import Finished, Pieces, Task
 
 
 def result_folder(folder: Path) -> Path:

@@ -13,13 +13,11 @@ import numpy as np
 
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
-from ..preprocess.block import Block, BlockColumn, Pieces
 from ..preprocess.operations.base import RowOperation
+from ..preprocess.operations.columns import Fields, LazyBatch
 from ..preprocess.operations.documents import operation_of, pipeline_text  # fmt: skip
-from ..preprocess.operations.fields import Fields
-from ..preprocess.operations.lazy import LazyBatch
 from ..preprocess.operations.program import Program, ProgramProcessor
-from ..preprocess.processor import Context, Processor
+from ..preprocess.processor import Block, BlockColumn, Context, Pieces, Processor
 from ..ted.schema import NEXT, Field, Key, key_name, role_of
 
 _LENGTHS = (5, 1, 7, 4)

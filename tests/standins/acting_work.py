@@ -14,8 +14,7 @@ import torch
 
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.opening import open_steps
-from rbtool.core.preprocess.block import Block
-from rbtool.core.preprocess.processor import Context, Job, LoadedProcessor, Processor, Task
+from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
 
 STEPS = 100
 TASKS = [Task(index, 10 * index, 10 * index + 10) for index in range(10)]

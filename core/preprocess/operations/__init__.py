@@ -1,7 +1,6 @@
 """What can be done to rows without writing Python: operations by name, and programs of them."""
 
 from .base import BoundOperation, EpisodeChoice, FieldChanges, Operation, RowOperation
-from .fields import Fields
-from .lazy import LazyColumn
+from .columns import Fields, LazyColumn
 
 __all__ = ["BoundOperation", "EpisodeChoice", "FieldChanges", "Fields", "LazyColumn", "Operation", "RowOperation"]

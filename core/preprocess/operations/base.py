@@ -16,9 +16,8 @@ from ...errors import SchemaError, UsageError
 from ...format.contracts import Array
 from ...format.episodes import EpisodeTable
 from ...ted.schema import DTYPES, Field, Key, key_name
-from ..block import marked
-from .fields import KEPT, Fields
-from .lazy import LazyBatch, LazyColumn
+from ..processor import marked
+from .columns import KEPT, Fields, LazyBatch, LazyColumn
 
 Columns: TypeAlias = Mapping[Key, LazyColumn | Array]
 

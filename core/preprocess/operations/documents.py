@@ -17,8 +17,8 @@ from ...format.documents import load_json
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from .base import Discount, EpisodeChoice, Operation, texts_of
 from .filters import Episodes
-from .normalize import Constants, NormalizeFields
 from .program import OPERATIONS, Program, find_operation
+from .values import Constants, NormalizeFields
 
 Made = TypeVar("Made")
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from ...errors import UsageError
 from ...ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
 from .base import BoundOperation, Derivation, Discount, FieldChanges, Operation, RowOperation, names_of, pairs_of
-from .fields import KEPT, LENGTH, Fields, in_next, new_key
-from .lazy import LazyColumn, promoted
+from .columns import KEPT, LENGTH, Fields, LazyColumn, in_next, new_key, promoted
 
 _STAY = (*KEPT, NEXT_REWARD, EPISODE)
 

@@ -18,14 +18,12 @@ from ...errors import UsageError
 from ...format.digest import digest_bytes
 from ...format.episodes import EpisodeTable
 from ...ted.schema import NEXT, Field, Key, key_name
-from ..block import Block
 from ..failures import error_text
-from ..processor import Context, LoadedProcessor, Processor
+from ..processor import Block, Context, LoadedProcessor, Processor
 from .base import BoundOperation, EpisodeChoice, Operation, RowOperation
-from .fields import Fields
+from .columns import Fields, LazyBatch
 from .filters import Episodes
-from .lazy import LazyBatch
-from .normalize import BoundNormalize, Measured, NormalizeFields
+from .values import BoundNormalize, Measured, NormalizeFields
 
 
 def _built_in(target: str) -> type[Operation]:

@@ -1,21 +1,30 @@
-"""Operations that change values: element types, bounds of rewards, sizes of images."""
+"""Operations that change values: element types, sizes of images, scales."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ...errors import UsageError, did_you_mean
+from ...errors import SchemaError, UsageError, did_you_mean
 from ...format.contracts import Array
-from ...ted.schema import DTYPES, EPISODE, NEXT, Field, Key, is_floating, key_name
-from .base import BoundOperation, Discount, FieldChanges, Operation, RowOperation, number_of, pairs_of
-from .fields import KEPT, Fields
-from .lazy import LazyColumn
+from ...stats.moments import Moments, QuantileSketch
+from ...ted.schema import DTYPES, EPISODE, NEXT, SINGLETONS, Field, Key, key_name
+from .base import (
+    BoundOperation,
+    Derivation,
+    Discount,
+    FieldChanges,
+    Operation,
+    RowOperation,
+    names_of,
+    pairs_of,
+)
+from .columns import KEPT, Fields, LazyBatch, LazyColumn, in_next
 
 
 @dataclass(frozen=True)
@@ -51,83 +60,6 @@ class Cast(RowOperation):
         return FieldChanges.of(
             fields, keys, lambda field: replace(field, dtype=self.dtype), lambda field, lazy: lazy.cast(self.dtype)
         )
-
-
-@dataclass(frozen=True)
-class ClipReward(RowOperation):
-    """Keeps every reward under `next` between `low` and `high`; None leaves a side open. NaN stays NaN.
-
-    What was derived of rewards before, such as returns, stays as it is.
-    """
-
-    name: ClassVar[str] = "clip-reward"
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        if isinstance(value, str):
-            low, sign, high = value.partition(":")
-            if not sign:
-                raise UsageError(f"--clip-reward {value!r} is not understood, it is written LOW:HIGH, like -1:1")
-            bounds = [text.strip() or None for text in (low, high)]
-        elif isinstance(value, list | tuple) and len(value) == 2:
-            bounds = list(value)
-        else:
-            raise UsageError(f"clip-reward is {value!r}, LOW:HIGH or two numbers are expected")
-        return [cls(*(None if bound is None else number_of(bound, cls.name) for bound in bounds))]
-
-    def __post_init__(self) -> None:
-        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
-        if (self.low is None and self.high is None) or not low <= high:
-            raise UsageError(
-                f"rewards were to be clipped to {self.low}:{self.high}, a lower bound, a higher one or both are needed"
-            )
-
-    def plan(self, fields: Fields) -> BoundOperation:
-        keys = reward_keys(fields, self.name)
-        for field in (fields[key] for key in keys):
-            whole = all(bound is None or float(bound).is_integer() for bound in (self.low, self.high))
-            if "complex" in field.dtype or not (whole or "float" in field.dtype):
-                raise UsageError(f"{field.name!r} is {field.dtype}, which cannot be clipped to {self.low}:{self.high}")
-        return FieldChanges.of(fields, keys, lambda field: field, self._clipped)
-
-    def _clipped(self, field: Field, lazy: LazyColumn) -> Any:
-        numbers = lazy.numbers
-        low, high = self.low, self.high
-        if numbers.dtype.kind in "iu":
-            limits = np.iinfo(numbers.dtype)
-            low, high = (None if b is None else min(max(int(b), limits.min), limits.max) for b in (low, high))
-        elif numbers.dtype.kind == "b":
-            numbers = numbers.astype(np.int8)
-        with np.errstate(over="ignore"):  # a bound beyond float16 bounds nothing
-            return numbers.clip(low, high)  # type: ignore[arg-type]
-
-
-def reward_keys(fields: Fields, operation: str) -> list[Key]:
-    """List the rewards: what is called `reward` under `next`, in a group too. UsageError where there is none."""
-    found = [key for key in fields.by_key if key[0] == NEXT and key[-1] == "reward"]
-    if not found:
-        raise UsageError(f"{operation} needs next.reward, which is not there")
-    return found
-
-
-def original_of(key: Key) -> Key:
-    """Return the key of the reward of the single step, which n-step keeps."""
-    return (*key[:-1], f"original_{key[-1]}")
-
-
-def reward_type(field: Field, operation: str) -> str:
-    """Name the type of sums of rewards: that of the rewards if they are floats, else float32."""
-    if field.role == "text":
-        raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
-    return field.dtype if is_floating(field.dtype) else "float32"
-
-
-def require_discount(gamma: float, operation: str) -> None:
-    """Raise UsageError unless a discount is above 0 and up to 1."""
-    if not (math.isfinite(gamma) and 0 < gamma <= 1):
-        raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")
 
 
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
@@ -230,4 +162,221 @@ def _resize(images: Array, size: tuple[int, int]) -> Any:
     empty: Any = {}
     for row in range(len(images)):  # one by one: kernels may be chosen by the number of images
         out[row] = transform.change(torch.from_numpy(images[row : row + 1]), ("image",), empty).numpy()[0]
+    return out
+
+
+METHODS = ("mean-std", "min-max", "quantile")
+_QUANTILES = (0.01, 0.99)
+_WIDEST = 1024
+"""Leaves of more numbers a row, like images, share one pair of constants, as `rbtool stats` describes them as one."""
+
+_BLOCK = 1 << 18
+"""Numbers that are computed with at a time: in float64, and several times over, they take room."""
+
+Measured: TypeAlias = dict[str, tuple[Moments, QuantileSketch | None]]
+"""Statistics of the values of some fields, by name."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the values of one field were moved and divided by: `value * scale + loc` undoes it.
+
+    One number a dimension, row-major, or one for all. `constant` lists dimensions that are not divided, because they
+    never vary; their scale is 1. So many values were `nan` or `infinite` and did not count.
+    """
+
+    key: str
+    loc: tuple[float, ...]
+    scale: tuple[float, ...]
+    constant: tuple[int, ...] = ()
+    nan: int = 0
+    infinite: int = 0
+
+    def __post_init__(self) -> None:
+        good = len(self.loc) == len(self.scale) and all(map(math.isfinite, (*self.loc, *self.scale)))
+        if not good or not all(scale > 0 for scale in self.scale):
+            raise UsageError(
+                f"the constants of {self.key!r} have {len(self.loc)} numbers in loc and {len(self.scale)} in scale; as "
+                "many finite ones are expected, and scales above 0"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return them as JSON."""
+        found = {"key": self.key, "loc": list(self.loc), "scale": list(self.scale)}
+        counts = {"constant": list(self.constant), "nan": self.nan, "infinite": self.infinite}
+        return found | {name: value for name, value in counts.items() if value}
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the result."""
+        found = []
+        if self.constant:
+            which = ", ".join(map(str, self.constant[:20])) + (", …" if len(self.constant) > 20 else "")
+            found.append(f"normalize: {self.key} never varies in dimension {which}, which is moved and not divided")
+        if self.nan or self.infinite:
+            found.append(
+                f"normalize: {self.nan:,} NaN and {self.infinite:,} infinite values of {self.key} did not count"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class NormalizeFields(RowOperation):
+    """Brings a field, or each of a group, to a common scale, and what `next` holds of it by the same constants.
+
+    `mean-std` gives each dimension mean 0 and deviation 1; `min-max` brings its least and greatest value, `quantile`
+    its 1st and 99th percentile (known up to 0.2 %) to -1 and 1. Dimensions that never vary are moved to 0 and not
+    divided. Constants are taken of the rows that reach the operation, every observation of an episode once: that
+    before each step, and that after the last. NaN and infinite values do not count. Rows of more than 1,024 numbers,
+    like images, share one pair of constants. The result is float32, and float64 where the field was.
+
+    `constants` are those of an earlier run, to bring other data to the same scale; then nothing is measured.
+    """
+
+    name: ClassVar[str] = "normalize"
+    key: str
+    method: str = METHODS[0]
+    constants: tuple[Constants, ...] = ()
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, Mapping):
+            return [cls(str(key), str(method)) for key, method in value.items()]
+        named = (name.partition(":") for name in names_of(value, cls.name))
+        return [cls(key, method or METHODS[0]) for key, _, method in named]
+
+    @property
+    def rescales(self) -> str:
+        return self.key
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(
+                f"{self.key!r} was to be normalized by {self.method!r}, one of {', '.join(METHODS)} is expected"
+                f"{did_you_mean(self.method, METHODS)}"
+            )
+
+    def plan(self, fields: Fields) -> BoundNormalize:
+        keys = fields.twinned(self.key)
+        for field in (fields[key] for key in keys):
+            if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in field.shape:
+                what = f"{field.role} of {field.dtype} {list(field.shape)}"
+                raise UsageError(f"{field.name!r} was to be normalized, but it is {what}")
+        groups: dict[Key, list[Key]] = {}
+        for key in keys:
+            root = key[1:] if key[0] == NEXT and key[1:] in keys and key[1:] not in SINGLETONS else key
+            groups.setdefault(root, []).append(key)
+        for root, group in groups.items():
+            shapes = {fields[key].shape for key in group}
+            if len(shapes) > 1:
+                raise UsageError(f"{key_name(root)!r} has another shape under next, so one scale does not fit both")
+        return BoundNormalize(fields, self, groups)
+
+    def with_measurements(self, measured: Measured) -> NormalizeFields:
+        """Return the operation with its constants; SchemaError where values are spread beyond float64."""
+        found = tuple(_constants(name, self.method, *states) for name, states in sorted(measured.items()))
+        return NormalizeFields(self.key, self.method, found)
+
+
+def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch | None) -> Constants:
+    low, high = moments.min, moments.max
+    if sketch is not None:
+        low, high = sketch.quantiles(_QUANTILES, moments.min, moments.max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if method == METHODS[0]:
+            loc, scale = moments.mean, moments.std
+        else:
+            loc, scale = low + (high - low) / 2, (high - low) / 2
+    still = ~(scale > 0) & ~np.isnan(scale) | moments.constant
+    loc = np.where(moments.constant, np.where(moments.count > 0, moments.min, 0.0), loc)
+    scale = np.where(still, 1.0, scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        reach = np.where(moments.count > 0, np.maximum(moments.max - loc, loc - moments.min), 0.0)
+    if not (np.isfinite(loc) & np.isfinite(scale) & np.isfinite(reach)).all():
+        raise SchemaError(f"the values of {name!r} are spread beyond what float64 can hold: cast or clip them first")
+    return Constants(
+        name, tuple(loc.tolist()), tuple(scale.tolist()), tuple(np.flatnonzero(still).tolist()),
+        int(moments.nan.sum()), int(moments.infinite.sum()),
+    )  # fmt: skip
+
+
+class BoundNormalize(FieldChanges):
+    """A normalization of known fields: it measures, or, with constants, normalizes."""
+
+    def __init__(self, before: Fields, asked: NormalizeFields, groups: Mapping[Key, Sequence[Key]]) -> None:
+        self._groups = groups
+        self._fields = {root: before[root] for root in groups}
+        self._quantiles = asked.method == METHODS[2]
+        self.measured = bool(asked.constants)
+        known = {part.key: part for part in asked.constants}
+        changes: dict[Key, Field | None] = {}
+        derived = {}
+        for root, group in groups.items():
+            part = known.get(key_name(root))
+            if self.measured and (part is None or len(part.loc) != self._width(root)):
+                count = "none" if part is None else len(part.loc)
+                raise UsageError(
+                    f"normalize has {count} constants for {key_name(root)!r}, {self._width(root)} are expected",
+                    hint="they were measured on other fields; leave them out to measure again",
+                )
+            for key in group:
+                old = before[key]
+                dtype = "float64" if old.dtype == "float64" else "float32"
+                changes[key] = field = Field(key, dtype, old.shape, old.role)
+                derived[key] = Derivation((key,), _normalizing(field, part))
+        super().__init__(before.replaced(changes), derived)
+
+    def _width(self, root: Key) -> int:
+        width = math.prod(self._fields[root].shape)
+        return 1 if width > _WIDEST else width
+
+    @property
+    def looks_at(self) -> frozenset[Key]:
+        """The fields that `measure` needs."""
+        return frozenset(key for group in self._groups.values() for key in group)
+
+    def nothing(self) -> Measured:
+        """Return the statistics of no rows."""
+        return {
+            key_name(root): (Moments(self._width(root)), QuantileSketch(self._width(root)) if self._quantiles else None)
+            for root in self._groups
+        }
+
+    def measure(self, batch: LazyBatch) -> Measured:
+        """Take the statistics of some rows."""
+        pieces = batch.pieces
+        last = (pieces.starts + pieces.rows - 1)[pieces.ends & (pieces.rows > 0)]
+        found = self.nothing()
+        for root, group in self._groups.items():
+            moments, sketch = found[key_name(root)]
+            width = self._width(root)
+            step = max(1, _BLOCK // width)
+            lazies = [batch.columns[root], *(batch.columns[in_next(root)].taken(last) for key in group if key != root)]
+            for lazy in lazies:
+                values = lazy.numbers.reshape(-1, width)
+                for start in range(0, len(values), step):
+                    moments.merge(Moments.of(values[start : start + step]))
+                    if sketch is not None:
+                        sketch.update(values[start : start + step])
+        return found
+
+
+def _normalizing(field: Field, constants: Constants | None) -> Any:
+    def compute(inputs: Sequence[LazyColumn]) -> Array:
+        assert constants is not None, "the rows are measured first"
+        return _normalized(inputs[0].numbers, field, constants)
+
+    return compute
+
+
+def _normalized(numbers: Array, field: Field, constants: Constants) -> Array:
+    """Compute in float64 and round once; part by part, to keep temporaries small."""
+    shape = field.shape if len(constants.loc) > 1 else ()
+    loc, scale = (np.array(part).reshape(shape) for part in (constants.loc, constants.scale))
+    out = np.empty(numbers.shape, field.numpy)
+    step = max(1, _BLOCK // max(1, math.prod(field.shape)))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values stay so
+        for start in range(0, len(numbers), step):
+            part = np.subtract(numbers[start : start + step], loc, dtype=np.float64)
+            out[start : start + step] = np.divide(part, scale, out=part)
     return out

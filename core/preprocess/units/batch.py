@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ...ted.episodes import rows_equal
 from ...ted.schema import EPISODE, NEXT, Field, Key, role_of, state_keys
-from ..block import Block, BlockColumn, Pieces, flagged, marked, marked_pieces, numbers_episodes
 from ..failures import ResultRefused, counted
-from ..processor import LoadedProcessor
+from ..processor import Block, BlockColumn, LoadedProcessor, Pieces, flagged, marked, marked_pieces, numbers_episodes
 from .user_function import ColumnBuffer, UserFunction, chunk_of, mixed_seed, seed_generators, table_of
 
 

@@ -12,9 +12,8 @@ from tensordict import TensorDict, is_tensor_collection
 
 from ...format.contracts import Array
 from ...ted.schema import Key, numpy_dtype
-from ..block import Block, BlockColumn, Pieces
 from ..failures import FunctionFailed, ResultRefused
-from ..processor import LoadedProcessor
+from ..processor import Block, BlockColumn, LoadedProcessor, Pieces
 from .user_function import (
     Layout,
     RandomState,

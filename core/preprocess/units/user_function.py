@@ -17,8 +17,8 @@ from ...format.contracts import Array
 from ...format.manifest import HIDDEN
 from ...storages.dataset import tensordict_of
 from ...ted.schema import DTYPES, Key, key_name, numpy_dtype
-from ..block import BlockColumn
 from ..failures import FunctionFailed, ResultRefused, counted
+from ..processor import BlockColumn
 
 _MASK = 2**64 - 1
 

@@ -28,9 +28,8 @@ from ...ted.schema import (
     role_of,
     state_keys,
 )
-from ..block import Block
 from ..failures import ResultRefused, TaskFailed
-from ..processor import Context, Finished, Job, Processor, Task
+from ..processor import Block, Context, Finished, Job, Processor, Task
 from ..step_selection import StepSelection, result_return_field
 from ..units.modules import FreshModules
 from ..workspace import part_path, placed_folder, rows_digest, write_part

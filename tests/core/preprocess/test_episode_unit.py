@@ -10,8 +10,8 @@ from function_blocks import block_of, part_of, runs_of, started, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.preprocess.block import Block
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
+from rbtool.core.preprocess.processor import Block
 
 Y = ("observation", "y")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.preprocess.operations.conditions import Name, parse_condition
+from rbtool.core.preprocess.operations.filters import Name, parse_condition
 
 COLUMNS = {
     Name("length", ()): np.array([10, 50, 51, 200]),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
+from rbtool.core.preprocess.processor import Block, BlockColumn, Pieces
 from rbtool.core.ted.schema import DTYPES, numpy_dtype
 
 Y = ("observation", "y")

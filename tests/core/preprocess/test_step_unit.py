@@ -10,8 +10,8 @@ import pytest
 import torch
 from function_blocks import block_of, part_of, runs_of, started, values_of
 
-from rbtool.core.preprocess.block import Block, BlockColumn
 from rbtool.core.preprocess.failures import FunctionFailed, ResultRefused
+from rbtool.core.preprocess.processor import Block, BlockColumn
 
 Y = ("observation", "y")
 

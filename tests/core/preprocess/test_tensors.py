@@ -7,8 +7,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
+from rbtool.core.preprocess.processor import BlockColumn
 from rbtool.core.preprocess.units.user_function import chunk_of, columns_of
 from rbtool.core.ted.schema import DTYPES, Field
 

@@ -14,9 +14,8 @@ import scale_reward
 from rbtool.core.contract import FinalMethodError
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.preprocess.operations.base import BoundOperation, Columns, EpisodeChoice, FieldChanges, RowOperation
+from rbtool.core.preprocess.operations.columns import Fields, LazyBatch, LazyColumn
 from rbtool.core.preprocess.operations.documents import program_of
-from rbtool.core.preprocess.operations.fields import Fields
-from rbtool.core.preprocess.operations.lazy import LazyBatch, LazyColumn
 from rbtool.core.preprocess.operations.program import Program
 from rbtool.core.ted.schema import NEXT_DONE, Field
 from rbtool.core.testing.operations import OperationTests as Suite

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
-from rbtool.core.preprocess.block import Block, BlockColumn, Pieces
 from rbtool.core.preprocess.operations.documents import program_of
 from rbtool.core.preprocess.operations.program import ProgramProcessor
-from rbtool.core.preprocess.processor import Context
+from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.transforms.multi_step import MultiStep
 from rbtool.core.transforms.returns import DensifyReward, ReturnToGo

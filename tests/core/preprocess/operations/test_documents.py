@@ -16,8 +16,8 @@ from rbtool.core.preprocess.operations.documents import (
     program_of_documents,
 )
 from rbtool.core.preprocess.operations.filters import Where
-from rbtool.core.preprocess.operations.normalize import Constants, NormalizeFields
 from rbtool.core.preprocess.operations.program import OPERATIONS, Program
+from rbtool.core.preprocess.operations.values import Constants, NormalizeFields
 
 EVERYTHING = {
     "select": ["observation", "action,x"], "exclude": "y", "rename": ["a=b", "c.d=e"], "cast": "observation=float32",

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.block import BlockColumn
 from rbtool.core.preprocess.failures import ResultRefused
-from rbtool.core.preprocess.operations.lazy import cast_into
+from rbtool.core.preprocess.operations.columns import cast_into
+from rbtool.core.preprocess.processor import BlockColumn
 from rbtool.core.ted.schema import DTYPES, numpy_dtype
 
 

@@ -1,7 +1,8 @@
-"""Operations that look ahead in an episode: n-step transitions and returns."""
+"""Operations on rewards: bounds, n-step transitions and returns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,12 +13,87 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...format.contracts import Array
 from ...format.returns import add_rewards_to_go, one_step_reward
-from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
-from ..block import flagged
-from .base import BoundOperation, Columns, Discount, Operation, RowOperation
-from .fields import KEPT, Fields
-from .lazy import LazyBatch, LazyColumn
-from .values import original_of, require_discount, reward_keys, reward_type
+from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, is_floating, key_name
+from ..processor import flagged
+from .base import BoundOperation, Columns, Discount, FieldChanges, Operation, RowOperation, number_of
+from .columns import KEPT, Fields, LazyBatch, LazyColumn
+
+
+@dataclass(frozen=True)
+class ClipReward(RowOperation):
+    """Keeps every reward under `next` between `low` and `high`; None leaves a side open. NaN stays NaN.
+
+    What was derived of rewards before, such as returns, stays as it is.
+    """
+
+    name: ClassVar[str] = "clip-reward"
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
+        if isinstance(value, str):
+            low, sign, high = value.partition(":")
+            if not sign:
+                raise UsageError(f"--clip-reward {value!r} is not understood, it is written LOW:HIGH, like -1:1")
+            bounds = [text.strip() or None for text in (low, high)]
+        elif isinstance(value, list | tuple) and len(value) == 2:
+            bounds = list(value)
+        else:
+            raise UsageError(f"clip-reward is {value!r}, LOW:HIGH or two numbers are expected")
+        return [cls(*(None if bound is None else number_of(bound, cls.name) for bound in bounds))]
+
+    def __post_init__(self) -> None:
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        if (self.low is None and self.high is None) or not low <= high:
+            raise UsageError(
+                f"rewards were to be clipped to {self.low}:{self.high}, a lower bound, a higher one or both are needed"
+            )
+
+    def plan(self, fields: Fields) -> BoundOperation:
+        keys = reward_keys(fields, self.name)
+        for field in (fields[key] for key in keys):
+            whole = all(bound is None or float(bound).is_integer() for bound in (self.low, self.high))
+            if "complex" in field.dtype or not (whole or "float" in field.dtype):
+                raise UsageError(f"{field.name!r} is {field.dtype}, which cannot be clipped to {self.low}:{self.high}")
+        return FieldChanges.of(fields, keys, lambda field: field, self._clipped)
+
+    def _clipped(self, field: Field, lazy: LazyColumn) -> Any:
+        numbers = lazy.numbers
+        low, high = self.low, self.high
+        if numbers.dtype.kind in "iu":
+            limits = np.iinfo(numbers.dtype)
+            low, high = (None if b is None else min(max(int(b), limits.min), limits.max) for b in (low, high))
+        elif numbers.dtype.kind == "b":
+            numbers = numbers.astype(np.int8)
+        with np.errstate(over="ignore"):  # a bound beyond float16 bounds nothing
+            return numbers.clip(low, high)  # type: ignore[arg-type]
+
+
+def reward_keys(fields: Fields, operation: str) -> list[Key]:
+    """List the rewards: what is called `reward` under `next`, in a group too. UsageError where there is none."""
+    found = [key for key in fields.by_key if key[0] == NEXT and key[-1] == "reward"]
+    if not found:
+        raise UsageError(f"{operation} needs next.reward, which is not there")
+    return found
+
+
+def original_of(key: Key) -> Key:
+    """Return the key of the reward of the single step, which n-step keeps."""
+    return (*key[:-1], f"original_{key[-1]}")
+
+
+def reward_type(field: Field, operation: str) -> str:
+    """Name the type of sums of rewards: that of the rewards if they are floats, else float32."""
+    if field.role == "text":
+        raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
+    return field.dtype if is_floating(field.dtype) else "float32"
+
+
+def require_discount(gamma: float, operation: str) -> None:
+    """Raise UsageError unless a discount is above 0 and up to 1."""
+    if not (math.isfinite(gamma) and 0 < gamma <= 1):
+        raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")
 
 
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
