@@ -62,7 +62,7 @@ lint: $(READY) ## check style, types, sizes and words
 
 docs: $(READY) ## build the documentation in build/docs; warnings are errors
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@! grep -rlE '<(script|link|img)[^>]+(src|href)="https?://' build/docs --include='*.html' \
 		|| { echo "error: these pages make requests to another host" >&2; exit 1; }
 	@echo "build/docs/index.html"
