@@ -15,8 +15,7 @@ from ..format.contracts import Array
 from ..storages.codec import dtype_named
 from ..storages.tensor import TensorStorage
 from ..ted.schema import NEXT, Field, Key, key_name
-from ..torchrl.folder import TorchrlSink
-from ..torchrl.layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from ..torchrl.layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink
 from ..torchrl.writer import state_parts, step_ends, write_leaves
 from .storage_rows import StorageRows
 

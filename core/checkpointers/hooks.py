@@ -12,8 +12,8 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
 from ..ted.schema import DEFAULT_DONE_KEYS, NEXT, Key, key_name
-from ..torchrl.folder import FolderSink
 from ..torchrl.layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys
+from ..torchrl.writer import FolderSink
 from .episode_ends import KeyLike
 from .flat_layout import AT_ROOT, FlatPlan, MemorySink, dense_rows, ragged_tensor
 

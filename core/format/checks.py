@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError
-from ..ted.checks.data_rules import DATA_RULES
-from ..ted.checks.rules import Finding, Rows, Rule, Tally
+from ..ted.data_rules import DATA_RULES
 from ..ted.episodes import Final, rows_equal
+from ..ted.rules import Finding, Rows, Rule, Tally
 from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
 from .contracts import Array, StepReader
 from .episodes import EpisodeTable

@@ -23,8 +23,7 @@ from ..format.contracts import Array
 from ..format.digest import bytes_of, open_regular
 from ..format.open_files import OpenFiles
 from ..ted.schema import Field, Key, dtype_name, key_name, role_of
-from .folder import TorchrlSink
-from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
+from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys, TorchrlSink
 
 if TYPE_CHECKING:
     import h5py

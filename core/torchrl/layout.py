@@ -1,4 +1,4 @@
-"""TorchRL's layouts of whole episodes: header, names of entries, and the stored leaves.
+"""TorchRL's layouts of whole episodes: header, names of entries, and the contracts to read and to write leaves.
 
 The rows are those of the whole capacity, lane after lane (a lane is one element of the dimensions after the first).
 A full ring is turned so that the oldest row comes first; of one that is not full the rows stay where they are, and
@@ -27,6 +27,8 @@ from ..ted.schema import DONE, FLAGS, NEXT, REWARD, Field, Key, as_numbers, key_
 
 STORAGE_SHAPE = "_storage_shape"
 """The entry by which such a checkpoint is recognised: its name is the same in every version and cannot be chosen."""
+LENGTH = "storage_metadata.json"
+"""The file of the flat and nested layouts that counts the valid elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +239,37 @@ class StoredLeaves(Closing, ABC):
                     f"{self.path}: {key_name(key)!r} has {found:,} rows; {steps:,}{other} are expected"
                 )
         return frozenset(key for key, found in rows.items() if found != steps)
+
+
+class TorchrlSink(ABC):
+    """Takes one leaf after the other, from its first row to its last; a context manager."""
+
+    @abstractmethod
+    def begin(self, leaf: Field, counts: Array) -> None:
+        """Begin a leaf of which each trajectory has so many rows."""
+
+    @abstractmethod
+    def append(self, rows: Array) -> None:
+        """Append rows to the leaf."""
+
+    @abstractmethod
+    def skip(self, rows: int) -> None:
+        """Leave rows out that were never written; they read as zeros."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the leaf."""
+
+    @abstractmethod
+    def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
+        """Describe what was written."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what is open, finished or not."""
+
+    def __enter__(self) -> TorchrlSink:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

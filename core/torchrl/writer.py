@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
+from ..encodings.flat import nested_leaves, write_tables
 from ..encodings.h5_layout import Compression
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts, with_ends
+from ..encodings.streams import LeafFile
 from ..errors import SchemaError
 from ..format import fs
 from ..format.contracts import Array, StepReader
+from ..format.digest import bytes_of, read_regular
+from ..format.ted.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..progress import Progress
-from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, key_name
-from .folder import FolderSink, TorchrlSink
+from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, file_stem, key_name
 from .h5 import H5_LENGTH, GroupSink
-from .layout import Counts, TorchrlHeader, TorchrlKeys
+from .layout import LENGTH, STORAGE_SHAPE, Counts, TorchrlHeader, TorchrlKeys, TorchrlSink
 
 OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
 
@@ -87,7 +91,7 @@ class TorchrlPlan:
 
 
 def _require_places(leaves: Sequence[Field], form: CompactForm, keys: TorchrlKeys) -> None:
-    names = keys.names | ({H5_LENGTH} if form == "h5" else {"storage_metadata.json"})
+    names = keys.names | ({H5_LENGTH} if form == "h5" else {LENGTH})
     for field in leaves:
         if field.key[0] in names and form != "h5":
             raise _refused(f"there is an entry {field.name!r}", "that name is the layout's own")
@@ -249,6 +253,64 @@ def write_leaves(
                 sink.append(source.read(key, offset + start, offset + stop))
             sink.skip(header.capacity - header.rows)
         sink.end()
+
+
+_CONSTANT = {"_type": "<class 'tensordict.tensorclass.NonTensorData'>", "_is_non_tensor": True, "_metadata": None}
+
+
+class FolderSink(TorchrlSink):
+    """Writes the flat or nested layout into an empty folder, and if `counted` how many elements are valid."""
+
+    def __init__(self, folder: Path, *, nested: bool, counted: bool = True) -> None:
+        self._folder = folder
+        self._counted = counted
+        self._nested = nested
+        self._leaves: dict[Key, MappedLeaf] = {}
+        self._counts: dict[Key, Array] = {}
+        self._file: LeafFile | None = None
+
+    def begin(self, leaf: Field, counts: Array) -> None:
+        self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (int(counts.sum()), *leaf.shape))
+        self._counts[leaf.key] = counts
+        self._row_bytes = leaf.row_bytes
+        self._file = LeafFile(self._folder / leaf_path(leaf.key), hashed=False)
+
+    def append(self, rows: Array) -> None:
+        self._open_file.write([bytes_of(rows)])
+
+    def skip(self, rows: int) -> None:
+        self._open_file.skip(rows * self._row_bytes)
+
+    def end(self) -> None:
+        self._open_file.finish()
+
+    @property
+    def _open_file(self) -> LeafFile:
+        assert self._file is not None, "begin comes first"
+        return self._file
+
+    def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
+        """Write the documents that describe the leaves, and the tables of the nested layout."""
+        leaves, trajectories = self._leaves, len(next(iter(self._counts.values())))
+        if self._nested:
+            write_tables(self._folder, leaves, self._counts)
+            leaves = nested_leaves(leaves, trajectories)
+        write_tree_meta(self._folder, leaves, (trajectories,) if self._nested else ())
+        meta = self._folder / "meta.json"
+        entries = {keys.is_full: header.full, keys.shift: header.shift, STORAGE_SHAPE: list(header.shape)}
+        document = {name: {"type": "NonTensorData"} for name in entries} | json.loads(read_regular(meta))
+        fs.replace_file(meta, json.dumps(document, ensure_ascii=False).encode())
+        for name, value in entries.items():
+            path = self._folder / file_stem(name) / "meta.json"
+            fs.make_folder(path.parent)
+            fs.write_file(path, json.dumps(_CONSTANT | {"data": value}).encode())
+        if self._counted:
+            length = {"metadata": {}, "is_pytree": False, "len": header.length}
+            fs.write_file(self._folder / LENGTH, json.dumps(length).encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _sink(target: Path, form: CompactForm, compression: Compression) -> TorchrlSink:

@@ -20,7 +20,7 @@ from ..format.open_files import OpenFiles
 from ..format.staging import is_ours
 from ..format.ted.tree import batch_of, read_tree
 from ..opening import open_steps
-from ..ted.checks.rules import Finding
+from ..ted.rules import Finding
 from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 BUFFER_RULES = {"BUF001": "buffer digests", "BUF002": "buffer counts", "BUF003": "buffer sampler"}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ..schema import Field, Key
+from .schema import Field, Key
 
 Severity: TypeAlias = Literal["error", "warning"]
 

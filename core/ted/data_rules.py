@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..episodes import Continuity, rows_equal
-from ..schema import (
+from .episodes import Continuity, rows_equal
+from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
+from .schema import (
     ACTION,
     FLAGS,
     NEXT,
@@ -26,7 +27,6 @@ from ..schema import (
     key_name,
     state_keys,
 )
-from .rules import Finding, Rows, Rule, Tally, ends_text, steps_text
 
 
 class SchemaRule(Rule):
