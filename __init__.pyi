@@ -99,11 +99,11 @@ from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.repair import repair as repair
 from .core.verbs.sample import sample as sample
 from .core.verbs.stats import stats as stats
-from .core.version import __version__ as __version__
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .core.writers.base import Writer as Writer
 from .core.writers.max_value import TensorDictMaxValueWriter as TensorDictMaxValueWriter
 from .core.writers.round_robin import RoundRobinWriter as RoundRobinWriter
 from .core.writers.round_robin import TensorDictRoundRobinWriter as TensorDictRoundRobinWriter
 
+__version__: str
 list = list_datasets

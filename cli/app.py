@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.version import __version__
+from .. import __version__
 from .failures import EXIT_CODES, Stopped, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
 from .output import STDOUT, Output, claim_streams, release_streams

@@ -55,7 +55,7 @@ class Failure(NamedTuple):
 
 def report(error: BaseException, out: Output) -> int:
     """Report an error to the user and return the exit code."""
-    from ..core.secrets import redact
+    from ..core.progress import redact
 
     failure = _failure(error)
     logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"shown": True})

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from .. import __version__
 from ..core.errors import UsageError
-from ..core.version import __version__
 from .failures import Stopped, report
 from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
@@ -207,7 +207,7 @@ class _Redacting(logging.Formatter):
     """Formats records without the tokens and proxies of the environment, and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        from ..core.secrets import redact
+        from ..core.progress import redact
 
         return clean_lines(redact(super().format(record)))
 

@@ -28,8 +28,7 @@ FLOORS = (
     {"remote", "stats"},
     {"format"},
     {"ted"},
-    {"contract"},
-    {"declarations", "errors", "progress", "secrets", "version"},
+    {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
 from ..format import fs
+from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..format.digest import open_regular
 from ..storages.base import Storage
 from ..storages.cursors import last_row

@@ -14,11 +14,10 @@ from typing import Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
-from ..contract import own_attributes, refuse_overrides
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, key_name
-from .contracts import Array, Closing, Piece, SourceFacts
+from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
 from .digest import digest_file
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
 from .returns import EpisodeSummary

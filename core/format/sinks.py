@@ -11,10 +11,9 @@ from typing import Any, final
 
 import numpy as np
 
-from ..contract import own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
 from ..ted.schema import Field, Key
-from .contracts import Array, StepReader
+from .contracts import Array, StepReader, own_attributes, refuse_overrides
 from .episodes import EpisodeTable
 from .manifest import Dropped
 from .returns import table_with_returns

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, final
 
-from ..contract import own_attributes, refuse_overrides
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from . import fs
-from .contracts import Closing
+from .contracts import Closing, own_attributes, refuse_overrides
 from .documents import written_time
 from .episodes import EpisodeRanges
 from .reader import Reader

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ... import __version__
 from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError
-from ..version import __version__
 from .retries import Transient, retry_after
 from .transport import Answer, Transport, answer_to, paced, read_seconds
 

@@ -20,12 +20,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from ... import __version__
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
 from ..format.documents import parse_json
 from ..format.manifest import is_inside
 from ..format.sources import StaleListing
-from ..secrets import redact
-from ..version import __version__
+from ..progress import redact
 from .http import HttpTransport, failure
 from .retries import retrying
 from .transport import ERROR_BYTES, PAGES, Answer, answer_to, bounded, head_in_time, paced, require_network

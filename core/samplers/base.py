@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 
-from ..contract import delegate, own_attributes, refuse_overrides
 from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 

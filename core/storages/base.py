@@ -11,8 +11,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 
-from ..contract import own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
+from ..format.contracts import own_attributes, refuse_overrides
 from .cursors import as_index, grown_rows, known_rows, rows_of
 from .elements import Entries, elements_of, rows_without_repeats, taken, unflattened
 from .write_log import Change

@@ -12,9 +12,9 @@ import numpy as np
 from ..errors import RbtoolError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Piece, SourceFacts
-from ..format.ingest import Ingest
 from ..format.manifest import Request
 from ..format.reader import FINAL_STEPS, Reader
+from ..format.returns import Ingest
 from ..format.ted.builder import DatasetBuilder, Origin
 from ..format.ted.reader import TedReader
 from ..ted.episodes import Final

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ..format.contracts import Array, Piece
-from ..format.ingest import Ingest
 from ..format.manifest import Manifest, Request
+from ..format.returns import Ingest
 from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
 from ..ted.schema import ACTION, REWARD, Field, Key, Timing, ted_fields
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..contract import FinalMethodError, own_attributes, refuse_overrides
 from ..errors import SchemaError, UsageError
+from ..format.contracts import FinalMethodError, own_attributes, refuse_overrides
 
 _NEVER_CALLED = {
     "_call": "forward(data)",

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, final
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from ..contract import own_attributes, refuse_overrides
 from ..errors import MissingKeyError, SchemaError, UsageError
+from ..format.contracts import own_attributes, refuse_overrides
 from .base import Transform
 
 Key: TypeAlias = str | tuple[str, ...]

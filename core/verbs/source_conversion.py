@@ -20,13 +20,13 @@ from ..format.contracts import SourceFacts
 from ..format.digest import digest_text
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes
-from ..format.ingest import Ingest
 from ..format.locate import require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, Layout, Manifest, Request
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader
+from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step

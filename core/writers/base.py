@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NoReturn, final
 import numpy as np
 import torch
 
-from ..contract import delegate, own_attributes, refuse_overrides
 from ..errors import SchemaError
+from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..storages.base import Storage
 from .batches import as_batch, batch_length, capacity_rows, chosen_rows
 from .state import Counting, counts_in, read_state, rows_in, write_state

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rbtool.core.secrets import redact
+from rbtool.core.progress import redact
 
 PROXY = "http://alice:s3cr3t%21x@proxy.corp.example:3128"
 

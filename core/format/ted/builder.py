@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from .... import __version__
 from ...errors import FormatError
 from ...ted.episodes import BoundaryCounts
 from ...ted.schema import Field, Key, field_named
-from ...version import __version__
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord, Hasher, bytes_of

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract import own_attributes, refuse_overrides
 from ...errors import SchemaError, UsageError
-from ...format.contracts import Array
+from ...format.contracts import Array, own_attributes, refuse_overrides
 from ...format.episodes import EpisodeTable
 from ...ted.schema import DTYPES, Field, Key, key_name
 from ..processor import marked

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.format.digest import digest_file
-from rbtool.core.format.ingest import Ingest
+from rbtool.core.format.returns import Ingest
 from rbtool.core.format.ted.builder import DatasetBuilder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.schema import NEXT_REWARD, ted_fields

@@ -15,8 +15,8 @@ from row_storage import RowStorage as Page
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.contract import FinalMethodError
 from rbtool.core.errors import SchemaError
+from rbtool.core.format.contracts import FinalMethodError
 from rbtool.core.storages.base import IndexedStorage, Storage
 from rbtool.core.storages.elements import require_like
 from rbtool.core.testing.storages import FILLS, StorageFillTests, StorageTests, sample_rows

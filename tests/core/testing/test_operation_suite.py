@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import scale_reward
 
-from rbtool.core.contract import FinalMethodError
 from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.format.contracts import FinalMethodError
 from rbtool.core.preprocess.operations.base import BoundOperation, Columns, EpisodeChoice, FieldChanges, RowOperation
 from rbtool.core.preprocess.operations.columns import Fields, LazyBatch, LazyColumn
 from rbtool.core.preprocess.operations.documents import program_of

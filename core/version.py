@@ -1,3 +1,0 @@
-"""The version, where both the package and its parts can import it."""
-
-__version__ = "0.1.0"
