@@ -19,7 +19,7 @@ from rbtool.cli.failures import EXIT_CODES
 from rbtool.core import errors
 from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.ted.data_rules import DATA_RULES
+from rbtool.core.ted.rules import DATA_RULES
 from rbtool.core.verbs.check_buffers import BUFFER_RULES
 
 DOCS = ROOT / "docs"

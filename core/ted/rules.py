@@ -1,16 +1,33 @@
-"""The contract of a rule, what it sees and what it reports."""
+"""The rules that TED data must keep: leaves, flags, continuity, numbers; what a rule sees, and what it reports."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from .schema import Field, Key
+from .episodes import Continuity, rows_equal
+from .schema import (
+    ACTION,
+    FLAGS,
+    NEXT,
+    NEXT_DONE,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    REWARD,
+    SINGLETONS,
+    Field,
+    Key,
+    as_numbers,
+    is_floating,
+    key_name,
+    state_keys,
+)
 
+_Array: TypeAlias = np.ndarray[Any, Any]
 Severity: TypeAlias = Literal["error", "warning"]
 
 
@@ -39,11 +56,11 @@ class Rows:
     """
 
     start: int
-    columns: Mapping[Key, np.ndarray[Any, Any]]
-    first: np.ndarray[Any, Any]
-    last: np.ndarray[Any, Any]
-    episode: np.ndarray[Any, Any]
-    explicit: np.ndarray[Any, Any]
+    columns: Mapping[Key, _Array]
+    first: _Array
+    last: _Array
+    episode: _Array
+    explicit: _Array
 
     def __len__(self) -> int:
         return len(self.first)
@@ -62,7 +79,7 @@ class Tally:
         self._ranges: list[tuple[int, int]] = []
         self._episodes: dict[int, None] = {}
 
-    def add(self, rows: Rows, wrong: np.ndarray[Any, Any], index: np.ndarray[Any, Any] | None = None) -> None:
+    def add(self, rows: Rows, wrong: _Array, index: _Array | None = None) -> None:
         """Count the true entries of `wrong`, which covers all `rows`, or those at `index`."""
         if not wrong.any():
             return
@@ -111,12 +128,292 @@ class Rule(ABC):
         """Make a finding of this rule; `tally` counts the steps concerned."""
         return Finding(self.rule_id, self.name, severity, message, **({} if tally is None else tally.places))
 
+    def report_first(self, severity: Severity, message: str, tally: Tally) -> list[Finding]:
+        """Make a finding that names the first of the steps that `tally` counts; none where it counts none."""
+        return [self.report(severity, f"{message} (first: {tally.first})", tally)] if tally.count else []
 
-def ends_text(count: int) -> str:
-    """Format a number of episodes that end."""
-    return f"{count:,} episode{'s end' if count > 1 else ' ends'}"
+    def share(self, tally: Tally) -> str:
+        """Format the number of steps that `tally` counts, out of all."""
+        return f"{tally.count:,} of {self.steps:,} steps"
 
 
-def steps_text(count: int, steps: int) -> str:
-    """Format a number of steps out of a total."""
-    return f"{count:,} of {steps:,} steps"
+def _ends(tally: Tally) -> str:
+    return f"{tally.count:,} episode{'s end' if tally.count > 1 else ' ends'}"
+
+
+class SchemaRule(Rule):
+    """Reward and the three flags lie under `next`, flags are bool, there is an action and an observation."""
+
+    rule_id = "TED001"
+    name = "schema"
+
+    def findings(self) -> list[Finding]:
+        return [self.report("error", text) for text in self._problems()]
+
+    def _problems(self) -> Iterator[str]:
+        fields = {field.key: field for field in self.fields}
+        for key in (*FLAGS, REWARD):
+            if (NEXT, *key) not in fields:
+                yield f"there is no {key_name((NEXT, *key))!r}"
+        for key in FLAGS:
+            for place in (key, (NEXT, *key)):
+                if place in fields and fields[place].dtype != "bool":
+                    yield f"{key_name(place)!r} is {fields[place].dtype}, bool is expected"
+        if not any(key[:1] == ACTION for key in fields):
+            yield "there is no 'action'"
+        for key in fields:
+            if key[0] == "observation" and (NEXT, *key) not in fields:
+                yield f"{key_name(key)!r} has no counterpart under 'next'"
+        if not any(key[0] == NEXT and key[1:] not in SINGLETONS for key in fields):
+            yield "nothing under 'next' says what was observed after the action"
+
+
+class SingletonRule(Rule):
+    """Reward and flags carry a trailing dimension of one, so that they have as many dimensions as the rest."""
+
+    rule_id = "TED002"
+    name = "singleton dimensions"
+
+    def findings(self) -> list[Finding]:
+        return [
+            self.report("error", f"{field.name!r} has rows of shape {list(field.shape)}, a trailing 1 is expected")
+            for field in self.fields
+            if field.key[field.key[0] == NEXT :] in SINGLETONS and field.shape[-1:] != (1,)
+        ]
+
+
+class DoneRule(Rule):
+    """`done` is `terminated` or `truncated`, everywhere."""
+
+    rule_id = "TED003"
+    name = "done = terminated | truncated"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._wrong = Tally()
+
+    def see(self, rows: Rows) -> None:
+        if not {NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED} <= rows.columns.keys():
+            return
+        expected = rows.columns[NEXT_TERMINATED] | rows.columns[NEXT_TRUNCATED]
+        wrong = (rows.columns[NEXT_DONE] != expected).reshape(len(rows), -1).any(1)
+        self._wrong.add(rows, wrong)
+
+    def findings(self) -> list[Finding]:
+        text = f"{self.share(self._wrong)}: done is not terminated | truncated"
+        return self.report_first("error", text, self._wrong)
+
+
+class MidEpisodeFlagRule(Rule):
+    """No flag is set before the last step of an episode, and one is set there.
+
+    `unfinished` allows for episodes without an end, as in a buffer that is still being written.
+    """
+
+    rule_id = "TED006"
+    name = "flags at the ends of episodes"
+
+    def __init__(self, fields: Sequence[Field], steps: int, *, unfinished: bool = False) -> None:
+        super().__init__(fields, steps)
+        self._unfinished = unfinished
+        self._early, self._missing = Tally(), Tally()
+
+    def see(self, rows: Rows) -> None:
+        if NEXT_DONE not in rows.columns:
+            return
+        done = rows.columns[NEXT_DONE].reshape(len(rows), -1).any(1)
+        self._early.add(rows, done & ~rows.last)
+        self._missing.add(rows, rows.last & ~done)
+
+    def findings(self) -> list[Finding]:
+        missing = Tally() if self._unfinished else self._missing
+        are = "is" if self._early.count == 1 else "are"
+        return [
+            *self.report_first("error", f"{_ends(missing)} without done", missing),
+            *self.report_first("warning", f"{self.share(self._early)} {are} done inside an episode", self._early),
+        ]
+
+
+_STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
+"""The leaf that n-step data have: how many steps ahead `next` is."""
+
+
+class _FollowingRule(Rule):
+    """Compares each row's `next` with the row after it, for every state leaf, over the borders of chunks too."""
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self.keys = state_keys(fields)
+        self._continuity = Continuity()
+        self._before: Rows | None = None
+
+    def see(self, rows: Rows) -> None:
+        if not len(rows) or not self.keys:
+            return
+        follows = {key: self._continuity.see(key, rows.columns[key], rows.columns[NEXT, *key]) for key in self.keys}
+        if self._before is not None:
+            last = np.array([len(self._before) - 1])
+            self.compare(self._before, last, {key: follow[:1] for key, follow in follows.items()})
+        self.compare(rows, np.arange(len(rows) - 1), {key: follow[1:] for key, follow in follows.items()})
+        self._before = replace(rows, columns={})
+
+    @abstractmethod
+    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+        """Process, for the rows at `index`, whether each state's `next` row equals the row after it."""
+
+
+class ContinuityRule(_FollowingRule):
+    """Inside an episode `next` of one row is the next row. A warning where the episode table states otherwise.
+
+    Not even that in n-step data, which have `steps_to_next_obs`: there `next` is as many steps ahead.
+    """
+
+    rule_id = "TED004"
+    name = "continuity"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._broken, self._declared = Tally(), Tally()
+        self._keys: dict[Key, None] = {}
+
+    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+        inside = ~rows.last[index]
+        broken = np.zeros(len(index), bool)
+        for key, follow in follows.items():
+            wrong = inside & ~follow
+            if wrong.any():
+                self._keys[key] = None
+                broken |= wrong
+        declared = broken & rows.explicit[index]
+        self._broken.add(rows, broken & ~declared, index)
+        self._declared.add(rows, declared, index)
+
+    def findings(self) -> list[Finding]:
+        keys = ", ".join(key_name((NEXT, *key)) for key in self._keys)
+        text = f"{self.share(self._broken)}: {keys} is not the following row, inside an episode"
+        found = self.report_first("error", text, self._broken)
+        if not any(field.key == _STEPS_TO_NEXT for field in self.fields):
+            text = f"{self.share(self._declared)}: {keys} does not follow, as the episode table says"
+            found += self.report_first("warning", text, self._declared)
+        return found
+
+
+class AcrossRule(_FollowingRule):
+    """The end of one episode does not run on into the next: that would be one episode cut in two."""
+
+    rule_id = "TED005"
+    name = "no continuity across episodes"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._joined = Tally()
+        self._constant = True
+
+    def see(self, rows: Rows) -> None:
+        """Remember whether observations ever change: where none does, every row follows every other."""
+        if self._constant and len(rows):
+            equal = (rows_equal(rows.columns[NEXT, *key], rows.columns[key]).all() for key in self.keys)
+            self._constant = all(equal)
+        super().see(rows)
+
+    def compare(self, rows: Rows, index: _Array, follows: dict[Key, _Array]) -> None:
+        joined = rows.last[index] & np.all(list(follows.values()), axis=0)
+        self._joined.add(rows, joined, index)
+
+    def findings(self) -> list[Finding]:
+        if self._constant:
+            return []
+        text = f"{_ends(self._joined)} where the next one begins with the same observation"
+        return self.report_first("warning", f"{text}: one episode may be cut in two", self._joined)
+
+
+class NotFiniteRule(Rule):
+    """No NaN or infinity: an error in what training reads, a warning elsewhere."""
+
+    rule_id = "TED007"
+    name = "NaN and infinity"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._tallies = {field: Tally() for field in fields if is_floating(field.dtype)}
+
+    def see(self, rows: Rows) -> None:
+        for field, tally in self._tallies.items():
+            numbers = as_numbers(rows.columns[field.key], field.dtype).reshape(len(rows), -1)
+            tally.add(rows, ~np.isfinite(numbers).all(1))
+
+    def findings(self) -> list[Finding]:
+        found = []
+        for field, tally in self._tallies.items():
+            severity: Severity = "error" if field.role in {"observation", "action", "reward"} else "warning"
+            found += self.report_first(severity, f"{field.name} is NaN or infinite in {self.share(tally)}", tally)
+        return found
+
+
+class AllZeroRule(Rule):
+    """Not every number is zero: some importers allocate and never copy."""
+
+    rule_id = "TED008"
+    name = "all zero"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._zero = [field for field in fields if field.role in {"observation", "action"} and field.key[0] != NEXT]
+        self._watched = len(self._zero)
+
+    def see(self, rows: Rows) -> None:
+        self._zero = [field for field in self._zero if not rows.columns[field.key].any()]
+
+    def findings(self) -> list[Finding]:
+        if not self.steps or not self._zero:
+            return []
+        if len(self._zero) == self._watched > 1:
+            return [self.report("error", "every observation and action is zero: the data were never written")]
+        names = ", ".join(field.name for field in self._zero)
+        return [self.report("warning", f"{names} {'is' if len(self._zero) == 1 else 'are'} zero everywhere")]
+
+
+class ZeroVarianceRule(Rule):
+    """Elements of observations and actions that never change; dividing by their deviation gives NaN."""
+
+    rule_id = "TED009"
+    name = "zero variance"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._watched = [field for field in fields if field.role in {"observation", "action"} and field.key[0] != NEXT]
+        self._first: dict[Key, _Array] = {}
+        self._same: dict[Key, _Array] = {}
+
+    def see(self, rows: Rows) -> None:
+        for field in self._watched:
+            values = rows.columns[field.key]
+            if len(values):
+                first = self._first.setdefault(field.key, values[0].copy())
+                self._same[field.key] = self._same.get(field.key, np.True_) & (values == first).all(0)
+
+    def findings(self) -> list[Finding]:
+        found = []
+        for field in self._watched if self.steps > 1 else ():
+            same = np.asarray(self._same.get(field.key, np.False_))
+            if same.any():
+                found.append(self.report("warning", f"{_elements(field, same)} never changes"))
+        return found
+
+
+def _elements(field: Field, same: _Array) -> str:
+    """Name the elements: `observation[27:29]`, or a count where there are many dimensions or runs."""
+    if same.all():
+        return field.name
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], same.reshape(-1), [False])).astype(np.int8)))
+    runs = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    if same.ndim > 1 or len(runs) > 8:
+        return f"{int(same.sum()):,} of {same.size:,} elements of {field.name}: each"
+    parts = (str(start) if stop == start + 1 else f"{start}:{stop}" for start, stop in runs)
+    return f"{field.name}[{', '.join(parts)}]"
+
+
+DATA_RULES: tuple[type[Rule], ...] = (
+    SchemaRule, SingletonRule, DoneRule, ContinuityRule, AcrossRule, MidEpisodeFlagRule, NotFiniteRule, AllZeroRule,
+    ZeroVarianceRule,
+)  # fmt: skip

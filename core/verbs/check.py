@@ -21,9 +21,8 @@ from ..format.open_files import ListedFiles
 from ..format.returns import return_field_of
 from ..opening import open_steps
 from ..progress import Progress, Silent
-from ..ted.data_rules import DATA_RULES, MidEpisodeFlagRule
 from ..ted.episodes import EndReason
-from ..ted.rules import Finding, Rule
+from ..ted.rules import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
 from ..torchrl.reader import BUFFER
 from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 from .results import Result, seconds_since

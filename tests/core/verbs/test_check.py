@@ -24,7 +24,7 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.ted.data_rules import ContinuityRule
+from rbtool.core.ted.rules import ContinuityRule
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import relist
 from rbtool.core.testing.walks import write_walks
@@ -187,7 +187,7 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
         (walks / name).unlink()
     rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
     assert ("TED011", f"{walks / 'action.memmap'} is missing; 248 bytes are expected there") in rules
-    from rbtool.core.ted.data_rules import SchemaRule, SingletonRule
+    from rbtool.core.ted.rules import SchemaRule, SingletonRule
 
     messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
     assert messages == [
