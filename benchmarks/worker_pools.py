@@ -33,7 +33,7 @@ import torch
 from rbtool.core.opening import open_steps
 from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
 from rbtool.core.preprocess.workers.executor import Limits, TaskRunner
-from rbtool.core.preprocess.workers.pool import WorkerPool
+from rbtool.core.preprocess.workers.processes import WorkerPool
 from rbtool.core.testing.walks import write_walks
 
 try:

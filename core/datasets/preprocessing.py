@@ -19,7 +19,7 @@ from ..errors import SchemaError, UsageError
 from ..format import fs
 from ..format.staging import Staging
 from ..preprocess.processor import Unit
-from ..preprocess.workers.pool import START_METHODS
+from ..preprocess.workers.processes import START_METHODS
 from ..progress import Silent, clean
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage

@@ -15,8 +15,8 @@ from ..errors import RbtoolError, SchemaError
 from ..ted.schema import Key, key_name
 
 if TYPE_CHECKING:
+    from .episodes import StepSelection
     from .processor import Task
-    from .step_selection import StepSelection
 
 _LONGEST = 300
 

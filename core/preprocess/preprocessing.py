@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any
 
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format.checks import SoundSteps
+from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
-from ..format.manifest import Dropped, Manifest, Provenance
+from ..format.documents import plain
+from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.staging import Staging
-from ..format.ted.builder import write_manifest
+from ..format.ted.builder import Origin, write_manifest
 from ..progress import Progress, Silent
-from ..ted.schema import Field
-from .assembly import Assembled, Assembly, result_origin
+from ..ted.schema import ACTION, Field, Key
+from .episodes import Plan, StepSelection, task_order
 from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
 from .processor import Finished, Job, Processor, Task
-from .step_selection import Plan, StepSelection, task_order
-from .workers.executor import Executor, InProcessExecutor, Limits
-from .workspace import Journal, ResumeState, journal_path, result_folder, same_run
+from .workers.executor import BackgroundCall, Executor, InProcessExecutor, Limits, SerialExecutor
+from .workspace import (
+    Assembled,
+    Assembly,
+    Journal,
+    ResumeState,
+    journal_path,
+    read_journal,
+    result_folder,
+)
 
 _NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
 """Errors that another run of the same tasks would raise again."""
@@ -111,12 +117,12 @@ class Preprocessing:
     def _executor(self) -> Executor:
         settings, job = self.settings, self._job()
         if settings.engine == "ray":
-            from .workers.pool import RayExecutor
+            from .workers.cluster import RayExecutor
 
             return RayExecutor(replace(job, processor=self.processor.portable()), self.plan.workers, settings.limits)
         if not self.plan.workers:
             return InProcessExecutor(job, settings.limits)
-        from .workers.pool import WorkerPool
+        from .workers.processes import WorkerPool
 
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
@@ -175,7 +181,17 @@ class Preprocessing:
 
     def same_run(self, folder: Path) -> bool:
         """Whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
-        return same_run(folder, self.identity())
+        found = read_journal(journal_path(folder))
+        if found is None:
+            return False
+        there, identity = found[0], self.identity()
+        different = [name for name in identity if there.get(name) != plain(identity[name])]
+        if different:
+            raise UsageError(
+                f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
+                hint="leave --resume out to start over",
+            )
+        return True
 
     def _complete(
         self,
@@ -325,52 +341,45 @@ def _same_result(staging: Staging, manifest: Manifest) -> Manifest:
     return there
 
 
-_Result = TypeVar("_Result")
+_SPACES = {"observation": "observation", "action": ACTION[0]}
 
 
-class BackgroundCall(Generic[_Result]):
-    """A call in a daemon thread; unlike that of an executor, it does not delay the exit of the process."""
+def result_origin(
+    reader: StepReader,
+    fields: Sequence[Field],
+    asked: str,
+    step: Provenance,
+    notes: Sequence[str],
+    dropped_keys: Sequence[Dropped],
+    rescaled: frozenset[Key],
+) -> Origin:
+    """Carry over from the source's manifest all that the new fields do not contradict.
 
-    def __init__(self, call: Callable[[], _Result]) -> None:
-        self._future: Future[_Result] = Future()
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+    A space is kept if its leaves keep their keys, element types, shapes and scale; `env_metadata.json`, which
+    describes both spaces, is kept only with both.
+    """
+    manifest = reader.manifest
+    spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
+    for name, root in _SPACES.items():
+        changed = _leaves_under(reader.fields, root) != _leaves_under(fields, root)
+        if name in spaces and (changed or any(key[0] == root for key in rescaled)):
+            del spaces[name]
+            dropped.append(name)
+    if dropped:
+        documents.pop(ENV_METADATA, None)
+    notes = [*manifest.notes, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
+    request = Request(source="preprocess", asked=asked, id=manifest.request.id)
+    return Origin(
+        request=request,
+        provenance=(*manifest.provenance, step),
+        resolved_revision=manifest.resolved_revision,
+        spaces=spaces,
+        renamed_keys=manifest.renamed_keys,
+        dropped_keys=(*manifest.dropped_keys, *dropped_keys),
+        notes=tuple(notes),
+        documents=documents,
+    )
 
-    def _run(self, call: Callable[[], _Result]) -> None:
-        try:
-            self._future.set_result(call())
-        except BaseException as error:
-            self._future.set_exception(error)
 
-    @property
-    def failed(self) -> bool:
-        """Whether it has raised by now."""
-        return self._future.done() and self._future.exception() is not None
-
-    def result(self) -> _Result:
-        """Wait for the call; return its result or raise its exception."""
-        return self._future.result()
-
-
-class SerialExecutor:
-    """Runs calls in order in one thread. On exit, the call that runs is awaited and those that wait are dropped."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1)
-        self._calls: deque[Future[Any]] = deque()
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Append a call; raise what an earlier one raised."""
-        while self._calls and self._calls[0].done():
-            self._calls.popleft().result()
-        self._calls.append(self._executor.submit(call, *arguments))
-
-    def finish(self) -> None:
-        """Wait for all calls; raise what one of them raised."""
-        while self._calls:
-            self._calls.popleft().result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
+def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
+    return {field.key: (field.dtype, field.shape) for field in fields if field.key[0] == root}

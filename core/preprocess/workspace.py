@@ -1,4 +1,4 @@
-"""The workspace of a run: the folder in which a result is built, the rows of tasks, and the journal to resume from.
+"""The workspace of a run: the folder of the result, the rows of tasks, their assembly, and the journal to resume from.
 
 Each line of the journal is a digest, a space and a JSON document. The first identifies the run, every other describes
 a finished task. A line that does not match its digest was not completely written: it and what follows are ignored.
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import FormatError, RbtoolError, UsageError
+from ..errors import FormatError, RbtoolError
 from ..format import fs
 from ..format.contracts import Array, Closing
-from ..format.digest import Hasher, bytes_of, digest_bytes, read_regular
-from ..format.documents import Count, FieldEntry, decode, dump_json, parse_json, plain
+from ..format.digest import FileRecord, Hasher, bytes_of, digest_bytes, read_regular
+from ..format.documents import Count, FieldEntry, decode, dump_json, parse_json
+from ..format.episodes import EpisodeTable
 from ..format.ted.builder import PositionedTree
-from ..format.ted.tree import FieldRange, leaf_path
-from ..ted.schema import Field, Key
-from .processor import Finished, Pieces, Task
+from ..format.ted.tree import FieldRange, TreeWriter, leaf_path, merge_ranges
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
+from .episodes import ResultEpisodes, StepSelection, result_return_field
+from .processor import Finished, Pieces, Processor, Task
 
 
 def result_folder(folder: Path) -> Path:
@@ -159,7 +161,8 @@ class Journal(Closing):
     def begin(cls, path: Path, run: Mapping[str, Any], fields: Sequence[Field]) -> Self:
         """Create the journal of a new run; `run` is its identity as JSON."""
         made = cls(path)
-        made._append({"version": _VERSION, "run": run, "fields": [_field_document(field) for field in fields]})
+        entries = [{"key": list(f.key), "dtype": f.dtype, "shape": list(f.shape), "role": f.role} for f in fields]
+        made._append({"version": _VERSION, "run": run, "fields": entries})
         return made
 
     def add(self, index: int, finished: Finished) -> None:
@@ -199,7 +202,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
     header: _JournalHeader | None = None
     tasks: dict[int, Finished] = {}
     sound = 0
-    for line in _lines(data):
+    for line in data.split(b"\n")[:-1]:
         try:
             document = _document(line, path)
             if header is None:
@@ -209,7 +212,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
                 tasks[entry.task] = _finished_of(entry, header.fields)
         except ValueError:  # also FormatError, and errors of base64 and NumPy about invalid bytes
             break
-        sound += len(line)
+        sound += len(line) + 1
     if header is None or header.version != _VERSION:
         return None
     if sound < len(data):
@@ -221,15 +224,8 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[in
     return dict(header.run), header.fields, tasks
 
 
-def _lines(data: bytes) -> Iterator[bytes]:
-    start = 0
-    while (end := data.find(b"\n", start)) >= 0:
-        yield data[start : end + 1]
-        start = end + 1
-
-
 def _document(line: bytes, path: Path) -> Any:
-    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    digest, _, text = line.partition(b" ")
     if digest_bytes(text) != digest.decode(errors="replace"):
         raise FormatError(f"a line of {path} does not fit its digest")
     return parse_json(text, str(path))
@@ -248,10 +244,6 @@ def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
     ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
     pieces = Pieces.of(*(arrays.pop(name) for name in _OF_PIECES))
     return Finished(rows=entry.rows, placed=entry.placed, digest=entry.digest, ranges=ranges, pieces=pieces, **arrays)
-
-
-def _field_document(field: Field) -> dict[str, Any]:
-    return {"key": list(field.key), "dtype": field.dtype, "shape": list(field.shape), "role": field.role}
 
 
 class ResumeState(NamedTuple):
@@ -288,16 +280,132 @@ class ResumeState(NamedTuple):
         return found
 
 
-def same_run(folder: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether a folder has an unfinished run of this identity; UsageError if it has another one."""
-    found = read_journal(journal_path(folder))
-    if found is None:
-        return False
-    there = found[0]
-    different = [name for name in identity if there.get(name) != plain(identity[name])]
-    if different:
-        raise UsageError(
-            f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
-            hint="leave --resume out to start over",
-        )
-    return True
+class Assembled(NamedTuple):
+    """The files of a result and what its manifest needs."""
+
+    data: Sequence[FileRecord]
+    ranges: Mapping[Key, FieldRange]
+    table: EpisodeTable
+    text: Sequence[dict[str, str]]
+    renumbered: int
+    emptied: int
+
+
+class _PlacedRows:
+    """The rows of a task in its own place of the result's files."""
+
+    def __init__(self, tree: PositionedTree, start: int) -> None:
+        self._tree = tree
+        self._start = start
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of one leaf."""
+        return self._tree.read(key, self._start + start, self._start + stop)
+
+
+class Assembly(Closing):
+    """Takes finished tasks in any order and processes them from the front.
+
+    While every task has returned as many rows as it took, the result's files are digested as far as they are complete
+    from the front. After a task with another number of rows, all rows are copied into new files at the end.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fields: Sequence[Field],
+        selection: StepSelection,
+        processor: Processor,
+        tasks: int,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._fields = tuple(fields)
+        self._keys = {field.key for field in fields}
+        self._selection = selection
+        self._waiting: dict[int, tuple[Task, Finished]] = {}
+        self._done: list[tuple[Task, Finished]] = []
+        self._in_place = True
+        self._ranges: dict[Key, FieldRange] = {}
+        self._episodes = ResultEpisodes(selection, fields, result_return_field(selection, processor, fields))
+        placed = placed_folder(folder)
+        if not resumed:
+            fs.make_folder(placed)
+            fs.make_folder(part_path(folder, 0).parent)
+        self._tree = PositionedTree(placed, fields, selection.steps, reuse=resumed)
+        self._tasks = tasks
+
+    def take(self, task: Task, finished: Finished) -> None:
+        """Add a finished task, and process all that have no gap before them."""
+        self._waiting[task.index] = task, finished
+        while (found := self._waiting.pop(len(self._done), None)) is not None:
+            self._front(*found)
+            self._done.append(found)
+
+    def _front(self, task: Task, finished: Finished) -> None:
+        if self._ranges:
+            self._ranges = {key: merge_ranges(self._ranges[key], found) for key, found in finished.ranges.items()}
+        else:
+            self._ranges = dict(finished.ranges)
+        changes = self._episodes.take(finished, self._rows(task, finished))
+        for start, count, number in changes.numbers:
+            self._write(task, finished, EPISODE, start, np.full(count, number, np.int64))
+        if changes.unmarked:
+            self._mark_last_row()
+        self._in_place = self._in_place and finished.placed
+        if self._in_place:
+            self._tree.settle(task.stop)
+
+    def _rows(self, task: Task, finished: Finished) -> _PlacedRows | PartFile:
+        if finished.placed:
+            return _PlacedRows(self._tree, task.start)
+        return PartFile(part_path(self._folder, task.index), self._fields, finished.rows)
+
+    def _mark_last_row(self) -> None:
+        """Set `truncated` in the last row so far: the rest of its episode has no rows."""
+        task, finished = next(found for found in reversed(self._done) if found[1].rows)
+        for field in self._fields:
+            if field.key in (NEXT_TRUNCATED, NEXT_DONE):
+                self._write(task, finished, field.key, finished.rows - 1, np.ones((1, *field.shape), field.numpy))
+        self._in_place = False  # the file may be digested already
+
+    def _write(self, task: Task, finished: Finished, key: Key, start: int, array: Array) -> None:
+        """Change rows of a task if the result has the leaf."""
+        if key not in self._keys:
+            return
+        if finished.placed:
+            self._tree.write(key, task.start + start, array)
+        else:
+            PartFile(part_path(self._folder, task.index), self._fields, finished.rows).write(key, start, array)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows so far."""
+        return sum(finished.rows for _, finished in self._done)
+
+    def finish(self) -> Assembled:
+        """Complete the files of the result after all tasks."""
+        assert len(self._done) == self._tasks, "a task is missing"
+        if self._in_place:
+            data = self._tree.finish()
+            fs.rename(placed_folder(self._folder), result_folder(self._folder))
+        else:
+            data = self._copied()
+        episodes = self._episodes
+        return Assembled(data, self._ranges, episodes.table(), episodes.text(), episodes.renumbered, episodes.emptied)
+
+    def _copied(self) -> list[FileRecord]:
+        writer = TreeWriter(result_folder(self._folder), self._fields, ranged=False)
+        try:
+            for task, finished in self._done:
+                rows = self._rows(task, finished)
+                if finished.rows:
+                    writer.append({field.key: rows.read(field.key, 0, finished.rows) for field in self._fields})
+            return writer.finish((self.rows,))
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        """Close the files; may be called twice."""
+        self._tree.close()

@@ -28,8 +28,8 @@ from ..ted.schema import row_bytes
 from ..torchrl.layout import TorchrlKeys
 from ..torchrl.reader import find_torchrl
 from ..torchrl.writer import TorchrlPlan, write_torchrl
-from .layouts import Rewriting, require_layout
-from .results import Published, Result, published_entries, seconds_since
+from .convert import Rewriting
+from .results import Published, Result, published_entries, require_layout, seconds_since
 from .saved_steps import open_saved, verified_steps
 
 PathLike: TypeAlias = str | os.PathLike[str]

@@ -17,9 +17,8 @@ from ..format.packed.row_files import named_codecs
 from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
-from .layouts import final_step_arguments, layout_arguments, require_layout
 from .remote_download import Fetch, RemoteDownload
-from .results import Published
+from .results import Published, final_step_arguments, layout_arguments, require_layout
 from .source_conversion import SourceConversion, facts_of
 
 

@@ -19,9 +19,9 @@ from ..format.returns import table_with_returns
 from ..format.staging import Staging
 from ..format.ted.builder import provenance_step
 from ..opening import finished_manifest, open_steps, whole_episodes
+from ..preprocess.episodes import Plan, StepSelection
 from ..preprocess.preprocessing import Preprocessing, Settings
 from ..preprocess.processor import Processor, Unit
-from ..preprocess.step_selection import Plan, StepSelection
 from ..preprocess.units.functions import find_function
 from ..preprocess.workers.executor import Limits
 from ..progress import Progress, Silent

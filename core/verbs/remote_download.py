@@ -21,8 +21,7 @@ from ..format.staging import Staging, mend
 from ..progress import Progress, readable_size
 from ..remote.catalogue import KnownNames, Resolution, is_complete, not_found, resolve, substitution_text
 from ..remote.originals import Originals
-from .layouts import final_step_arguments, layout_arguments
-from .results import existing_result, published_entries, seconds_since
+from .results import existing_result, final_step_arguments, layout_arguments, published_entries, seconds_since
 from .source_conversion import (
     SourceConversion,
     compared_with,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import CorruptDataError, RbtoolError, UsageError
 from ..format.documents import plain
-from ..format.manifest import Manifest, Request, has_manifest
+from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
 
 
@@ -128,3 +128,31 @@ def _shown(request: Request) -> str:
     revision = f", revision {request.revision}" if request.revision else ""
     layout = f", layout {request.layout}" if request.layout != "ted" else ""
     return f"{request.source}:{request.id}{revision}{episodes}{layout}"
+
+
+def require_layout(layout: str, compress: Sequence[str]) -> Layout:
+    """Validate a layout of datasets; UsageError for an unknown one, and for compression in a layout without it."""
+    if layout == "packed":
+        return "packed"
+    if layout != "ted":
+        raise UsageError(f"there is no dataset layout {layout!r}", hint="take ted or packed")
+    if compress:
+        raise UsageError("layout ted has no compressed fields, only packed has", hint="add --layout packed")
+    return "ted"
+
+
+def final_step_arguments(final_step: str) -> dict[str, Any]:
+    """Return the provenance entry for last steps without a next observation; {} for the default."""
+    return {} if final_step == "auto" else {"final_step": final_step}
+
+
+def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
+    """Return the provenance entries of layout and compression; {} for the defaults."""
+    named = {"layout": layout} if layout != "ted" else {}
+    return named | ({"compress": sorted(compress)} if compress else {})
+
+
+def refuse_other_compression(destination: Path, manifest: Manifest, compress: Sequence[str]) -> None:
+    """Raise UsageError if the existing dataset at `destination` was compressed in another way."""
+    if manifest.provenance[-1].arguments.get("compress", []) != sorted(compress):
+        raise occupied_error(destination, "was compressed in another way")

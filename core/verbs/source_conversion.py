@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,9 +32,15 @@ from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step
 from ..progress import Progress
 from ..remote.checksums import matches
-from ..ted.schema import Field, ted_fields
-from .layouts import refuse_other_compression, require_layout, rows_bytes
-from .results import existing_result, occupied_error, published_entries, seconds_since
+from ..ted.schema import Field, row_bytes, ted_fields
+from .results import (
+    existing_result,
+    occupied_error,
+    published_entries,
+    refuse_other_compression,
+    require_layout,
+    seconds_since,
+)
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
@@ -299,3 +305,10 @@ def unverified_note(remote: RemoteDataset) -> str:
     paths = remote.unverified
     names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
     return f"unverified by the remote: it gives no checksum of {len(paths)} of {len(remote.files)} files ({names})"
+
+
+def rows_bytes(fields: Sequence[Field], layout: Layout, steps: int, episodes: int) -> int:
+    """Return the bytes of all rows in a layout, without compression and with every `next` row implied."""
+    if layout == "packed":
+        return PackedSchema.of(fields).size(steps, episodes)
+    return row_bytes(fields) * steps

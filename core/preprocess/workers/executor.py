@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -28,9 +31,9 @@ from ...ted.schema import (
     role_of,
     state_keys,
 )
+from ..episodes import StepSelection, result_return_field
 from ..failures import ResultRefused, TaskFailed
 from ..processor import Block, Context, Finished, Job, Processor, Task
-from ..step_selection import StepSelection, result_return_field
 from ..units.modules import FreshModules
 from ..workspace import part_path, placed_folder, rows_digest, write_part
 
@@ -313,3 +316,54 @@ class TaskRunner:
         self._reader.close()
         if self._files is not None:
             self._files.close()
+
+
+_Result = TypeVar("_Result")
+
+
+class BackgroundCall(Generic[_Result]):
+    """A call in a daemon thread; unlike that of an executor, it does not delay the exit of the process."""
+
+    def __init__(self, call: Callable[[], _Result]) -> None:
+        self._future: Future[_Result] = Future()
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def _run(self, call: Callable[[], _Result]) -> None:
+        try:
+            self._future.set_result(call())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has raised by now."""
+        return self._future.done() and self._future.exception() is not None
+
+    def result(self) -> _Result:
+        """Wait for the call; return its result or raise its exception."""
+        return self._future.result()
+
+
+class SerialExecutor:
+    """Runs calls in order in one thread. On exit, the call that runs is awaited and those that wait are dropped."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1)
+        self._calls: deque[Future[Any]] = deque()
+
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Append a call; raise what an earlier one raised."""
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()
+        self._calls.append(self._executor.submit(call, *arguments))
+
+    def finish(self) -> None:
+        """Wait for all calls; raise what one of them raised."""
+        while self._calls:
+            self._calls.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._executor.shutdown(cancel_futures=True)

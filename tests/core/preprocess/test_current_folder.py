@@ -12,8 +12,9 @@ from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 
 from rbtool import UsageError
 from rbtool.core.preprocess.units.functions import find_function
+from rbtool.core.preprocess.workers.cluster import RayExecutor
 from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.pool import RayExecutor, WorkerPool
+from rbtool.core.preprocess.workers.processes import WorkerPool
 from rbtool.core.testing.walks import write_walks
 
 PLANTED = (

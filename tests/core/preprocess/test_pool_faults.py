@@ -24,7 +24,7 @@ from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFailed
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.pool import WorkerPool
+from rbtool.core.preprocess.workers.processes import WorkerPool
 from rbtool.core.testing.walks import write_walks
 
 LOST = {

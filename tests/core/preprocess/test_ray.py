@@ -16,8 +16,8 @@ from acting_work import TASKS, Acting, count_set_up, counted_set_ups, end_at_20,
 import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import TaskFailed
+from rbtool.core.preprocess.workers.cluster import RayExecutor
 from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.pool import RayExecutor
 from rbtool.core.testing.walks import write_walks
 
 

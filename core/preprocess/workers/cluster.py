@@ -1,4 +1,4 @@
-"""Executors whose workers are processes: of this machine, connected by pipes, or actors of a Ray cluster."""
+"""The executor whose workers are actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,136 +10,18 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.connection import wait
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from ...errors import UsageError
 from ..failures import WorkerFailed, error_text
 from ..processor import Job
 from .executor import Limits
-from .processes import STOP_SECONDS, ForkServerStarter, ForkStarter, ProcessStarter, SpawnStarter, WorkerProcess
+from .processes import STOP_SECONDS
 from .scheduler import Scheduler, WorkerHandle
 from .worker import START, CallServer, pickled
 
-StartMethod: TypeAlias = Literal["fork", "forkserver", "spawn"]
-
-START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
-
-_THREADED = ("jaxlib", "ray", "tensorflow")
-"""Libraries with threads that do not survive a fork."""
-
-
-def default_start_method() -> StartMethod:
-    """Return `fork`, the fastest, where this process can be forked safely.
-
-    On Linux `forkserver` where CUDA is initialized or a library is loaded whose threads do not survive a fork;
-    elsewhere `spawn`, because system libraries there do not support forks. Threads of the caller are safe, as for the
-    workers of torch's DataLoader: a worker is forked after its imports, has one torch thread and its own streams.
-    """
-    if sys.platform != "linux":
-        return "spawn"
-    torch = sys.modules.get("torch")
-    cuda = torch is not None and torch.cuda.is_initialized()
-    return "forkserver" if cuda or any(name in sys.modules for name in _THREADED) else "fork"
-
-
-def starter_of(method: str | None, job: Job) -> ProcessStarter:
-    """Return the starter of a start method, None for the default; UsageError for an unknown one."""
-    method = method or default_start_method()
-    if method not in START_METHODS:
-        ways = ", ".join(START_METHODS)
-        raise UsageError(f"{method!r} is no way to start worker processes: {ways} are")
-    if method == "fork":
-        if job.processor.needs_measuring:
-            job.processor.portable()  # the measured one is sent to the workers
-        return ForkStarter(job)
-    job = replace(job, processor=job.processor.portable())
-    return ForkServerStarter(job) if method == "forkserver" else SpawnStarter(job)
-
-
-_LOOK_SECONDS = 0.1
-
-
-class _PipeWorker(WorkerHandle):
-    def __init__(self, process: WorkerProcess) -> None:
-        super().__init__()
-        self.process = process
-        self.readable = False  # whether the pipe is known to have data
-
-    def send(self, call: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self.process.connection.send_bytes(call)
-
-    def received(self) -> bytes | None:
-        ending = self.process.ending()  # before `poll`, so that its last answer is read
-        connection = self.process.connection
-        try:
-            if self.readable or connection.poll():
-                self.readable = False
-                return connection.recv_bytes()
-        except (EOFError, OSError):
-            ending = self.process.wait(STOP_SECONDS) or "closed its pipe"
-        if ending is not None:
-            raise WorkerFailed(f"a worker process {ending}", "")
-        return None
-
-    def is_lost(self) -> bool:
-        return self.process.ending() is not None
-
-    def stop(self) -> None:
-        self.process.stop()
-
-
-class WorkerPool(Scheduler):
-    """Runs tasks in processes of this machine.
-
-    Raises UsageError for an unknown start method, WorkerFailed where the system allows no more processes.
-    """
-
-    def __init__(self, job: Job, workers: int, limits: Limits, start_method: str | None = None) -> None:
-        self._starter = starter_of(start_method, job)
-        super().__init__(workers, limits, self._starter.greeting)
-        try:
-            self._fill(workers)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self) -> WorkerHandle:
-        try:
-            return _PipeWorker(self._starter.start())
-        except OSError as error:
-            raise WorkerFailed(f"a worker process cannot be started: {error_text(error)}", "") from error
-
-    def _await(self, workers: Sequence[WorkerHandle], seconds: float) -> Sequence[WorkerHandle]:
-        sources: dict[Any, _PipeWorker] = {}
-        for worker in workers:
-            assert isinstance(worker, _PipeWorker)
-            process = worker.process
-            sources[process.connection] = worker
-            if process.sentinel is not None:
-                sources[process.sentinel] = worker
-            else:
-                seconds = min(seconds, _LOOK_SECONDS)  # the pipe shows the end too, unless another process has it open
-        ready = wait(list(sources), seconds)
-        for source in ready:
-            sources[source].readable |= source is sources[source].process.connection
-        return [sources[source] for source in ready] if ready else workers
-
-    def dismiss(self) -> None:
-        """Kill all workers without waiting for them."""
-        for worker in self._present():
-            assert isinstance(worker, _PipeWorker)
-            worker.process.kill()
-
-    def close(self) -> None:
-        """Kill all workers and wait for them."""
-        self.dismiss()
-        super().close()
-        self._starter.close()
-
-
 _STORE_BYTES = 100 * 2**20  # messages are small: paths, row numbers, digests
+
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
