@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
@@ -47,20 +48,20 @@ class Ranking:
         """Whether an element of this rank is rejected."""
         return len(self._heap) >= capacity and rank <= self._heap[0][0]
 
-    def offer(self, ranks: torch.Tensor, capacity: int) -> Offer:
-        """Assign places to elements, in their order: a free place, else that of the lowest rank, if it is lower.
+    def offer(self, ranks: NDArray[Any], capacity: int) -> Offer:
+        """Assign places to elements of `ranks` `[n]`, in order: a free one, else that of the lowest rank, if lower.
 
         Among equal ranks the lowest place is taken first.
         """
-        heap, offered = self._heap, ranks
+        heap = self._heap
         positions: Sequence[int] = range(len(ranks))
         if len(heap) >= capacity and len(ranks) > 1:  # the lowest rank only rises: most are rejected at once
-            candidates = (ranks > heap[0][0]).nonzero().squeeze(1)
-            positions, offered = candidates.tolist(), ranks[candidates]
+            candidates = (ranks > heap[0][0]).nonzero()[0]
+            positions, ranks = candidates.tolist(), ranks[candidates]
         places: dict[int, int] = {}
         displaced: dict[int, Number | None] = {}
         accepted = 0
-        for position, rank in zip(positions, offered.tolist(), strict=True):
+        for position, rank in zip(positions, ranks.tolist(), strict=True):
             if len(heap) < capacity:
                 slot = len(heap)
                 displaced[slot] = None
@@ -234,13 +235,13 @@ class TensorDictMaxValueWriter(Writer):
             raise SchemaError(f"{self.rank_key!r} has the shape {list(found.shape)}: there is nothing to rank by")
         return found
 
-    def _ranks(self, entry: torch.Tensor, count: int) -> torch.Tensor:
+    def _ranks(self, entry: torch.Tensor, count: int) -> NDArray[Any]:
         """Reduce an entry to one rank an element, float64 or int64 `[count]`; SchemaError for nan."""
         kind = torch.float64 if entry.is_floating_point() else torch.int64
         values = entry.detach().to("cpu", kind).reshape(count, -1)
-        ranks = values[:, 0] if values.shape[1] == 1 else _REDUCTIONS[self.reduction](values)
-        if ranks.is_floating_point() and bool(ranks.isnan().any()):
-            where = f"of element {int(ranks.isnan().nonzero()[0])} " if count > 1 else ""
+        ranks = (values[:, 0] if values.shape[1] == 1 else _REDUCTIONS[self.reduction](values)).numpy()
+        if np.isnan(ranks).any():
+            where = f"of element {int(np.isnan(ranks).argmax())} " if count > 1 else ""
             raise SchemaError(f"the rank {where}is nan, expected is a number")
         return ranks
 
