@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..format.contracts import own_attributes, refuse_overrides
 from .cursors import as_index, grown_rows, known_rows, rows_of
-from .elements import Entries, elements_of, rows_without_repeats, taken, unflattened
+from .elements import Entries, deep_copied, elements_of, rows_without_repeats, taken, unflattened
 from .write_log import Change
 
 _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
@@ -204,11 +203,11 @@ class Storage(Entries, Saving, ABC):
         saved, length, before = state["_storage"], int(state["_len"]), len(self)
         if length > self.max_size:
             raise SchemaError(f"{length} elements are to be loaded; this storage has room for {self.max_size}")
-        saved = copy.deepcopy(saved)
+        saved = deep_copied(saved)
         rotation = self.rotation_of(length, self.max_size, state.get("_capacity"), None)
         if rotation:
             saved = taken(saved, (torch.arange(length) + rotation) % length)
-        held = copy.deepcopy(self.read_rows(slice(0, before))) if before else None
+        held = deep_copied(self.read_rows(slice(0, before))) if before else None
         self.clear_rows()
         try:
             if length:

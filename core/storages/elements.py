@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
@@ -83,6 +84,27 @@ def unflattened(elements: Any, shape: torch.Size) -> Any:
 
 def _mapped(elements: Any, change: Any) -> Any:
     return change(elements) if _is_tensor(elements) or isinstance(elements, np.ndarray) else tree_map(change, elements)
+
+
+def copied(data: Any) -> Any:
+    """Return a copy of a tensor, a tensordict or a tensorclass, bit for bit."""
+    # A tensordict that has a device adds 0 to its leaves to clone them, which makes 0.0 of -0.0 and NaN of other NaN.
+    return data.clone() if isinstance(data, torch.Tensor) else data.apply(torch.clone)
+
+
+def deep_copied(data: Any) -> Any:
+    """Return a deep copy of any data; tensordicts in dicts, lists and tuples are copied bit for bit."""
+    memo: dict[int, Any] = {}
+    _copy_collections(data, memo)
+    return copy.deepcopy(data, memo)
+
+
+def _copy_collections(data: Any, memo: dict[int, Any]) -> None:
+    if is_tensor_collection(data):
+        memo[id(data)] = copied(data)
+    elif isinstance(data, list | tuple | Mapping):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            _copy_collections(part, memo)
 
 
 def _is_tensor(data: Any) -> bool:

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import IndexedStorage
 from .cursors import as_index, grown_rows, rows_of
-from .elements import objects_of
+from .elements import copied, objects_of
 from .item_documents import item_of_state, items_of_states, state_of_item
 from .items import Tree, to_device, tree_of
 
@@ -138,7 +138,7 @@ class ListStorage(IndexedStorage):
             return data
         rows = rows_of(found, len(self._items), self.max_size)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        return data.expand(count, *data.shape).clone()
+        return copied(data.expand(count, *data.shape))
 
     @property
     def _element_dims(self) -> int:

@@ -11,6 +11,7 @@ from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError
+from ..storages.elements import copied
 from ..ted.schema import DEFAULT_DONE_KEYS
 from ..trajectories import (
     NestedKey,
@@ -355,4 +356,4 @@ class MultiStepTransform(Transform):
 
 def _copied(every: _Held, first: int) -> _Held:
     """Copy all from step `first` on: the caller may change what it gave."""
-    return _Held(every.steps[..., first:].clone(), every.apart[..., first:].clone())
+    return _Held(copied(every.steps[..., first:]), every.apart[..., first:].clone())

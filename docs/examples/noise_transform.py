@@ -14,7 +14,7 @@ class ObservationNoise(Transform):
         self.scale = scale
 
     def forward(self, data: TensorDictBase) -> TensorDictBase:
-        noisy = data.clone(recurse=False)
+        noisy = data.copy()
         for key in ("observation", ("next", "observation")):
             noisy[key] = data[key] + self.scale * torch.randn_like(data[key])
         return noisy
@@ -24,6 +24,6 @@ class ClippedReward(Transform):
     """Clips rewards on the way in: the storage holds the clipped values."""
 
     def inv(self, data: TensorDictBase) -> TensorDictBase:
-        clipped = data.clone(recurse=True)
+        clipped = data.copy()
         clipped["next", "reward"] = data["next", "reward"].clamp(-1, 1)
         return clipped

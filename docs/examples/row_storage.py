@@ -19,7 +19,7 @@ class RowStorage(Storage):
         return self.length
 
     def read_rows(self, rows: Any) -> Any:
-        return self.rows[rows].clone()
+        return self.rows[rows].apply(torch.clone)
 
     def write_rows(self, rows: Any, data: Any) -> None:
         if self.rows is None:
