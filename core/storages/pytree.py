@@ -51,6 +51,13 @@ class TreeSpec(ABC):
         for key, child in self.children.items():
             yield from child.constants((*prefix, str(key)))
 
+    def refuse_other_constants(self, saved: TreeSpec) -> None:
+        """Raise SchemaError for what was saved of data whose entries that are no tensors differ."""
+        known = dict(self.constants())
+        for path, value in saved.constants():
+            if path not in known or known[path] != value:
+                raise SchemaError(f"{place(path)} is {value!r} in what was saved, {known.get(path, 'nothing')!r} here")
+
     def placed(self, device: torch.device) -> TreeSpec:
         """Return this spec with `device` as the device of tensordicts."""
         return self.with_children({key: child.placed(device) for key, child in self.children.items()})

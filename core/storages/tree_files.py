@@ -1,4 +1,4 @@
-"""Tree specs on disk: as JSON, and as the files in which tensordict and TorchRL keep the leaves."""
+"""Tree specs as JSON, with the leaves by name, and as the files in which tensordict and TorchRL keep the leaves."""
 
 from __future__ import annotations
 
@@ -142,6 +142,46 @@ def _class(name: str, fits: Any, known: type[Any] | None) -> type[Any]:
             hint=f"import {module} first",
         )
     return found
+
+
+# Leaves by name ------------------------------------------------------------------------------------
+
+
+def named_tensors(names: Sequence[str], leaves: Sequence[torch.Tensor]) -> Any:
+    """Return the leaves by name, or the only one where it has none."""
+    if list(names) == [""]:
+        return leaves[0]
+    if len(set(names)) < len(names):
+        raise SchemaError(f"two of the keys {', '.join(names)} are written alike with dots")
+    return dict(zip(names, leaves, strict=True))
+
+
+def saved_tensors(
+    saved: Any, description: Mapping[str, Any] | None, like: TreeSpec | None
+) -> tuple[TreeSpec, list[torch.Tensor]]:
+    """Undo `named_tensors`. Without a description of the data, dots in names separate the keys of a tensordict.
+
+    Classes that are not loaded are taken from `like`, how the data of the receiver is made.
+    """
+    if isinstance(saved, torch.Tensor):
+        return TensorNode(), [saved]
+    tensors = {name: value for name, value in dict(saved).items() if not name.startswith("__")}
+    if description:
+        structure = spec_from_json(description, like)
+    else:
+        structure = TensorDictNode.nested(tuple(name.split(".")) for name in tensors)
+    names = [".".join(path) for path in structure.paths()]
+    if sorted(names) != sorted(tensors):
+        raise SchemaError(f"the state holds {', '.join(tensors)}; it says that it holds {', '.join(names)}")
+    return structure, [tensors[name] for name in names]
+
+
+def in_order(names: Sequence[str], structure: TreeSpec, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors, which belong together like `structure`, in the order of `names`."""
+    found = {".".join(path): tensor for path, tensor in zip(structure.paths(), tensors, strict=True)}
+    if sorted(found) != sorted(names):
+        raise SchemaError(f"what was saved holds {', '.join(found)}; this storage holds {', '.join(names)}")
+    return [found[name] for name in names]
 
 
 # Files of leaves -----------------------------------------------------------------------------------
