@@ -1,4 +1,6 @@
-"""What transforms of named entries share: which entry becomes which, at the root and, in step with it, under `next`."""
+"""Transforms of named entries, at the root and, in step with it, under `next`: their contract, and those that choose,
+rename and join entries.
+"""
 
 from __future__ import annotations
 
@@ -155,3 +157,218 @@ class KeyedTransform(Transform):
 
 def _names(data: TensorDictBase) -> list[str]:
     return [".".join((key,) if isinstance(key, str) else key) for key in data.keys(True, True)]
+
+
+# Choosing, renaming and joining entries ------------------------------------------------------------
+
+_REWARDS: tuple[Path, ...] = (("reward",),)
+_DONES: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class SelectTransform(Transform):
+    """Keeps the named entries, at the root and under `next`, and removes all others; absent ones are ignored.
+
+    Rewards and end flags are kept as well, unless `keep_rewards` or `keep_dones` is False. TorchRL's transform
+    of this name drops everything under `next` that is not listed; here what is kept of the root is kept of `next`.
+
+    >>> from tensordict import TensorDict
+    >>> step = {"a": torch.zeros(2), "b": torch.ones(2), "next": {"a": torch.zeros(2), "reward": torch.ones(2)}}
+    >>> sorted(SelectTransform("a")(TensorDict(step, [2])).keys(True, True), key=str)
+    [('next', 'a'), ('next', 'reward'), 'a']
+    """
+
+    def __init__(self, *keys: Key, keep_rewards: bool = True, keep_dones: bool = True) -> None:
+        super().__init__()
+        self.keys = as_keys(list(keys))
+        self.keep_rewards = keep_rewards
+        self.keep_dones = keep_dones
+
+    def forward(self, data: Any) -> Any:
+        kept = [*self.keys, *(_REWARDS if self.keep_rewards else ()), *(_DONES if self.keep_dones else ())]
+        kept += [following for key in kept if (following := in_next(key)) is not None]
+        return require_tensordict(data, self).select(*kept, strict=False)
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(".".join, self.keys))
+
+
+class ExcludeTransform(Transform):
+    """Removes the named entries, at the root and under `next`; with `inverse` on the way in rather than out.
+
+    An entry named with `next` in front is removed there alone. Absent ones are ignored.
+    """
+
+    def __init__(self, *keys: Key, inverse: bool = False) -> None:
+        super().__init__()
+        self.keys = as_keys(list(keys))
+        self.inverse = inverse
+
+    def forward(self, data: Any) -> Any:
+        return data if self.inverse else self._without(data)
+
+    def inv(self, data: Any) -> Any:
+        return self._without(data) if self.inverse else data
+
+    def _without(self, data: Any) -> Any:
+        dropped = [*self.keys, *(following for key in self.keys if (following := in_next(key)) is not None)]
+        return require_tensordict(data, self).exclude(*dropped)
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(".".join, self.keys))
+
+
+class RenameTransform(Transform):
+    """Gives entries other names on the way out, and with `in_keys_inv` and `out_keys_inv` on the way in.
+
+    On the way in, `out_keys_inv[i]` of the data becomes `in_keys_inv[i]` of what is stored. With `create_copy` the old
+    name stays, with the same values as the new one. What `next` holds of an entry is renamed with it, unless another
+    transform of the class in the same `Compose` names it. UsageError (a
+    ValueError) for lists of different lengths and for a name that is both old and new, MissingKeyError (a KeyError)
+    for an entry that is not there.
+    """
+
+    follows_next = True
+    missing_tolerance = False
+
+    def __init__(
+        self, in_keys: Any, out_keys: Any, in_keys_inv: Any = None, out_keys_inv: Any = None, create_copy: bool = False
+    ) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = _renaming(in_keys, out_keys, "in_keys", "out_keys")
+        if (in_keys_inv is None) != (out_keys_inv is None):
+            raise UsageError("one of in_keys_inv and out_keys_inv was given, both or none are expected")
+        self.in_keys_inv, self.out_keys_inv = _renaming(
+            in_keys_inv or [], out_keys_inv or [], "in_keys_inv", "out_keys_inv"
+        )
+        self.create_copy = create_copy
+
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys)
+
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
+        return self._renamed(data, self.in_keys, self.out_keys, elsewhere)
+
+    def inv(self, data: Any) -> Any:
+        return self._renamed(data, self.out_keys_inv, self.in_keys_inv) if self.in_keys_inv else data
+
+    def _renamed(self, data: Any, old: list[Path], new: list[Path], elsewhere: frozenset[Path] = frozenset()) -> Any:
+        batch = require_tensordict(data, self)
+        moved: dict[Path, Any] = {}
+        gone: list[Path] = []
+        for key, name in zip(old, new, strict=True):
+            value = batch.get(key, None)
+            if value is None and not self.missing_tolerance:
+                raise MissingKeyError(f"{'.'.join(key)} was to be renamed to {'.'.join(name)}, but is not in the batch")
+            following = in_next(key)
+            pairs = [(key, name), (None if following in old or following in elsewhere else following, in_next(name))]
+            for source, target in pairs:
+                if source is not None and target is not None and (value := batch.get(source, None)) is not None:
+                    moved[target] = value
+                    gone.append(source)
+        batch = batch.copy() if self.create_copy else batch.exclude(*gone)
+        for name, value in moved.items():
+            batch.set(name, value)
+        return batch
+
+
+class CatTensors(Transform):
+    """Joins entries into one along `dim`, at the root and, where `next` holds all of them, under `next`.
+
+    What `next` holds is left to another transform of the class in the same `Compose` that names one of the parts there.
+    They are joined in the order of their names, or with `sort=False` in the order given. `del_keys` removes the
+    parts. `unsqueeze_if_oor` gives parts without a dimension `dim` one. MissingKeyError (a KeyError) names the part
+    that is not there; parts that do not fit together are a SchemaError (a RuntimeError).
+
+    >>> from tensordict import TensorDict
+    >>> data = TensorDict({"b": torch.zeros(2, 1), "a": torch.ones(2, 2)}, [2])
+    >>> CatTensors(["b", "a"], out_key="observation")(data)["observation"].tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]
+    """
+
+    follows_next = True
+    missing_tolerance = False
+
+    def __init__(
+        self,
+        in_keys: Any = None,
+        out_key: Key = "observation_vector",
+        dim: int = -1,
+        *,
+        del_keys: bool = True,
+        unsqueeze_if_oor: bool = False,
+        sort: bool = True,
+    ) -> None:
+        super().__init__()
+        if in_keys is None:
+            raise UsageError(
+                "CatTensors was given no in_keys, the entries to join are expected",
+                hint="a buffer has no environment whose observations could be listed",
+            )
+        keys = as_keys(in_keys)
+        self.in_keys = sorted(keys) if sort else keys
+        self.out_key = as_keys([out_key])[0]
+        self.out_keys = [self.out_key]
+        self.dim = dim
+        self.del_keys = del_keys
+        self.unsqueeze_if_oor = unsqueeze_if_oor
+
+    @property
+    def named_in_next(self) -> frozenset[Path]:
+        return under_next(self.in_keys)
+
+    def forward(self, data: Any, elsewhere: frozenset[Path] = frozenset()) -> Any:
+        batch = require_tensordict(data, self)
+        joined = {self.out_key: self._joined([self._part(batch, key) for key in self.in_keys], self.out_key)}
+        following = [in_next(key) for key in self.in_keys]
+        out_following = None if elsewhere.intersection(following) else in_next(self.out_key)
+        parts = [None if key is None else batch.get(key, None) for key in following]
+        if out_following is not None and all(part is not None for part in parts):
+            joined[out_following] = self._joined(parts, out_following)
+        if self.del_keys:
+            gone = [*self.in_keys, *(key for key in following if key is not None and out_following in joined)]
+            batch = batch.exclude(*gone)
+        else:
+            batch = batch.copy()
+        for key, value in joined.items():
+            batch.set(key, value)
+        return batch
+
+    @staticmethod
+    def _part(batch: Any, key: Path) -> torch.Tensor:
+        value = batch.get(key, None)
+        if value is None:
+            raise MissingKeyError(f"{'.'.join(key)} was to be joined with others, but is not in the batch")
+        return value  # type: ignore[no-any-return]
+
+    def _joined(self, parts: list[Any], out: Path) -> torch.Tensor:
+        if self.unsqueeze_if_oor:
+            needed = max(max(part.dim() for part in parts), -self.dim if self.dim < 0 else self.dim + 1)
+            parts = [part if part.dim() == needed else part.unsqueeze(self.dim) for part in parts]
+        try:
+            return torch.cat(parts, self.dim)
+        except (RuntimeError, IndexError) as error:
+            shapes = ", ".join(
+                f"{'.'.join(key)} {list(part.shape)}" for key, part in zip(self.in_keys, parts, strict=True)
+            )
+            raise SchemaError(f"{'.'.join(out)} cannot be joined along dimension {self.dim} of {shapes}") from error
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(map('.'.join, self.in_keys))} -> {'.'.join(self.out_key)}"
+
+
+def _renaming(old: Any, new: Any, old_name: str, new_name: str) -> tuple[list[Path], list[Path]]:
+    before, after = as_keys(old), as_keys(new)
+    if len(before) != len(after):
+        raise UsageError(
+            f"{len(before)} {old_name} and {len(after)} {new_name} were given, as many of each are expected"
+        )
+    both = sorted({*before} & {*after})
+    if both:
+        raise UsageError(f"{'.'.join(both[0])} is in {old_name} and in {new_name}, it can only be in one of them")
+    twice = len(set(after)) < len(after) or len(set(before)) < len(before)
+    if twice:
+        raise UsageError(
+            f"a key is listed twice in {old_name} or {new_name}: {', '.join(map('.'.join, [*before, *after]))}"
+        )
+    return before, after

@@ -24,7 +24,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.selection import CatTensors
+from rbtool.core.transforms.keyed import CatTensors
 
 DOOR = "D4RL/door/human-v2"
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.selection import CatTensors, RenameTransform
+from rbtool.core.transforms.keyed import CatTensors, RenameTransform
 from rbtool.core.transforms.values import DecodeText, Normalize, Resize, ToTensorImage
 from rbtool.core.transforms.windows import FrameStack
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Transform
-from rbtool.core.transforms.selection import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
+from rbtool.core.transforms.keyed import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
 
 
 def steps(count: int = 4) -> TensorDict:
