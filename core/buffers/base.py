@@ -17,12 +17,13 @@ from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, write_buffer
-from .prefetch import Draw
+from .concurrency import Draw
 from .pytrees import checked_batch_size
+from .reading import Reading
 from .writing import Writing
 
 
-class ReplayBuffer(Writing):
+class ReplayBuffer(Reading, Writing):
     """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
 
     Arguments, all by name:

@@ -34,17 +34,17 @@ from ..format.open_files import OpenFiles
 from ..format.staging import Staging, mend
 from ..format.ted.tree import read_tree
 from ..storages.codec import dtype_named, tensor_bytes
-from ..torchrl.reader import STORAGE_FOLDER
-from .prefetch import Draw
+from ..torchrl.reader import BUFFER, STORAGE_FOLDER
+from .concurrency import Draw
 
 if TYPE_CHECKING:
     from .parts import BufferParts
 
-_METADATA, _TRANSFORMS, _AHEAD, _GENERATOR = "buffer_metadata.json", "transform.t", "prefetch.json", "rng_state"
+_TRANSFORMS, _AHEAD, _GENERATOR = "transform.t", "prefetch.json", "rng_state"
 _WRITER = "writer"
 _DIGESTS = "digests"
 _PICKLED = "prefetch.pkl"  # TorchRL's; never read
-_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, _METADATA, _TRANSFORMS, _AHEAD, _GENERATOR})
+_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, BUFFER, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
 class _BufferStaging(Staging):
@@ -63,7 +63,7 @@ class _BufferStaging(Staging):
         if not path.exists():
             return
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
-        if names and (_METADATA not in names or not names <= _KNOWN):
+        if names and (BUFFER not in names or not names <= _KNOWN):
             strange = min(names - _KNOWN, default=path.name)
             raise UsageError(
                 f"{path} holds {strange}, and only the checkpoint of a buffer is replaced", hint="choose another folder"
@@ -93,7 +93,7 @@ def write_buffer(
         if draws:
             ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
             fs.write_file(folder / _AHEAD, dump_json(ahead).encode())
-        fs.write_file(folder / _METADATA, dump_json(metadata).encode())
+        fs.write_file(folder / BUFFER, dump_json(metadata).encode())
         write_digests(folder)
         staging.publish()
 
@@ -138,10 +138,10 @@ class BufferFolder:
         mend(self.path)
         if not self.path.is_dir():
             raise DatasetNotFoundError(f"{self.path} is not there: the folder of a saved buffer is expected")
-        if not (self.path / _METADATA).is_file():
-            raise FormatError(f"{self.path} has no {_METADATA}: it is not the folder of a saved buffer")
+        if not (self.path / BUFFER).is_file():
+            raise FormatError(f"{self.path} has no {BUFFER}: it is not the folder of a saved buffer")
         noted = require_digests(self.path)
-        metadata = load_json(self.path / _METADATA)
+        metadata = load_json(self.path / BUFFER)
         if noted is not None:
             self._require_nothing_else(noted)
         elif isinstance(metadata, dict) and metadata.get(_DIGESTS) is True:
@@ -151,7 +151,7 @@ class BufferFolder:
             )
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise FormatError(f"{self.path / _METADATA} says that the batch size is {size!r}, a number is expected")
+            raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, a number is expected")
         if isinstance(metadata, dict) and metadata.get("consume_after_n_samples") is not None:
             raise SchemaError(f"{self.path} is of a buffer that consumes its elements, which this one does not")
         if not (self.path / "writer").is_dir():

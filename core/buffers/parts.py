@@ -17,10 +17,9 @@ from ..storages.list_storage import ListStorage
 from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
+from .concurrency import Prefetcher, Sharing
 from .locks import Guard, SharedGuard, call_at_fork
-from .prefetch import Prefetcher
 from .pytrees import checked_batch_size, default_collate, without_arrays
-from .sharing import Sharing
 
 _NEWER = {
     "consume_after_n_samples": None,

@@ -15,8 +15,8 @@ from tensordict import is_tensor_collection
 from torch.utils.data import DataLoader, default_convert, get_worker_info
 
 from ..errors import SchemaError, UsageError
+from .concurrency import Draw
 from .parts import BufferParts
-from .prefetch import Draw
 from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 
 _LINE = "DataLoader(buffer, batch_size=None)"

@@ -15,7 +15,7 @@ from ..writers.base import Writer
 from ..writers.batches import INDEX
 from ..writers.round_robin import TensorDictRoundRobinWriter
 from .base import ReplayBuffer
-from .prefetch import Draw
+from .concurrency import Draw
 from .pytrees import ragged_elements
 from .writing import WriteResult
 

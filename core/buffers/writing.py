@@ -15,9 +15,9 @@ from ..errors import MissingKeyError, SchemaError
 from ..storages.cursors import as_index
 from ..storages.write_log import Change
 from ..writers.batches import batch_length
-from .parts import UnsupportedError, WrongKindError
+from .parts import BufferParts, UnsupportedError, WrongKindError
 from .pytrees import is_key, swap, without_arrays
-from .reading import Reading, quiet
+from .reading import quiet
 
 Key = str | tuple[str, ...]
 _WHOLE = slice(None)
@@ -32,7 +32,7 @@ class WriteResult(NamedTuple):
     """The dimension of the data along which the storage grew."""
 
 
-class Writing(Reading):
+class Writing(BufferParts):
     """Adds, replaces and removes elements. A failure changes nothing, and the caller's data is never changed."""
 
     _label: ClassVar[str | None] = None

@@ -20,6 +20,7 @@ from ..opening import is_steps, open_steps
 from ..remote.catalogue import KnownNames
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
+from ..torchrl.reader import BUFFER
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage, Mode
 
@@ -104,7 +105,7 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
 def _opened(path: Path) -> TedReader | PackedReader:
     """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
     quoted = shlex.quote(str(path))
-    if (path / "buffer_metadata.json").is_file():
+    if (path / BUFFER).is_file():
         raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
     if not is_steps(path):
         form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
