@@ -24,8 +24,9 @@ from rbtool import (
     TensorStorageCheckpointer,
 )
 from rbtool.core.checkpointers import base
-from rbtool.core.encodings.digests import DIGESTS
-from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.checkpointers.folders import RowsNote
+from rbtool.core.encodings.digests import DIGESTS, write_digests
+from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.testing.checkpointers import CheckpointerTests, is_bitwise_equal
 
 
@@ -314,6 +315,21 @@ def test_files_named_by_newer_digests_are_kept(tmp_path: Path) -> None:
         suite.filled(4).dumps(tmp_path / "saved")
     digests.write_text(json.dumps(document))
     suite.assert_loads(tmp_path / "saved", older, suite.storage())
+
+
+def test_a_checkpoint_of_a_newer_version_is_named_so_and_kept(tmp_path: Path) -> None:
+    suite, folder = suite_of(NpzCheckpointer)(), tmp_path / "saved"
+    suite.filled(2, first=40).dumps(folder)
+    note = folder / RowsNote.FILE
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"format_version": 2}))
+    (folder / DIGESTS).unlink()
+    write_digests(folder)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    with pytest.raises(UsageError, match=r"was written by a newer rbtool: .* version 2, .*; nothing is replaced"):
+        suite.filled(4).dumps(folder)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    with pytest.raises(FormatError, match=r"was written by a newer rbtool: .* version 2, this rbtool reads 1"):
+        suite.storage().loads(folder)
 
 
 def test_rows_without_a_tensor_are_refused_and_nothing_changes(tmp_path: Path) -> None:
