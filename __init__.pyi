@@ -24,8 +24,8 @@ from .core.checkpointers.lists import CompressedListStorageCheckpointer as Compr
 from .core.checkpointers.lists import ListStorageCheckpointer as ListStorageCheckpointer
 from .core.checkpointers.packed import PackedStorageCheckpointer as PackedStorageCheckpointer
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
+from .core.datasets.buffer import load_dataset as load_dataset
 from .core.datasets.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
-from .core.datasets.load import load_dataset as load_dataset
 from .core.errors import AuthorisationError as AuthorisationError
 from .core.errors import CheckFailed as CheckFailed
 from .core.errors import CorruptDataError as CorruptDataError
@@ -54,8 +54,8 @@ from .core.specs.bounded import UnboundedContinuous as UnboundedContinuous
 from .core.specs.bounded import UnboundedDiscrete as UnboundedDiscrete
 from .core.specs.categorical import Binary as Binary
 from .core.specs.categorical import Categorical as Categorical
+from .core.specs.categorical import MultiCategorical as MultiCategorical
 from .core.specs.composite import Composite as Composite
-from .core.specs.multi_categorical import MultiCategorical as MultiCategorical
 from .core.specs.non_tensor import NonTensor as NonTensor
 from .core.storages.base import Storage as Storage
 from .core.storages.compressed import CompressedListStorage as CompressedListStorage

@@ -1,22 +1,26 @@
-"""The metadata of a Minari dataset: files, id, totals, spaces, and the document TorchRL derives from them."""
+"""Metadata: of a Minari dataset (files, id, totals, spaces, what TorchRL derives from them) and of a namespace."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import FormatError
+from ...core.errors import FormatError, UsageError
 from ...core.format.digest import read_regular
 from ...core.format.documents import load_json, parse_json
+from ...core.format.sources import safe_id
 from .spaces import Space, parse_space
 
 METADATA_FILE = "metadata.json"
 NAMESPACE_FILE = "namespace_metadata.json"
 HDF5_FILE = "main_data.hdf5"
 FORMATS = ("hdf5", "arrow", "parquet")
+_INDEX_NAMES = 50_000
+_VERSIONED = re.compile(r".*-v\d+")
 _TYPICAL = frozenset({"total_episodes", "total_steps", "data_format", "dataset_id", "minari_version", "action_space"})
 
 
@@ -145,6 +149,55 @@ def _formats_found(folder: Path) -> list[str]:
     episode = next((child for child in sorted(folder.glob("[0-9]*")) if any(child.glob("part-*"))), None)
     suffixes = {part.suffix[1:] for part in episode.glob("part-*")} if episode else set()
     return [*found, *(name for name in FORMATS[1:] if name in suffixes)]
+
+
+def ids_in(repository: str, index: bytes | None) -> tuple[list[str], list[str]]:
+    """List the ids in a repository by its index, or by its name if it has none, and the problems of the index."""
+    name = repository.partition("/")[2]
+    if index is None:
+        if _VERSIONED.fullmatch(name):
+            return [name], []
+        return [], [f"hf://{repository} has no {NAMESPACE_FILE}, and its name is not that of a dataset"]
+    origin = f"{NAMESPACE_FILE} of hf://{repository}"
+    listed = _listed(index, origin)
+    ids = {entry for entry in listed if is_dataset_id(entry) and f"{entry}/".startswith(f"{name}/")}
+    strange = (entry for entry in listed if not isinstance(entry, str) or entry not in ids)
+    problems = [
+        f"{origin} lists {entry!r:.80}, which can be no dataset in it" for entry in itertools.islice(strange, 3)
+    ]
+    return sorted(ids), problems
+
+
+def _listed(raw: bytes, origin: str) -> list[Any]:
+    """Read the datasets that a namespace's index lists."""
+    document = parse_json(raw, origin)
+    listed = document.get("datasets") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise FormatError(f"{origin} has no list of datasets")
+    if len(listed) > _INDEX_NAMES:
+        raise FormatError(f"{origin} lists {len(listed):,} datasets, {_INDEX_NAMES:,} at most are expected")
+    return listed
+
+
+def is_dataset_id(name: object) -> bool:
+    """Return whether the name of a dataset in a remote can be an id: safe as a path, and printable."""
+    if not isinstance(name, str) or not name.isprintable() or " " in name:
+        return False
+    try:
+        return bool(safe_id(name))
+    except UsageError:
+        return False
+
+
+def totals_in(raw: bytes) -> tuple[int | None, int | None]:
+    """Read the steps and episodes from `metadata.json`; None for missing or invalid ones."""
+    try:
+        document = parse_json(raw, METADATA_FILE)
+    except FormatError:
+        document = None
+    found = [document.get(name) if isinstance(document, dict) else None for name in ("total_steps", "total_episodes")]
+    steps, episodes = (value if type(value) is int and value >= 0 else None for value in found)
+    return steps, episodes
 
 
 _DATASET_ID = re.compile(r"(?:(?P<namespace>.+)/)?(?P<name>[^/]+?)(?:-v(?P<version>\d+))?")

@@ -1,16 +1,24 @@
-"""Downloads published Minari datasets; never through minari itself."""
+"""Downloads published Minari datasets, from an organisation on a Hugging Face hub or a bucket; not through minari.
+
+On the hub the first part of an id is a repository and the rest a folder in it; the repository's
+`namespace_metadata.json` lists the datasets. In a bucket the id is a folder.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from ...core.errors import NetworkError, RbtoolError, UsageError
+from ...core.errors import DatasetNotFoundError, NetworkError, RbtoolError, UsageError
+from ...core.format.contracts import Closing
 from ...core.format.documents import written_time
 from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.format.sources import (
@@ -23,10 +31,260 @@ from ...core.format.sources import (
     RemoteDataset,
     RemoteFile,
     Source,
+    safe_id,
 )
+from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
+from ...core.remote.hub import Hub, HubFile, HubRepository, hub_endpoint
 from ...core.remote.threads import ask_all
-from .remotes import MinariBucket, MinariOrganisation, MinariRemote, raise_if_all_failed, state_of
+from ...core.remote.transport import Transport, read_small
+from .metadata import METADATA_FILE, NAMESPACE_FILE, ids_in, is_dataset_id, totals_in
+
+DATA_METADATA = f"data/{METADATA_FILE}"
+_INDEX_BYTES = 16 << 20
+_METADATA_BYTES = 64 << 20  # the bounds of an image space are written out in full
+_REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Datasets with all their files; `problems` and `unreachable` as `Ids` has them."""
+
+    datasets: tuple[RemoteDataset, ...]
+    problems: tuple[str, ...] = ()
+    unreachable: bool = False
+
+
+class MinariRemote(Closing, ABC):
+    """A place with Minari datasets. `address` is shown to users, `key` identifies it."""
+
+    address: str
+    key: str
+    transport: Transport
+
+    @abstractmethod
+    def ids(self) -> Ids:
+        """List the ids alone."""
+
+    @abstractmethod
+    def datasets(self) -> Found:
+        """List all datasets and their files, without their steps and episodes."""
+
+    @abstractmethod
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        """List the files of one dataset, without its steps and episodes."""
+
+    def totals(self, dataset: RemoteDataset) -> tuple[int | None, int | None]:
+        """Request the steps and episodes from the metadata of the dataset; None where they are not there."""
+        file = next(file for file in dataset.files if file.path == DATA_METADATA)
+        if file.known_size > _METADATA_BYTES:
+            return None, None
+        raw = read_small(
+            self.transport, file.addresses[0], limit=_METADATA_BYTES, size=file.size, checksum=file.checksum
+        )
+        return totals_in(raw)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.transport.close()
+
+
+class MinariOrganisation(MinariRemote):
+    """The repositories of an organisation on the hub that the environment names."""
+
+    def __init__(self, organisation: str) -> None:
+        self.organisation = organisation
+        self.address = f"hf://{organisation}"
+        self.key = f"{hub_endpoint()}/{organisation}"
+        self.hub = self.transport = Hub()
+
+    def ids(self) -> Ids:
+        repositories = self._repositories()
+        calls = [functools.partial(self._ids_in, repository) for repository in repositories]
+        results = ask_all(calls, self.hub)
+        names, problems = self._merged(repositories, results)
+        return Ids(tuple(sorted(names)), tuple(problems), _is_any_unreachable(results))
+
+    def datasets(self) -> Found:
+        repositories = self._repositories()
+        calls = [functools.partial(self._datasets_in, repository) for repository in repositories]
+        results = ask_all(calls, self.hub)
+        found, problems = self._merged(repositories, results)
+        ordered = tuple(sorted(found, key=lambda dataset: dataset.id))
+        return Found(ordered, tuple(problems), _is_any_unreachable(results))
+
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        first, _, folder = safe_id(dataset_id).partition("/")
+        if not _REPOSITORY.fullmatch(first):
+            raise DatasetNotFoundError(
+                f"{self.address} has no dataset {dataset_id!r}: no repository is called {first!r}"
+            )
+        repository = f"{self.organisation}/{first}"
+        commit = self.hub.commit(repository, revision)
+        inside = f"{folder}/data" if folder else "data"
+        try:
+            tree = self.hub.tree(repository, commit, inside)
+        except DatasetNotFoundError as error:
+            raise self._not_found(dataset_id, commit, revision) from error
+        dataset = self._dataset(dataset_id, repository, commit, tree)
+        if dataset is None:
+            raise self._not_found(dataset_id, commit, revision)
+        return dataset
+
+    def _repositories(self) -> list[HubRepository]:
+        found = self.hub.repositories(self.organisation)
+        if not found:
+            raise DatasetNotFoundError(
+                f"{self.address} shows no datasets: there is no such organisation, or its datasets are private",
+                hint="MINARI_REMOTE names the organisation, HF_TOKEN holds a token that may see them",
+            )
+        return found
+
+    def _not_found(self, dataset_id: str, commit: str, revision: str | None) -> DatasetNotFoundError:
+        where = f"at {revision} ({commit[:7]})" if revision else f"at {commit[:7]}"
+        hint = "it may be there in another revision: leave out --revision for the newest" if revision else ""
+        return DatasetNotFoundError(f"{self.address} has no dataset {dataset_id!r} {where}", hint=hint)
+
+    def _merged(
+        self, repositories: Sequence[HubRepository], results: Sequence[tuple[list[Any], list[str]] | RbtoolError]
+    ) -> tuple[list[Any], list[str]]:
+        """Merge the results of the repositories; a failed one is a problem; if all fail, raise the first error."""
+        found, problems = [], []
+        for repository, result in zip(repositories, results, strict=True):
+            if isinstance(result, RbtoolError):
+                problems.append(f"hf://{repository.name} could not be listed: {result.message}")
+            else:
+                found += result[0]
+                problems += result[1]
+        raise_if_all_failed(results)
+        return found, problems
+
+    def _ids_in(self, repository: HubRepository) -> tuple[list[str], list[str]]:
+        """List the ids in one repository as it is now."""
+        try:
+            index = read_small(self.hub, self.hub.address(repository.name, "main", NAMESPACE_FILE), limit=_INDEX_BYTES)
+        except DatasetNotFoundError:
+            index = None
+        return ids_in(repository.name, index)
+
+    def _datasets_in(self, repository: HubRepository) -> tuple[list[RemoteDataset], list[str]]:
+        """List the datasets in one repository, all as of one commit, with one listing of all its files."""
+        commit = repository.commit or self.hub.commit(repository.name)
+        tree = self.hub.tree(repository.name, commit)
+        index = None
+        for file in tree:
+            if file.path == NAMESPACE_FILE:
+                address = self.hub.address(repository.name, commit, file.path)
+                index = read_small(self.hub, address, limit=_INDEX_BYTES, size=file.size, checksum=file.checksum)
+        ids, problems = ids_in(repository.name, index)
+        folders: dict[str, list[HubFile]] = {dataset_id.partition("/")[2]: [] for dataset_id in ids}
+        for file in tree:
+            for owner in _folders_above_data(file.path):
+                if owner in folders:
+                    folders[owner].append(file)
+        found = []
+        for dataset_id in ids:
+            files = folders[dataset_id.partition("/")[2]]
+            dataset = self._dataset(dataset_id, repository.name, commit, files)
+            if dataset is None:
+                problems.append(f"hf://{repository.name} names {dataset_id} in its index and has no data of it")
+            else:
+                found.append(dataset)
+        return found, problems
+
+    def _dataset(self, dataset_id: str, repository: str, commit: str, tree: Iterable[HubFile]) -> RemoteDataset | None:
+        """Select the files of one dataset from a tree; None if there are none."""
+        folder = dataset_id.partition("/")[2]
+        prefix = f"{folder}/" if folder else ""
+        files = [
+            RemoteFile(
+                file.path.removeprefix(prefix), file.size, file.checksum,
+                (self.hub.address(repository, commit, file.path),),
+            )
+            for file in tree
+            if file.path.startswith(prefix)
+        ]  # fmt: skip
+        where = f"hf://{repository}@{commit}" + (f"/{folder}" if folder else "")
+        return _remote_dataset(dataset_id, where, commit, files)
+
+
+class MinariBucket(MinariRemote):
+    """A public bucket with the data of each dataset in `<id>/data/`. It has no revisions."""
+
+    def __init__(self, bucket: str) -> None:
+        self.address = self.key = f"gcp://{bucket}"
+        self.bucket = self.transport = Bucket(bucket)
+
+    def ids(self) -> Ids:
+        return Ids(tuple(dataset.id for dataset in self.datasets().datasets))
+
+    def datasets(self) -> Found:
+        objects = self.bucket.objects()
+        # Not every metadata.json: Arrow and Parquet datasets have one for each episode.
+        ends = f"/{DATA_METADATA}"
+        ids = {entry.name.removesuffix(ends) for entry in objects if entry.name.endswith(ends)}
+        folders: dict[str, list[BucketObject]] = {name: [] for name in sorted(ids) if is_dataset_id(name)}
+        for entry in objects:
+            for owner in _folders_above_data(entry.name):
+                if owner in folders:
+                    folders[owner].append(entry)
+        if not folders:
+            raise DatasetNotFoundError(
+                f"{self.address} holds no Minari datasets", hint="MINARI_REMOTE names the bucket"
+            )
+        found = [self._dataset(dataset_id, entries) for dataset_id, entries in folders.items()]
+        return Found(tuple(dataset for dataset in found if dataset is not None))
+
+    def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
+        if revision is not None:
+            raise UsageError(
+                f"{self.address} keeps no history: revision {revision} cannot be asked for", hint="leave out --revision"
+            )
+        found = self._dataset(safe_id(dataset_id), self.bucket.objects(f"{dataset_id}/data/"))
+        if found is None:
+            raise DatasetNotFoundError(f"{self.address} has no dataset {dataset_id!r}")
+        return found
+
+    def _dataset(self, dataset_id: str, objects: Iterable[BucketObject]) -> RemoteDataset | None:
+        files = [
+            RemoteFile(entry.name.removeprefix(f"{dataset_id}/"), entry.size, entry.checksum, (entry.address,))
+            for entry in objects
+        ]
+        return _remote_dataset(dataset_id, f"{self.address}/{dataset_id}", None, files)
+
+
+def raise_if_all_failed(results: Sequence[object]) -> None:
+    """Raise the first failure if all requests failed."""
+    failures = [result for result in results if isinstance(result, RbtoolError)]
+    if failures and len(failures) == len(results):
+        raise failures[0]
+
+
+def _is_any_unreachable(results: Iterable[object]) -> bool:
+    return any(isinstance(result, NetworkError) for result in results)
+
+
+def _folders_above_data(name: str) -> Iterator[str]:
+    """Yield every folder that has an object in its `data`."""
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(len(parts) - 1) if parts[depth] == "data")
+
+
+def state_of(dataset: RemoteDataset) -> str:
+    """A text that changes with any file of the dataset."""
+    lines = "".join(f"{path}\0{checksum}\n" for path, checksum in sorted(dataset.checksums.items()))
+    return hashlib.sha256(lines.encode(errors="surrogatepass")).hexdigest()
+
+
+def _remote_dataset(
+    dataset_id: str, address: str, revision: str | None, files: Iterable[RemoteFile]
+) -> RemoteDataset | None:
+    """Make a dataset of the visible files below its `data` folder; None if there are no metadata among them."""
+    data = tuple(file for file in files if file.path.startswith("data/") and "/." not in file.path)
+    if all(file.path != DATA_METADATA for file in data):
+        return None
+    return RemoteDataset(dataset_id, address, revision, tuple(sorted(data, key=lambda file: file.path)))
+
 
 _REMOTE = "MINARI_REMOTE"
 _DEFAULT = "hf://farama-minari"

@@ -22,7 +22,7 @@ from ..storages.pytree import TensorDictNode, TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_from_json
 from ..ted.schema import NEXT, Field, Key, key_name
-from .lanes import LaneLeaf, Order
+from .episode_ends import LaneLeaf, Order
 from .storage_rows import rows_of_storage
 
 

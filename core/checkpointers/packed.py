@@ -15,8 +15,8 @@ from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.packed import PackedStorage
 from .base import StorageCheckpointerBase
+from .episode_ends import host_array
 from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of
-from .lanes import host_array
 from .loading import require_equal_rows
 from .storage_rows import PackedRows, fields_of
 from .tensor_reader import read_contents

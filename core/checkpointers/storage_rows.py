@@ -29,9 +29,19 @@ from ..storages.pytree import TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, spec_to_json
 from ..ted.schema import DTYPES, NEXT, REWARD, Field, Key, key_name, role_of
-from .episode_ends import ELSEWHERE, KeyLike, done_keys_of, find_episodes, keys_of, require_keys, role_below_next
+from .episode_ends import (
+    ELSEWHERE,
+    KeyLike,
+    LaneLeaf,
+    Order,
+    done_keys_of,
+    find_episodes,
+    host_array,
+    keys_of,
+    require_keys,
+    role_below_next,
+)
 from .folders import article
-from .lanes import LaneLeaf, Order, host_array
 
 
 class EpisodeRows(StepReader, ABC):

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..encodings.digests import DIGESTS
+from ..encodings.streams import LeafFile
 from ..errors import FormatError, SchemaError, UsageError
+from ..format import fs
+from ..format.digest import Hasher
 from ..format.documents import load_json
 from ..storages.base import Storage, register_checkpointer
+from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
 from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from ..storages.pytree import tree_spec_of
+from ..storages.pytree import TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..storages.tree_files import is_tree
+from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 from ..torchrl.reader import stat_fingerprint
 from .base import StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
 from .folders import CheckpointStaging, open_folder
 from .storage_rows import StorageRows
-from .tensor_reader import read_contents, read_length
-from .tensor_writer import Contents, StorageManifest, describe_in_place
+from .tensor_reader import METADATA, SavedLeaf, StorageManifest, read_contents, read_length
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
@@ -114,7 +122,95 @@ def _refresh(storage: TensorStorage, folder: Path) -> None:
 register_checkpointer(TensorStorage, TensorStorageCheckpointer)
 
 
-_METADATA = "storage_metadata.json"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is to be saved: how it is made (None: nothing was ever written), its tensors, and of each what is filled.
+
+    `ndim` dimensions count elements, of which there are `length`; `last_row` was written last.
+    """
+
+    structure: TreeSpec | None
+    ndim: int
+    whole: Sequence[torch.Tensor]
+    filled: Sequence[torch.Tensor]
+    length: int
+    last_row: int | None
+
+    def write(self, folder: Path) -> set[str]:
+        """Write all files into an empty folder and sync them; return those of the leaves, whose digests are noted."""
+        described = None if self.structure is None else spec_to_json(self.structure)
+        documents, leaves = self._documents(), self._leaves()
+        fs.require_space(folder, sum(leaf.filled_size for leaf in leaves))
+        noted = [_write_leaf(folder, leaf, tensor) for leaf, tensor in zip(leaves, self.filled, strict=True)]
+        for name, document in documents.items():
+            fs.make_folder((folder / name).parent)
+            fs.write_file(folder / name, document)
+        StorageManifest(described, self.ndim, self.length, self.last_row, tuple(noted)).save(folder)
+        return {leaf.file for leaf in noted}
+
+    def _leaves(self) -> list[SavedLeaf]:
+        if self.structure is None:
+            return []
+        listed = zip(self.structure.paths(), leaf_files(self.structure), self.whole, self.filled, strict=True)
+        return [
+            SavedLeaf(name, file, whole.dtype, tuple(whole.shape), tuple(filled.shape))
+            for name, file, whole, filled in listed
+        ]
+
+    def _documents(self) -> dict[str, bytes]:
+        metadata = {METADATA: metadata_bytes(self.structure, self.whole, self.length)}
+        if self.structure is None:
+            return metadata
+        lead = self.whole[0].shape[: self.ndim]
+        return tree_documents(self.structure, [(leaf.dtype, leaf.shape) for leaf in self.whole], lead) | metadata
+
+
+def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], length: int) -> bytes:
+    """Return `storage_metadata.json`, from which TorchRL reads the kind of data and its length."""
+    entries = {}
+    nest = structure is not None and not is_tree(structure)
+    if structure is not None and nest:
+        names = [".".join(path) or single_name() for path in structure.paths()]
+        entries = {
+            name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for name, leaf in zip(names, whole, strict=True)
+        }
+    return json.dumps({"metadata": entries, "is_pytree": nest, "len": length}, ensure_ascii=False).encode()
+
+
+def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLeaf:
+    """Write the filled rows into a file of the whole size; return the leaf with its digest."""
+    if not leaf.size:  # tensordict keeps no file of what has no elements
+        return replace(leaf, digest=Hasher().digest)
+    file, data = LeafFile(folder / leaf.file), tensor_bytes(tensor)
+    try:
+        for start in range(0, len(data), _CHUNK):  # what was just hashed is still in the processor's cache
+            file.write([data[start : start + _CHUNK]])
+        file.skip(leaf.size - len(data))
+        file.finish()
+    finally:
+        file.close()
+    return replace(leaf, digest=file.digest)
+
+
+def describe_in_place(storage: TensorStorage, folder: Path) -> None:
+    """Sync the files a storage lives in, and write what makes a checkpoint of them.
+
+    No digests are noted: they would not hold beyond the next write.
+    """
+    for file in leaf_files(storage.structure):
+        path = folder / file
+        if path.is_file():
+            descriptor = fs.open_to_fill(path)
+            try:
+                fs.fsync(descriptor, path)
+            finally:
+                os.close(descriptor)
+    fs.remove(folder / DIGESTS)
+    StorageManifest.remove(folder)
+    fs.replace_file(folder / METADATA, metadata_bytes(storage.structure, storage.columns.leaves, len(storage)))
 
 
 class SavedTensorRows(StorageRows):

@@ -1,10 +1,10 @@
-"""Reads and checks the tensors of a checkpoint in TorchRL's layout, with or without our manifest, and maps them."""
+"""Reads the tensors of a checkpoint in TorchRL's layout: checked, and mapped; our manifest describes those we wrote."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from ..errors import CorruptDataError, FormatError, SchemaError
+from ..format import fs
 from ..format.digest import Hasher
-from ..format.documents import load_json
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.manifest import HIDDEN, is_inside
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.item_documents import read_shape
 from ..storages.pytree import ConstantNode, MappingNode, TensorDictNode, TensorNode, TreeSpec, place
@@ -22,7 +24,112 @@ from ..storages.tree_files import SUFFIX, single_name, spec_from_json
 from ..ted.schema import file_stem
 from ..torchrl.reader import torchrl_form
 from .flat_layout import ROWS, SHAPES
-from .tensor_writer import METADATA, SavedLeaf, StorageManifest
+
+METADATA = "storage_metadata.json"
+_FILE = f"{HIDDEN}/storage.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLeaf:
+    """A tensor file: the path of its keys, the file, its type and whole shape, and the shape of what is filled.
+
+    The filled rows are at the start of the file; `digest` is that of their bytes, None where there is none.
+    """
+
+    name: tuple[str, ...]
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    filled: tuple[int, ...]
+    digest: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    @property
+    def filled_size(self) -> int:
+        """Bytes of what is filled."""
+        return self.dtype.itemsize * torch.Size(self.filled).numel()
+
+
+@dataclass(frozen=True, slots=True)
+class StorageManifest:
+    """How the data is made (None: nothing was ever written), its length, the row written last, its leaves.
+
+    `ndim` dimensions count elements; 0 for what save hooks made.
+    """
+
+    structure: Mapping[str, Any] | None
+    ndim: int
+    length: int
+    last_row: int | None
+    leaves: tuple[SavedLeaf, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest into a folder."""
+        leaves = [asdict(leaf) | {"dtype": str(leaf.dtype)} for leaf in self.leaves]
+        document = {
+            "format_version": _VERSION,
+            "structure": self.structure,
+            "ndim": self.ndim,
+            "length": self.length,
+            "last_row": self.last_row,
+            "leaves": leaves,
+        }
+        fs.make_folder(folder / HIDDEN)
+        fs.write_file(folder / _FILE, dump_json(document).encode())
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Remove the manifest, because it will not hold any longer."""
+        fs.remove(folder / _FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> StorageManifest | None:
+        """Read the manifest; None if there is none, as in what TorchRL writes; CorruptDataError if it is damaged."""
+        path = folder / _FILE
+        if not path.is_file():
+            return None
+        document = load_json(path)
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version != _VERSION:
+            raise FormatError(
+                f"{path} has format version {version}, this rbtool reads {_VERSION}", hint="update rbtool"
+            )
+        found = decode(_ManifestDocument, document, str(path), CorruptDataError)
+        return cls(found.structure, found.ndim, found.length, found.last_row, tuple(map(_saved_leaf, found.leaves)))
+
+
+@dataclass(frozen=True, slots=True)
+class _LeafEntry:
+    name: tuple[str, ...]
+    file: str
+    dtype: str
+    shape: tuple[Count, ...]
+    filled: tuple[Count, ...]
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ManifestDocument:
+    """The document of a `StorageManifest`."""
+
+    format_version: int
+    structure: Mapping[str, Any] | None
+    ndim: Count
+    length: Count
+    last_row: Count | None
+    leaves: tuple[_LeafEntry, ...]
+
+
+def _saved_leaf(entry: _LeafEntry) -> SavedLeaf:
+    if entry.file and not is_inside(entry.file):
+        raise CorruptDataError(f"the manifest places a leaf at {entry.file!r}, outside its folder")
+    shape, filled = read_shape(entry.shape), read_shape(entry.filled)
+    return SavedLeaf(entry.name, entry.file, dtype_named(entry.dtype), shape, filled, entry.digest)
 
 
 @dataclass(frozen=True)

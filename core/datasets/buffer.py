@@ -1,19 +1,42 @@
-"""The buffer that datasets are read through."""
+"""Datasets as buffers: `load_dataset` opens one that is stored; `preprocess` maps one into another.
+
+The preprocessing engine is imported by the functions that need it: few callers do.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from tqdm import tqdm
 
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..errors import SchemaError, UsageError
+from ..errors import DatasetNotFoundError, SchemaError, UsageError
+from ..format import fs
+from ..format.locate import find_dataset, reader_class, reader_names, storage_root
+from ..format.packed.reader import PackedReader
+from ..format.staging import Staging, is_ours
+from ..format.ted.reader import TedReader
+from ..opening import is_steps, open_steps
+from ..progress import Silent, clean
+from ..remote.catalogue import KnownNames
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
+from ..storages.tensor import TensorStorage
+from ..torchrl.reader import BUFFER
 from ..writers.base import ImmutableDatasetWriter, Writer
+from .storage import DatasetStorage, Mode
 
 if TYPE_CHECKING:
-    import torch
-
-    from .storage import DatasetStorage
+    from ..preprocess.processor import Unit
 
 
 class DatasetReplayBuffer(TensorDictReplayBuffer):
@@ -83,11 +106,255 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
         something else than for the first step; RbtoolError where `fn` raises; UsageError (a ValueError) for a `pool`
         and arguments that make no sense. In each case nothing changes at `dest`.
         """
-        from .preprocessing import MapArguments, preprocess_storage  # the engine is wanted by few
-
-        arguments = MapArguments(
+        arguments = _MapArguments(
             dim=dim, num_workers=num_workers, chunksize=chunksize, num_chunks=num_chunks, pool=pool,
             generator=generator, max_tasks_per_child=max_tasks_per_child, worker_threads=worker_threads,
             index_with_generator=index_with_generator, pbar=pbar, mp_start_method=mp_start_method,
         )  # fmt: skip
-        return preprocess_storage(self.storage, fn, dest, num_frames, arguments)
+        return _preprocess_storage(self.storage, fn, dest, num_frames, arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MapArguments:
+    """What `TensorDictBase.map` takes; UsageError (a ValueError) for what makes no sense, SchemaError for `dim`."""
+
+    dim: int = 0
+    num_workers: int | None = None
+    chunksize: int | None = None
+    num_chunks: int | None = None
+    pool: Any = None
+    generator: torch.Generator | None = None
+    max_tasks_per_child: int | None = None
+    worker_threads: int = 1
+    index_with_generator: bool = False
+    pbar: bool = False
+    mp_start_method: str | None = None
+
+    def __post_init__(self) -> None:
+        from ..preprocess.workers.processes import START_METHODS
+
+        if self.dim != 0:
+            raise SchemaError(f"dim is {self.dim!r}, but a dataset has one dimension, so 0 is expected")
+        if self.pool is not None:
+            raise UsageError(
+                "a pool was given, but rbtool starts its own workers, and shares their queue with no others",
+                hint="leave pool out and say num_workers=N",
+            )
+        if self.chunksize is not None and self.num_chunks is not None:
+            raise UsageError("chunksize and num_chunks were both given, one of them is expected")
+        if self.mp_start_method not in (None, *START_METHODS):
+            raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known are {', '.join(START_METHODS)}")
+        for name, least in (("chunksize", 0), ("num_chunks", 1), ("max_tasks_per_child", 1), ("worker_threads", 1)):
+            _require_number(name, getattr(self, name), least)
+
+    def unit(self) -> Unit:
+        """What one call of the function sees: a chunk if chunks were asked for, else a single step."""
+        return "step" if self.chunksize or self.num_chunks else "row"
+
+    def chunk_size(self, steps: int) -> int | None:
+        """How many of `steps` steps a chunk has."""
+        return -(-steps // self.num_chunks) if self.num_chunks else self.chunksize or None
+
+    def seed(self) -> int:
+        """Draw a seed from the generator; 0 without one."""
+        if self.generator is None:
+            return 0
+        device = self.generator.device
+        return int(torch.randint(2**63 - 1, (), generator=self.generator, device=device))
+
+
+def _preprocess_storage(
+    storage: Storage,
+    fn: Callable[[Any], Any],
+    dest: str | os.PathLike[str],
+    num_frames: int | None,
+    arguments: _MapArguments,
+) -> DatasetStorage:
+    """Take the rows of a storage through `fn` into a dataset at `dest`, and open that."""
+    from ..verbs.preprocess import preprocess
+
+    _require_number("num_frames", num_frames, 1)
+    steps = min(len(storage), num_frames or len(storage))
+    progress = ProgressBar() if arguments.pbar else Silent()
+    with _on_disk(storage, Path(dest)) as path, contextlib.ExitStack() as stack:
+        stack.callback(progress.done)
+        preprocess(
+            path,
+            fn,
+            dest,
+            unit=arguments.unit(),
+            num_workers=arguments.num_workers,
+            chunk_size=arguments.chunk_size(steps),
+            num_frames=None if num_frames is None else steps,
+            seed=arguments.seed(),
+            start_method=arguments.mp_start_method,
+            progress=progress,
+        )
+    return DatasetStorage(dest)
+
+
+def _require_number(name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
+
+
+@contextlib.contextmanager
+def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
+    """Name the folder that holds the rows; those that are in no dataset lie next to the destination meanwhile."""
+    if getattr(storage, "split_trajs", False):
+        raise UsageError(
+            "the buffer holds whole trajectories (split_trajs=True), and preprocess takes steps",
+            hint="open it without split_trajs, or see rbtool.preprocess(dataset, fn, dest, unit='episode')",
+        )
+    if isinstance(storage, DatasetStorage | PackedStorage):
+        if storage.log.now.rows or (storage.log.now.irregular and getattr(storage, "mode", "") == "c"):
+            raise SchemaError(
+                f"rows of {storage.path} were written over in this process, and preprocess reads the files",
+                hint="mode='r+' writes to the files",
+            )
+        yield storage.path
+    elif isinstance(storage, TensorStorage):
+        from ..checkpointers.episodes import FlatStorageCheckpointer
+
+        aside = f"{destination.name}-rows-{secrets.token_hex(4)}"
+        with Staging(fs.expanded(destination).absolute().with_name(aside)) as staging:
+            FlatStorageCheckpointer().dumps(storage, staging.path / "rows")
+            yield staging.path / "rows"
+    else:
+        raise SchemaError(f"the buffer holds a {type(storage).__name__}, a TensorStorage is expected")
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    monitor_interval = 0  # it would start a thread, and then this process could not be forked in safety
+
+
+class ProgressBar:
+    """A `Progress` that draws a tqdm bar on stderr."""
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Begin a stage."""
+        self.done()
+        self._bar = _Bar(desc=clean(label), total=total, unit=f" {unit}", unit_scale=False)
+
+    def advance(self, amount: int) -> None:
+        """Report so many more units done."""
+        if self._bar is not None:
+            self._bar.update(amount)
+
+    def done(self, remark: str = "") -> None:
+        """End the stage, with the bar left where it is."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(clean(remark))
+            self._bar.close()
+            self._bar = None
+
+    def note(self, text: str) -> None:
+        """Write a message on a line of its own."""
+        _Bar.write(clean(text), file=sys.stderr)
+
+
+def load_dataset(
+    dataset: str | os.PathLike[str],
+    batch_size: int | None = None,
+    *,
+    sampler: Any = None,
+    transform: Any = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    pin_memory: bool = False,
+    prefetch: int | None = None,
+    split_trajs: bool = False,
+    seed: int | None = None,
+    mode: Mode = "c",
+    verify: bool = False,
+    root: str | os.PathLike[str] | None = None,
+) -> DatasetReplayBuffer:
+    """Open a stored dataset (a path or `source:id`, like `minari:D4RL/door/human-v2`) as a `TensorDictReplayBuffer`.
+
+    The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
+    `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
+    buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
+    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
+    `verify` first reads all files and compares them with their digests; what is small is compared at every open.
+    `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
+    root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+
+    DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
+    checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
+    FormatError and CorruptDataError for what cannot be read.
+    """
+    if seed is not None and not 0 <= seed < 1 << 64:
+        raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
+    path = _found(dataset, root)
+    with _opened(path) as reader:  # what is verified is what is mapped, also if the dataset is replaced meanwhile
+        if verify:
+            reader.verify_files()
+        storage = _storage(reader, mode, split_trajs)
+    generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+    buffer = DatasetReplayBuffer(
+        storage=storage,
+        batch_size=batch_size,
+        sampler=sampler,
+        transform=transform,
+        collate_fn=collate_fn,
+        pin_memory=pin_memory,
+        prefetch=prefetch,
+        generator=generator,
+    )
+    buffer._unseeded = seed is None
+    return buffer
+
+
+def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool) -> Storage:
+    """Make the storage that the layout asks for."""
+    if isinstance(reader, TedReader) or split_trajs:
+        return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
+    if mode not in get_args(Mode):
+        raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
+    if mode == "r+":
+        raise UsageError(
+            f"{reader.path} has the layout packed, which cannot be edited in place",
+            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(reader.path))} DEST --layout ted",
+        )
+    return PackedStorage(reader)
+
+
+def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
+    """Find the dataset, also by words that a download has found to mean it."""
+    try:
+        return find_dataset(dataset, root)
+    except DatasetNotFoundError:
+        source, colon, asked = os.fspath(dataset).partition(":")
+        known = KnownNames(storage_root(root), source).get(asked) if colon else None
+        if known is None:
+            raise
+        return find_dataset(f"{source}:{known.id}", root)
+
+
+def _opened(path: Path) -> TedReader | PackedReader:
+    """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
+    quoted = shlex.quote(str(path))
+    if (path / BUFFER).is_file():
+        raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
+    if not is_steps(path):
+        form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+        if form is not None:
+            raise UsageError(
+                f"{path} is a raw {form} dataset, one in TED is expected",
+                hint=f"convert it first: rbtool convert {quoted} DEST",
+            )
+    elif not is_ours(path) and not (path / ".rbtool").is_dir():
+        raise UsageError(
+            f"{path} is a tensordict folder, and no dataset that rbtool made",
+            hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
+        )
+    reader = open_steps(path)
+    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
+        return reader
+    with reader:
+        raise UsageError(
+            f"{path} is a checkpoint in the layout {reader.manifest.layout}, a dataset is expected",
+            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
+        )

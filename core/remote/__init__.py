@@ -1,5 +1,5 @@
 """Fetching files over the network: resumed, retried, verified. Independent of formats."""
 
-from .http_source import HttpSource
+from .http import HttpSource
 
 __all__ = ["HttpSource"]

@@ -15,8 +15,18 @@ from urllib.parse import quote, unquote, urlsplit
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format.manifest import is_inside
 from ..format.sources import StaleListing
-from .retries import Transient, retry_after, retrying
-from .transport import ERROR_BYTES, PAGES, Transport, head_in_time, paced, read_seconds, require_network
+from .transport import (
+    ERROR_BYTES,
+    PAGES,
+    Transient,
+    Transport,
+    head_in_time,
+    paced,
+    read_seconds,
+    require_network,
+    retry_after,
+    retrying,
+)
 
 _PIECE = 8 << 20
 _CONNECT_SECONDS = 10.0

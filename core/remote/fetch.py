@@ -22,9 +22,8 @@ from ..format.manifest import is_inside
 from ..format.sources import Advance, Note, RemoteFile
 from .checksums import hasher, matches
 from .partial import RECORD, PartialFile, VerifiedPart, VersionedPart
-from .retries import Transient, retrying
 from .threads import Watch, ignore, run_together
-from .transport import Answer, Transport
+from .transport import Answer, Transient, Transport, retrying
 
 _Part = TypeVar("_Part", bound=PartialFile)
 _PART = ".part"

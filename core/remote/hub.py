@@ -27,8 +27,7 @@ from ..format.manifest import is_inside
 from ..format.sources import StaleListing
 from ..progress import redact
 from .http import HttpTransport, failure
-from .retries import retrying
-from .transport import ERROR_BYTES, PAGES, Answer, answer_to, bounded, head_in_time, paced, require_network
+from .transport import ERROR_BYTES, PAGES, Answer, answer_to, bounded, head_in_time, paced, require_network, retrying
 
 if TYPE_CHECKING:
     import httpx2

@@ -11,9 +11,19 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from .base import concrete
-from .integers import as_int64, combinations, nearest_integers, uniform_integers, whole
 from .leaf import LeafSpec
-from .values import ContinuousBox, DeviceLike, ShapeLike, SpecTypeError, as_dtype
+from .values import (
+    ContinuousBox,
+    DeviceLike,
+    ShapeLike,
+    SpecTypeError,
+    as_dtype,
+    as_int64,
+    combinations,
+    nearest_integers,
+    uniform_integers,
+    whole,
+)
 
 
 def type_limits(dtype: torch.dtype) -> tuple[float, float]:

@@ -12,9 +12,8 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_coll
 from ..errors import MissingKeyError, SchemaError, UsageError
 from .base import TensorSpec, batch_of, checks_encoding, concrete
 from .composite_entries import Entry, SpecEntries, as_path
-from .integers import combinations
 from .shaping import ShapeChange, changed_shape, normal_dim
-from .values import DeviceLike, SpecTypeError, as_device, to_array
+from .values import DeviceLike, SpecTypeError, as_device, combinations, to_array
 
 _Spec = TypeVar("_Spec", bound="Composite")
 

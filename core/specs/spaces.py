@@ -11,9 +11,8 @@ import torch
 from ..errors import FormatError, SchemaError, UsageError
 from .base import TensorSpec
 from .bounded import Bounded
-from .categorical import Binary, Categorical
+from .categorical import Binary, Categorical, MultiCategorical
 from .composite import Composite
-from .multi_categorical import MultiCategorical
 from .non_tensor import NonTensor
 from .values import DeviceLike
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from rbtool import FormatError
-from rbtool.converters.minari.columns import decode_images
+from rbtool.converters.minari.reader import decode_images
 
 
 def _jpeg(*size: int, mode: str = "RGB") -> bytes:

@@ -101,7 +101,7 @@ def _read(transport: Any, address: str, limit: int = 1 << 20) -> str:
 
 def _digest_of(bucket: Any, index: int, offset: int, how: str = "once") -> str:
     """SHA-256 of what comes from an offset on of an object, by its place in the list."""
-    from rbtool.core.remote.retries import retrying
+    from rbtool.core.remote.transport import retrying
 
     listed = bucket.objects()[index]
 

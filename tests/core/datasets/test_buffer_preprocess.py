@@ -15,9 +15,8 @@ from tensordict import TensorDict
 import rbtool
 from rbtool import MinariExperienceReplay
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
 from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
-from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage

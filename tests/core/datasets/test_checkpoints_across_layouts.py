@@ -16,8 +16,7 @@ from rbtool.core.checkpointers.episodes import (
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
 )
-from rbtool.core.datasets.buffer import DatasetReplayBuffer
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest

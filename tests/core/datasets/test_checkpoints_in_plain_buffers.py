@@ -11,7 +11,7 @@ import torch
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.packed import PackedStorage

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format import fs
 from rbtool.core.format.locate import last_use

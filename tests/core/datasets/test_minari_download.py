@@ -25,7 +25,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
     """Runs scripts with everything imported, in the environment of a machine whose network is the hub."""
     machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-    running = Interpreter("rbtool.core.datasets.load", "huggingface_hub", environment=machine.variables)
+    running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
     yield running
     running.close()
 

@@ -14,8 +14,8 @@ import torch
 from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
 
 from rbtool import MinariExperienceReplay
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
-from rbtool.core.datasets.load import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.ted.reader import TedReader

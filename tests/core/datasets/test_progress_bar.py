@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rbtool.core.datasets.preprocessing import ProgressBar
+from rbtool.core.datasets.buffer import ProgressBar
 
 
 def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,7 +175,8 @@ def test_a_gap_is_never_written(tmp_path: Path) -> None:
 CHILD = """
 import os, pathlib, signal, sys
 from rbtool.core.format.sources import RemoteFile
-from rbtool.core.remote.http import HttpTransport; from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.fetch import fetch_files
+from rbtool.core.remote.http import HttpTransport
 folder, digest, size, at, *addresses = sys.argv[1:]
 count = 0
 def strike(event, arguments):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rbtool.converters.minari.remotes import _ids_of
+from rbtool.converters.minari.metadata import ids_in
 from rbtool.core.errors import AuthorisationError, FormatError, NetworkError, RbtoolError
 from rbtool.core.remote.bucket import Bucket
 from rbtool.core.remote.http import HttpTransport
@@ -236,7 +236,7 @@ def test_headers_that_make_no_sense_are_failures_like_others(ask: Any, header: s
 
 def test_an_index_of_many_names_is_read_in_one_pass() -> None:
     names = [f"many/name-{number}-v0" for number in range(49_000)]
-    ids, problems = _ids_of("acme/many", json.dumps({"datasets": [*names, "other", None, ["x"]]}).encode())
+    ids, problems = ids_in("acme/many", json.dumps({"datasets": [*names, "other", None, ["x"]]}).encode())
     assert (len(ids), len(problems)) == (49_000, 3)
 
 
@@ -345,4 +345,4 @@ def test_a_token_that_was_exchanged_is_sent(serve: Any, monkeypatch: pytest.Monk
 def test_an_index_of_more_names_than_any_namespace_has_is_refused() -> None:
     index = json.dumps({"datasets": [f"many/name-{number}-v0" for number in range(50_001)]}).encode()
     with pytest.raises(FormatError, match="lists 50,001 datasets, 50,000 at most"):
-        _ids_of("acme/many", index)
+        ids_in("acme/many", index)

@@ -16,7 +16,7 @@ from static_server import SOUND, Fault, StaticServer
 from rbtool import __version__
 from rbtool.core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, RbtoolError, UsageError
 from rbtool.core.remote.http import HttpTransport, failure
-from rbtool.core.remote.retries import Transient
+from rbtool.core.remote.transport import Transient
 
 DATA = bytes(range(256)) * 40
 

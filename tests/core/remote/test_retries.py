@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rbtool.core.errors import NetworkError, UsageError
-from rbtool.core.remote.retries import Patience, Transient, retry_after, retrying
+from rbtool.core.remote.transport import Patience, Transient, retry_after, retrying
 
 
 class Flaky:

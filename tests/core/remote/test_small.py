@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, RbtoolError
-from rbtool.core.remote.retries import Transient
 from rbtool.core.remote.threads import ask_all
-from rbtool.core.remote.transport import Transport, read_small
+from rbtool.core.remote.transport import Transient, Transport, read_small
 
 DATA = b"abcdefgh"
 SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"

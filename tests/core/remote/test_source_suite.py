@@ -15,7 +15,7 @@ from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.format.episodes import EpisodeRanges
 from rbtool.core.format.sources import Catalogue, Ids, RemoteDataset, RemoteFile, Source
 from rbtool.core.remote.fetch import fetch_files
-from rbtool.core.remote.http_source import HttpSource
+from rbtool.core.remote.http import HttpSource
 from rbtool.core.testing.sources import SourceTests
 
 FILES = {"a-v0/one.bin": b"one" * 100, "a-v0/deep/two.bin": b"two" * 200, "b-v0/one.bin": b"1"}

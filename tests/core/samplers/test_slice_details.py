@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.samplers.slices import SliceSampler, scaled

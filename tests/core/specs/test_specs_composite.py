@@ -11,9 +11,8 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from rbtool.core.specs.bounded import Bounded, Unbounded
-from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
 from rbtool.core.specs.values import SpecTypeError
 

@@ -13,9 +13,8 @@ from tensordict import TensorDictBase
 
 from rbtool.core.specs.base import TensorSpec
 from rbtool.core.specs.bounded import Bounded, Unbounded
-from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
 
 SHAPES = [(), (3,), (2, 3)]

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.packed.recording import PackedRecorder

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.load import load_dataset
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.format.digest import digest_file
 from rbtool.core.format.manifest import Manifest
