@@ -1,21 +1,23 @@
-"""Priorities of elements, the weights that they are drawn with, and the folder that both are saved to."""
+"""Priorities of elements, and the weights that they are drawn with: of all elements, or of legal starts of slices."""
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
-from ..format import fs
-from ..format.documents import load_json
+from ..errors import SchemaError, UsageError
 from ..kernels.trees import PriorityTree, priority_tree
+
+SCHEMA_VERSION = 1
+"""Version of a state; in older states without one, `_max_priority` may hold a weight instead."""
+
+NEVER_WRITTEN = torch.finfo(torch.float32).max
+"""Leaf of the min tree for an element that was never written; that of the sum tree is 0."""
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
 _INITIAL = 1.0  # the priority of elements before any was given, which counts as given
@@ -327,83 +329,80 @@ def _bounds(numbers: torch.Tensor) -> tuple[int, int]:
     return int(low), int(high)
 
 
-SCHEMA_VERSION = 1
-"""Version of a state; in older states without one, `_max_priority` may hold a weight instead."""
+class StartTree(PriorityTree):
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` those of legal starts.
 
-NEVER_WRITTEN = torch.finfo(torch.float32).max
-"""Leaf of the min tree for an element that was never written; that of the sum tree is 0."""
-
-_METADATA = "sampler_metadata.json"
-_FILES = {"_sum_tree": "sumtree.memmap", "_min_tree": "mintree.memmap"}
-_NUMBERS = ("_alpha", "_beta", "_eps", "_max_capacity")
-
-
-def write_priorities(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a state into a folder: the leaves, then the JSON file; each file is replaced atomically."""
-    fs.make_folder(folder)
-    for name, file in _FILES.items():
-        fs.replace_file(folder / file, state[name].numpy().tobytes())
-    metadata: dict[str, Any] = {name: float(state[name]) for name in ("_alpha", "_beta", "_eps")}
-    metadata["_max_priority"] = [float(number) for number in state["_max_priority"]]
-    metadata["_max_capacity"] = float(state["_max_capacity"])
-    metadata["_schema_version"] = int(state["_schema_version"])
-    fs.replace_file(folder / _METADATA, json.dumps(metadata).encode())
-
-
-def read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
-    """Read a state that `write_priorities`, or TorchRL, wrote, of `capacity` elements, or of any number for None.
-
-    DatasetNotFoundError for a folder without a state, SchemaError (a RuntimeError) for another capacity, FormatError
-    for invalid JSON, CorruptDataError for invalid numbers and for a file that is missing or has another size.
+    Draws and the total are those of legal starts, everything else is of all elements. Initially no start is legal;
+    `allow` and `allow_only` change that.
     """
-    if not (folder / _METADATA).is_file():
-        raise DatasetNotFoundError(f"{folder} holds no priorities: it has no {_METADATA}")
-    metadata = load_json(folder / _METADATA)
-    try:
-        state: dict[str, Any] = {name: float(metadata[name]) for name in _NUMBERS}
-        state["_max_priority"] = _largest(metadata["_max_priority"])
-        if "_schema_version" in metadata:
-            state["_schema_version"] = int(metadata["_schema_version"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptDataError(f"{folder / _METADATA} cannot be read: {error!r}") from error
-    if capacity is None:
-        capacity = int(state["_max_capacity"]) if 1 <= state["_max_capacity"] < math.inf else 0
-        if capacity != state["_max_capacity"]:
-            raise CorruptDataError(f"{folder / _METADATA} cannot be read: _max_capacity is {state['_max_capacity']:g}")
-    if state["_max_capacity"] != capacity:
-        raise SchemaError(
-            f"{folder} holds {state['_max_capacity']:g} priorities, the sampler's max_capacity is {capacity}"
-        )
-    return state | {name: _leaves(folder / file, capacity) for name, file in _FILES.items()}
 
+    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        super().__init__(capacity, dtype, torch.device("cpu"))
+        self.whole = priority_tree(capacity, dtype)
+        self.starts = priority_tree(capacity, dtype)
+        self._legal = torch.zeros(self.capacity, dtype=torch.bool)
+        self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
 
-def plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with tensors in place of the compiled trees that a sampler of TorchRL has in its state."""
-    found = dict(state)
-    try:
-        for name in _FILES:
-            tree = found.get(name)
-            if tree is not None and not isinstance(tree, torch.Tensor) and callable(getattr(tree, "query", None)):
-                found[name] = torch.as_tensor(tree[torch.arange(len(tree))], dtype=torch.float64)
-        if "_max_priority" in found and not isinstance(found["_max_priority"], torch.Tensor):
-            found["_max_priority"] = _largest(found["_max_priority"])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SchemaError(f"the priorities in the state cannot be read: {error!r}") from error
-    return found
+    def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
+        """Set whether the leaves `index`, int64 `[n]` without repetitions, are legal starts, bool `[n]`."""
+        self._legal[index] = legal
+        self.starts.set(index, self.whole.get(index).where(legal, 0))
 
+    def allow_only(self, legal: torch.Tensor) -> None:
+        """Set whether each leaf is a legal start, bool `[capacity]`."""
+        self._legal.copy_(legal)
+        self.starts.load(self.whole.weights().where(self._legal, 0))
 
-def _largest(given: Any) -> torch.Tensor:
-    """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
-    value, number = (None, None) if given is None else given
-    return torch.tensor(
-        [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
-        dtype=torch.float64,
-    )
+    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
+        self.whole.set(index, weights)
+        legal = self._flags[index.numpy(force=True)]
+        values = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else weights
+        self.starts.set(index, torch.from_numpy(np.where(legal, values, 0.0)))
 
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        self.whole.fill(start, stop, weight)
+        if stop - start == 1:
+            self.starts.fill(start, stop, weight if self._legal[start] else 0.0)
+        else:
+            self.starts.set(self._legal[start:stop].nonzero()[:, 0] + start, weight)
 
-def _leaves(path: Path, capacity: int) -> torch.Tensor:
-    if not path.is_file():
-        raise CorruptDataError(f"{path} is missing")
-    if path.stat().st_size != 8 * capacity:
-        raise CorruptDataError(f"{path} has {path.stat().st_size} bytes, expected {8 * capacity}")
-    return torch.from_numpy(np.fromfile(path, np.float64))
+    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.starts.draw(fractions)
+
+    def get(self, index: torch.Tensor) -> torch.Tensor:
+        return self.whole.get(index)
+
+    def weights(self) -> torch.Tensor:
+        return self.whole.weights()
+
+    def load(self, weights: torch.Tensor) -> None:
+        self.whole.load(weights)
+        kept = self._legal[: len(weights)]
+        self.starts.load(weights.cpu().where(kept, 0))
+
+    def grown(self, capacity: int) -> StartTree:
+        larger = StartTree(capacity, self.dtype, self.device)
+        more = torch.zeros(larger.capacity - len(self._legal), dtype=torch.bool)
+        larger.allow_only(torch.cat([self._legal, more]))
+        larger.load(self.weights())
+        return larger
+
+    @property
+    def any_legal(self) -> bool:
+        """Whether there is a legal start, also of weight 0; reads all leaves."""
+        return bool(self._legal.any())
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights of legal starts."""
+        return self.starts.total
+
+    @property
+    def minimum(self) -> float:
+        """The smallest positive weight of any element."""
+        return self.whole.minimum
+
+    @property
+    def maximum(self) -> float:
+        """The largest weight of any element."""
+        return self.whole.maximum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -9,15 +10,21 @@ from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
+from ..format import fs
+from ..format.documents import load_json
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages.base import Storage
 from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
 from .base import Index, Sampler
-from .priorities import Priorities, at_least_zero, plain_priorities, read_priorities, write_priorities
+from .priorities import Priorities, at_least_zero
 
+_METADATA = "sampler_metadata.json"
+_FILES = {"_sum_tree": "sumtree.memmap", "_min_tree": "mintree.memmap"}
+_NUMBERS = ("_alpha", "_beta", "_eps", "_max_capacity")
 _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
 _CPU = torch.device("cpu")
@@ -292,19 +299,26 @@ class PrioritizedSampler(Sampler):
         """
         try:
             beta = at_least_zero("beta", state.get("_beta", math.nan))
-            self._priorities.load_state_dict(plain_priorities(state), any_capacity=self._open)
+            self._priorities.load_state_dict(_plain_priorities(state), any_capacity=self._open)
         except UsageError as error:
             raise SchemaError(f"this state cannot be taken over: {error}") from error
         self._beta = beta
         self._forget()
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write the leaves of both trees and a JSON file, in TorchRL's layout."""
-        write_priorities(folder, state)
+        """Write the leaves of both trees, then a JSON file, in TorchRL's layout; each file is replaced atomically."""
+        fs.make_folder(folder)
+        for name, file in _FILES.items():
+            fs.replace_file(folder / file, state[name].numpy().tobytes())
+        metadata: dict[str, Any] = {name: float(state[name]) for name in ("_alpha", "_beta", "_eps")}
+        metadata["_max_priority"] = [float(number) for number in state["_max_priority"]]
+        metadata["_max_capacity"] = float(state["_max_capacity"])
+        metadata["_schema_version"] = int(state["_schema_version"])
+        fs.replace_file(folder / _METADATA, json.dumps(metadata).encode())
 
     def read_state(self, folder: Path) -> dict[str, Any]:
         """Read a state that `write_state`, or TorchRL, wrote; SchemaError for another capacity."""
-        return read_priorities(folder, None if self._open else self.max_capacity)
+        return _read_priorities(folder, None if self._open else self.max_capacity)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
@@ -341,3 +355,65 @@ def checked_device(name: str, device: Any) -> torch.device | None:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"{name} is {str(device)!r}, this machine has no CUDA device")
     return found
+
+
+# The folder of a state -----------------------------------------------------------------------------
+
+
+def _read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
+    """Read a state that `write_state`, or TorchRL, wrote, of `capacity` elements, or of any number for None.
+
+    DatasetNotFoundError for a folder without a state, SchemaError (a RuntimeError) for another capacity, FormatError
+    for invalid JSON, CorruptDataError for invalid numbers and for a file that is missing or has another size.
+    """
+    if not (folder / _METADATA).is_file():
+        raise DatasetNotFoundError(f"{folder} holds no priorities: it has no {_METADATA}")
+    metadata = load_json(folder / _METADATA)
+    try:
+        state: dict[str, Any] = {name: float(metadata[name]) for name in _NUMBERS}
+        state["_max_priority"] = _largest(metadata["_max_priority"])
+        if "_schema_version" in metadata:
+            state["_schema_version"] = int(metadata["_schema_version"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptDataError(f"{folder / _METADATA} cannot be read: {error!r}") from error
+    if capacity is None:
+        capacity = int(state["_max_capacity"]) if 1 <= state["_max_capacity"] < math.inf else 0
+        if capacity != state["_max_capacity"]:
+            raise CorruptDataError(f"{folder / _METADATA} cannot be read: _max_capacity is {state['_max_capacity']:g}")
+    if state["_max_capacity"] != capacity:
+        raise SchemaError(
+            f"{folder} holds {state['_max_capacity']:g} priorities, the sampler's max_capacity is {capacity}"
+        )
+    return state | {name: _leaves(folder / file, capacity) for name, file in _FILES.items()}
+
+
+def _plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors in place of the compiled trees that a sampler of TorchRL has in its state."""
+    found = dict(state)
+    try:
+        for name in _FILES:
+            tree = found.get(name)
+            if tree is not None and not isinstance(tree, torch.Tensor) and callable(getattr(tree, "query", None)):
+                found[name] = torch.as_tensor(tree[torch.arange(len(tree))], dtype=torch.float64)
+        if "_max_priority" in found and not isinstance(found["_max_priority"], torch.Tensor):
+            found["_max_priority"] = _largest(found["_max_priority"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"the priorities in the state cannot be read: {error!r}") from error
+    return found
+
+
+def _largest(given: Any) -> torch.Tensor:
+    """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
+    value, number = (None, None) if given is None else given
+    return torch.tensor(
+        [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
+        dtype=torch.float64,
+    )
+
+
+def _leaves(path: Path, capacity: int) -> torch.Tensor:
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing")
+    if path.stat().st_size != 8 * capacity:
+        raise CorruptDataError(f"{path} has {path.stat().st_size} bytes, expected {8 * capacity}")
+    return torch.from_numpy(np.fromfile(path, np.float64))

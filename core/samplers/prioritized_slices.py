@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
-from ..kernels.trees import PriorityTree, priority_tree
 from ..storages.base import Storage
 from .base import Index
+from .priorities import StartTree
 from .prioritized import PrioritizedSampler
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
@@ -70,85 +70,6 @@ class StartRule:
         begins = np.maximum.accumulate(begins)
         legal: NDArray[np.bool_] = (self.legal(ends - begins, steps - begins) & written)[first - begin :]
         return legal
-
-
-class StartTree(PriorityTree):
-    """Two trees on the CPU: `whole` has the weights of all elements, `starts` those of legal starts.
-
-    Draws and the total are those of legal starts, everything else is of all elements. Initially no start is legal;
-    `allow` and `allow_only` change that.
-    """
-
-    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        super().__init__(capacity, dtype, torch.device("cpu"))
-        self.whole = priority_tree(capacity, dtype)
-        self.starts = priority_tree(capacity, dtype)
-        self._legal = torch.zeros(self.capacity, dtype=torch.bool)
-        self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
-
-    def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
-        """Set whether the leaves `index`, int64 `[n]` without repetitions, are legal starts, bool `[n]`."""
-        self._legal[index] = legal
-        self.starts.set(index, self.whole.get(index).where(legal, 0))
-
-    def allow_only(self, legal: torch.Tensor) -> None:
-        """Set whether each leaf is a legal start, bool `[capacity]`."""
-        self._legal.copy_(legal)
-        self.starts.load(self.whole.weights().where(self._legal, 0))
-
-    def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
-        self.whole.set(index, weights)
-        legal = self._flags[index.numpy(force=True)]
-        values = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else weights
-        self.starts.set(index, torch.from_numpy(np.where(legal, values, 0.0)))
-
-    def fill(self, start: int, stop: int, weight: float) -> None:
-        self.whole.fill(start, stop, weight)
-        if stop - start == 1:
-            self.starts.fill(start, stop, weight if self._legal[start] else 0.0)
-        else:
-            self.starts.set(self._legal[start:stop].nonzero()[:, 0] + start, weight)
-
-    def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.starts.draw(fractions)
-
-    def get(self, index: torch.Tensor) -> torch.Tensor:
-        return self.whole.get(index)
-
-    def weights(self) -> torch.Tensor:
-        return self.whole.weights()
-
-    def load(self, weights: torch.Tensor) -> None:
-        self.whole.load(weights)
-        kept = self._legal[: len(weights)]
-        self.starts.load(weights.cpu().where(kept, 0))
-
-    def grown(self, capacity: int) -> StartTree:
-        larger = StartTree(capacity, self.dtype, self.device)
-        more = torch.zeros(larger.capacity - len(self._legal), dtype=torch.bool)
-        larger.allow_only(torch.cat([self._legal, more]))
-        larger.load(self.weights())
-        return larger
-
-    @property
-    def any_legal(self) -> bool:
-        """Whether there is a legal start, also of weight 0; reads all leaves."""
-        return bool(self._legal.any())
-
-    @property
-    def total(self) -> float:
-        """The sum of the weights of legal starts."""
-        return self.starts.total
-
-    @property
-    def minimum(self) -> float:
-        """The smallest positive weight of any element."""
-        return self.whole.minimum
-
-    @property
-    def maximum(self) -> float:
-        """The largest weight of any element."""
-        return self.whole.maximum
 
 
 Numbers: TypeAlias = NDArray[np.int64]
