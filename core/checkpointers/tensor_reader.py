@@ -18,6 +18,7 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, is_inside
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.item_documents import read_shape
+from ..storages.memory_maps import mapped_tensor
 from ..storages.pytree import ConstantNode, MappingNode, TensorDictNode, TensorNode, TreeSpec, place
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import SUFFIX, single_name, spec_from_json
@@ -260,7 +261,7 @@ def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:
 def _map_all(folder: Path, leaves: Sequence[SavedLeaf]) -> list[torch.Tensor]:
     for leaf in leaves:
         _check_size(folder, leaf)
-    return [_mapped(folder / leaf.file, leaf) for leaf in leaves]
+    return [mapped_tensor(folder / leaf.file, leaf.dtype, leaf.filled, shared=False) for leaf in leaves]
 
 
 def _check_size(folder: Path, leaf: SavedLeaf) -> None:
@@ -273,14 +274,6 @@ def _check_size(folder: Path, leaf: SavedLeaf) -> None:
     # Over an older, larger checkpoint TorchRL leaves files longer than their shape; ours are checked strictly.
     if found < leaf.size or (found > leaf.size and leaf.digest is not None):
         raise CorruptDataError(f"{path} has {found:,} bytes, {leaf.size:,} are expected: it was cut or overwritten")
-
-
-def _mapped(path: Path, leaf: SavedLeaf) -> torch.Tensor:
-    """Map what is filled; the map is private and the file is opened for reading only."""
-    if not leaf.filled_size:
-        return torch.empty(leaf.filled, dtype=leaf.dtype)
-    whole = torch.from_file(str(path), shared=False, size=leaf.filled_size, dtype=torch.uint8)
-    return whole.view(leaf.dtype).view(leaf.filled)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -26,6 +26,7 @@ from ..format.ted.tree import leaf_path
 from ..storages.base import Storage, register_checkpointer
 from ..storages.columns import plain_column
 from ..storages.dataset import MappedDataset, tensordict_of
+from ..storages.memory_maps import mapped_tensor
 from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
 from ..storages.tensor import TensorStorage
@@ -234,8 +235,7 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut, removed or overwritten")
     if not os.access(files.place(name), os.W_OK):
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
-    whole = torch.from_file(str(files.place(name)), shared=True, size=size, dtype=torch.uint8)
-    return whole.view(dtype).view(shape)
+    return mapped_tensor(files.place(name), dtype, shape, shared=True)
 
 
 class DatasetStorageCheckpointer(TensorStorageCheckpointer):

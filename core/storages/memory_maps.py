@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError
 from ..format import fs
 from ..format.documents import Count, decode, load_json
 from ..format.manifest import HIDDEN
-from .codec import dtype_named
+from .codec import byte_count, dtype_named
 from .pytree import TreeSpec
 from .tree_files import leaf_files, spec_from_json, spec_to_json, tree_documents
 
@@ -42,7 +41,7 @@ class _LeafShape(NamedTuple):
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return byte_count(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +277,23 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
-    if not file.size:
-        return torch.empty(file.shape, dtype=file.dtype)
     found = path.stat().st_size if path.is_file() else 0
     if found < file.size:  # mapped beyond its end, a file kills the process that reads there
         raise CorruptDataError(f"{path} has {found:,} bytes, {file.size:,} are expected: it was cut or removed")
-    whole = torch.from_file(str(path), shared=True, size=file.size, dtype=torch.uint8)
-    return whole.view(file.dtype).view(file.shape)
+    return mapped_tensor(path, file.dtype, file.shape, shared=True)
+
+
+def mapped_tensor(
+    path: str | os.PathLike[str], dtype: torch.dtype, shape: Sequence[int], *, shared: bool
+) -> torch.Tensor:
+    """Map the first bytes of a file, which is at least so long, as a tensor; without elements, no file is needed.
+
+    With `shared`, edits of the tensor reach the file; else the map is private and the file is opened for reading only.
+    """
+    size = byte_count(dtype, shape)
+    if not size:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
 
 def _take_blocks(path: Path, start: int, stop: int) -> None:
