@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from .failures import EXIT_CODES, Stopped, report, watch_signals
+from .failures import EXIT_CODES, Stopped, claim_streams, release_streams, report, watch_signals
 from .help import CONTEXT, Example, VerbGroup, examples_text
-from .output import STDOUT, Output, claim_streams, release_streams
+from .output import STDOUT, Output
 
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
@@ -24,7 +24,10 @@ VERBS = (
     "list", "download", "convert", "preprocess", "checkpoint", "export", "inspect", "stats", "sample", "check",
     "repair", "cache", "demo",
 )  # fmt: skip
-"""The modules of the verbs, in the order of the help page; each has a function `add(app)`."""
+"""The verbs, in the order of the help page."""
+
+_MODULES = ("cache", "check", "checkpoint", "convert", "demo", "inspect", "preprocess", "sample", "stats")
+"""The modules of the verbs; each has a function `add(app)`."""
 
 
 class _Verbs(VerbGroup):
@@ -56,8 +59,8 @@ def rbtool(
         Output().text(context.get_help())
 
 
-for verb in VERBS:
-    importlib.import_module(f".{verb}", __package__).add(app)
+for module in _MODULES:
+    importlib.import_module(f".{module}", __package__).add(app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`rbtool check`."""
+"""`rbtool check` and `rbtool repair`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import readable_size as size
 from .help import Example
-from .options import Dataset, Root, verb
+from .options import Dataset, DryRun, Root, verb
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded
 
 if TYPE_CHECKING:
     from ..core.verbs.check import CheckResult
 
-EXAMPLES = (
+CHECK_EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
+)
+REPAIR_EXAMPLES = (
+    Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
+    Example("rbtool repair ./recording --dry-run --json", "what would be kept, as JSON"),
 )
 _INDENT = 4
 
@@ -30,8 +35,9 @@ class FailOn(StrEnum):
 
 
 def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "check", EXAMPLES)(check)
+    """Add the verbs to the command line."""
+    verb(app, "check", CHECK_EXAMPLES)(check)
+    verb(app, "repair", REPAIR_EXAMPLES)(repair)
 
 
 def check(
@@ -50,13 +56,11 @@ def check(
 
     with out.progress() as progress:
         result = run(dataset, root=root, progress=progress)
-    out.show(
-        result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: check_lines(result, width)
-    )
+    out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: lines(result, width))
     return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
 
 
-def check_lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
+def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
     """Return the findings and a line with totals, wrapped at `width` columns."""
     rows: list[Line] = [
         [
@@ -81,3 +85,29 @@ def check_lines(result: CheckResult, width: int | None = None) -> list[list[Cell
     notes: list[list[Cell]] = [[Styled("note: ", "yellow"), note] for note in result.notes]
     lines: list[Line] = [*Table(rows).lines(), *notes, *skipped, [" · ".join(facts)]]
     return [part for line in lines for part in folded(line, width, _INDENT)]
+
+
+def repair(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder that episodes were recorded in.")],
+    *,
+    out: Output,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Give up finished episodes that are damaged.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Restore a recording that was cut short.
+
+    Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
+    """
+    from ..core.verbs.repair import repair as run
+
+    with out.progress() as progress:
+        result = run(path, yes=yes, dry_run=dry_run, progress=progress)
+    state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
+    out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
+    if result.remade:
+        out.summary(f"{'to be' if dry_run else ''} made again, because damaged: {', '.join(result.remade)}".lstrip())
+    if result.cut_bytes:
+        out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
+    if result.lost_episodes:
+        out.summary(f"given up: {counted(result.lost_episodes, 'finished episode')}")
+    out.show(result, [path], lambda width: [[path]])

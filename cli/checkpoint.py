@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .help import Example
-from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, verb, verb_group
-from .output import Output, show_published
+from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, show_published, verb, verb_group
+from .output import Output
 from .text import Cell, Styled, counted, folded
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def verify(checkpoint: _Checkpoint, dataset: Dataset, *, out: Output, root: Root
 
     with out.progress() as progress:
         result = verbs.verify(checkpoint, dataset, root=root, progress=progress)
-    out.show(result, [one.key for one in result.differences], lambda width: verify_lines(result, width))
+    out.show(result, [one.key for one in result.differences], lambda width: lines(result, width))
     return 0 if result.equal else 3
 
 
-def verify_lines(result: CheckpointVerifyResult, width: int | None = None) -> list[list[Cell]]:
+def lines(result: CheckpointVerifyResult, width: int | None = None) -> list[list[Cell]]:
     """Return the differences and the verdict."""
     return [part for line in _verdict(result) for part in folded(line, width, 4)]
 

@@ -1,14 +1,19 @@
-"""`rbtool convert`."""
+"""`rbtool download`, `convert` and `export`: datasets into TED, and out of it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import enum
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.declarations import declared, declared_sources
+from ..core.progress import readable_size as size
 from .help import Example
 from .options import (
     Compress,
+    Dataset,
     DryRun,
     Episodes,
     FinalStep,
@@ -18,11 +23,94 @@ from .options import (
     LayoutName,
     Root,
     SkipBad,
+    show_published,
     verb,
 )
-from .output import Output, show_published
+from .output import Output
+from .text import counted
 
-EXAMPLES = (
+if TYPE_CHECKING:
+    from ..core.verbs.download import DownloadResult
+
+DOWNLOAD_EXAMPLES = (
+    Example("rbtool download minari door-human-v1", "fetch, verify, convert; the path is on stdout"),
+    Example("rbtool download minari:D4RL/door/human-v2 --dry-run", "how much there is to fetch, and the room for it"),
+    Example("rbtool download minari cartpole/scripted-v0 --local", "from the local Minari cache, without the network"),
+    Example("rbtool download minari:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
+    Example(
+        'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json',
+        "in a pipeline: -q prints the path, and nothing else",
+    ),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    verb(app, "download", DOWNLOAD_EXAMPLES)(download)
+    verb(app, "convert", CONVERT_EXAMPLES)(convert)
+    verb(app, "export", EXPORT_EXAMPLES)(export)
+
+
+def download(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word.")
+    ],
+    id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Which dataset: D4RL/door/human-v2, or words that name it.")
+    ] = None,
+    *,
+    out: Output,
+    local: Annotated[
+        bool, typer.Option("--local", help="Take it from the source's own cache ($MINARI_DATASETS_PATH); no network.")
+    ] = False,
+    root: Root = None,
+    episodes: Episodes = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the remote.")
+    ] = None,
+    exact_id: Annotated[
+        bool, typer.Option("--exact-id", help="Take the id as it is: fill in no version, find no newer name.")
+    ] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
+    ] = False,
+    layout: Layout = LayoutName.TED,
+    compress: Compress = None,
+    final_step: FinalStep = FinalStepName.AUTO,
+    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Fetch a dataset, verify it, and store it as TED.
+
+    It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
+    fetched again, and an interrupted download resumes where it stopped.
+    """
+    from ..core.verbs.download import download as run
+
+    with out.progress() as progress:
+        result = run(
+            source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
+            keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
+            frozen=frozen, final_step=final_step.value, progress=progress,
+        )  # fmt: skip
+    if out.quiet and result.resolved == "words":  # with -q no note has named it
+        out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
+    _show_fetch(out, result)
+    show_published(out, result)
+
+
+def _show_fetch(out: Output, result: DownloadResult) -> None:
+    fetch = result.fetch
+    if fetch is not None and result.dry_run:
+        there = f" ({size(fetch.bytes_present)} of it is there already)" if fetch.bytes_present else ""
+        files = f"{counted(fetch.files, 'file')}, {size(fetch.bytes)}"
+        out.summary(f"to fetch: {files} from {result.fetched_from}{there}; {size(fetch.bytes_free)} free")
+    if result.originals is not None:
+        out.summary(f"originals: {result.originals}")
+
+
+CONVERT_EXAMPLES = (
     Example(
         "rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it is stored, to TED"
     ),
@@ -30,11 +118,6 @@ EXAMPLES = (
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example("rbtool convert ./minari/tuple/trunc-v0 ./tuple --dry-run --json", "what would be written, as JSON"),
 )
-
-
-def add(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "convert", EXAMPLES)(convert)
 
 
 def convert(
@@ -64,3 +147,51 @@ def convert(
             force=force, dry_run=dry_run, final_step=final_step.value, progress=progress,
         )  # fmt: skip
     show_published(out, result, dest)
+
+
+EXPORT_EXAMPLES = (
+    Example("rbtool export ./cartpole ./cartpole-minari --to minari", "a folder that Minari opens"),
+    Example("rbtool export ./cartpole ./cartpole.npz --to npz --episodes 0:10", "some episodes for NumPy"),
+    Example("rbtool export minari:cartpole/scripted-v0 ./table --to parquet", "tables for pandas and its like"),
+    Example("rbtool export ./cartpole ./plain.h5 --to h5 --dry-run --json", "what would be written, as JSON"),
+)
+
+_FORMATS = {one.name: one for one in declared() if one.sink is not None}
+_TO = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _FORMATS.items())
+
+Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # type: ignore[misc]  # from declarations
+
+
+def export(
+    dataset: Dataset,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz) or folder to write.")],
+    to: Annotated[Format, typer.Option("--to", help=f"{_TO}.")],
+    *,
+    out: Output,
+    episodes: Episodes = None,
+    root: Root = None,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a dataset in a format of other tools.
+
+    Values and element types are kept; what a format cannot store is listed. DEST appears when it is complete, or not
+    at all.
+    """
+    from ..core.verbs.export import export as run
+
+    with out.progress() as progress:
+        result = run(
+            dataset,
+            dest,
+            to=to.value,
+            episodes=episodes,
+            skip_bad=skip_bad,
+            root=root,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    inside, code = _FORMATS[to.value].opened
+    show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(dest + inside)))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,19 +43,9 @@ def demo(
 
 
 def _show(out: Output, result: Any) -> None:
-    """Render an intermediate result as its own verb does, on stderr."""
-    from .check import check_lines
-    from .checkpoint import verify_lines
-    from .inspect import inspect_lines
-    from .sample import sample_lines
-
-    ways: dict[str, Callable[[Any, int | None], Iterable[Line]]] = {
-        "check": check_lines,
-        "checkpoint verify": verify_lines,
-        "inspect": inspect_lines,
-        "sample": sample_lines,
-    }
-    for line in ways[result.kind](result, out.stderr_width):
+    """Render an intermediate result on stderr as the module of its verb does, by its function `lines`."""
+    module = importlib.import_module(f".{result.kind.partition(' ')[0]}", __package__)
+    for line in module.lines(result, out.stderr_width):
         out.summary(*line)
 
 

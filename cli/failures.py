@@ -1,7 +1,8 @@
-"""Error reporting: exceptions become one sentence, a hint and an exit code; signals become exceptions."""
+"""Failures and exit codes, signals, and the standard streams of the process."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import logging
@@ -10,11 +11,12 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
 from ..core.errors import OutOfSpaceError, RbtoolError
-from .output import STDOUT, Output
+from .output import STDOUT, Output, detach
 
 EXIT_CODES = """Exit codes:
   0    done, also when the reader of a pipe has gone away
@@ -157,3 +159,65 @@ def watch_signals() -> None:
             signal.signal(number, stop)
     if sys.platform == "win32" and hasattr(signal, "SIGBREAK"):
         signal.signal(signal.SIGBREAK, stop)
+
+
+def claim_streams() -> None:
+    """Open the standard streams that the process was started without (`>&-`) as the null device.
+
+    Otherwise the first opened files get their descriptors, and receive what other libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
+            os.set_inheritable(number, True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Redirect stdout to stderr within the context, also for C libraries and child processes."""
+    import ctypes  # few verbs need it
+
+    sys.stdout.flush()
+    _saved_stdout.append(os.dup(1))
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)
+        finally:
+            os.dup2(_saved_stdout[-1], 1)
+            os.close(_saved_stdout.pop())
+
+
+_saved_stdout: list[int] = []
+
+
+def _close_saved_stdout() -> None:
+    """Close the saved stdout in a forked child: left open, it keeps the reader of a pipe waiting."""
+    while _saved_stdout:
+        os.close(_saved_stdout.pop())
+
+
+os.register_at_fork(after_in_child=_close_saved_stdout)
+
+
+def release_streams() -> OSError | None:
+    """Flush both streams for the last time; return the error, unless the reader of a pipe has closed it."""
+    failed = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            detach(stream)
+            error.filename = STDOUT
+            failed = error if stream is sys.stdout and error.errno != errno.EPIPE else failed
+    return failed

@@ -11,8 +11,8 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import Example
-from .options import Dataset, Root, verb
-from .output import Output, ends, not_following, without_final
+from .options import Dataset, Root, ends, not_following, verb, without_final
+from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def inspect(
     from ..core.verbs.inspect import inspect as run
 
     result = run(dataset, episode=episode, head=head, root=root)
-    out.show(result, [str(result.path)], lambda width: inspect_lines(result, width))
+    out.show(result, [str(result.path)], lambda width: lines(result, width))
     if result.episode is None and result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")
     elif result.problems:
@@ -301,7 +301,7 @@ def inspect(
         out.suggest(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
 
 
-def inspect_lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:
+def lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:
     """Return the summary, or the requested episode."""
     return (
         summary_lines(result, width) if result.episode is None else episode_lines(result.episode, result.fields, width)

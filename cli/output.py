@@ -1,4 +1,4 @@
-"""The only module that prints: the result goes to stdout, everything else to stderr."""
+"""The only module that prints: the result goes to stdout, everything else to stderr, progress displays included."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import errno
 import json
 import logging
 import os
-import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..core.progress import clean
-from ..core.progress import readable_size as size
-from .text import Cell, Line, Styled, clean_bytes, clean_json, clean_lines, counted, folded
+from .text import Cell, Line, Styled, amount, clean_bytes, clean_json, clean_lines, folded
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import Task, TaskID
+    from rich.text import Text
 
     from ..core.progress import Progress
-    from ..core.verbs.results import Published
-    from .progress import TerminalProgress
 
 
 STDOUT = "standard output"
@@ -141,8 +141,6 @@ class Output:
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
         """Yield a progress display: a bar in a terminal, a line per tenth elsewhere, none with `-q`."""
-        from .progress import LineProgress, TerminalProgress
-
         if self.quiet:
             from ..core.progress import Silent
 
@@ -223,75 +221,13 @@ class Output:
             stream.write(text)
             stream.flush()
         except OSError as error:
-            _detach(stream)
+            detach(stream)
             if error.errno != errno.EPIPE and stream is sys.stdout:
                 error.filename = STDOUT
                 raise
 
 
-def claim_streams() -> None:
-    """Open the standard streams that the process was started without (`>&-`) as the null device.
-
-    Otherwise the first opened files get their descriptors, and receive what other libraries print.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
-            os.set_inheritable(number, True)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
-@contextlib.contextmanager
-def stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr within the context, also for C libraries and child processes."""
-    import ctypes  # few verbs need it
-
-    sys.stdout.flush()
-    _saved_stdout.append(os.dup(1))
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        try:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-            ctypes.CDLL(None).fflush(None)
-        finally:
-            os.dup2(_saved_stdout[-1], 1)
-            os.close(_saved_stdout.pop())
-
-
-_saved_stdout: list[int] = []
-
-
-def _close_saved_stdout() -> None:
-    """Close the saved stdout in a forked child: left open, it keeps the reader of a pipe waiting."""
-    while _saved_stdout:
-        os.close(_saved_stdout.pop())
-
-
-os.register_at_fork(after_in_child=_close_saved_stdout)
-
-
-def release_streams() -> OSError | None:
-    """Flush both streams for the last time; return the error, unless the reader of a pipe has closed it."""
-    failed = None
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError as error:
-            _detach(stream)
-            error.filename = STDOUT
-            failed = error if stream is sys.stdout and error.errno != errno.EPIPE else failed
-    return failed
-
-
-def _detach(stream: TextIO) -> None:
+def detach(stream: TextIO) -> None:
     """Point a failed stream to the null device: otherwise the interpreter fails to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -299,72 +235,181 @@ def _detach(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-_EXPLICIT = "explicit_next"
-_REPEATED, _DROPPED = "final_repeated", "final_dropped"
-_OTHERS = frozenset({_EXPLICIT, _REPEATED, _DROPPED})
+# Progress --------------------------------------------------------------------------------------------
+
+_EVERY = 0.1  # seconds between two refreshes
+_QUICK = 1.0  # seconds before a stage is reported
+_WIDE, _NARROW = 80, 45
+_PAST = {"looking over": "looked over"}
 
 
-def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
-    """Print the path as the user `named` it; summarise contents, omissions and the next command on stderr."""
-    for line in _summary(result):
-        out.summary(*line)
-    path = named or str(result.path)
-    try:
-        out.show(result, [path], lambda width: [[path]])
-    except OSError:
-        if not result.dry_run:
-            out.warn(f"{path} is there and whole, but stdout could not take its name")
-        raise
-    if not result.dry_run:
-        out.suggest(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")
+class LineProgress:
+    """Writes a line at each tenth of a stage, or one at its end if the total is unknown.
+
+    A stage shorter than a second gets its last line only.
+    """
+
+    def __init__(self, write: Callable[[str], None], note: Callable[[str], None]) -> None:
+        self._write = write
+        self.note = note
+        self._label, self._unit = "", ""
+        self._total: int | None = None
+        self._count = self._tenths = 0
+        self._started = 0.0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Start a stage."""
+        self._label, self._total, self._unit = label, total, unit
+        self._count = self._tenths = 0
+        self._started = time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        """Add to the count; write a line at each tenth."""
+        self._count += amount
+        tenths = self._count * 10 // self._total if self._total else 0
+        if tenths > self._tenths and (tenths >= 10 or time.monotonic() - self._started >= _QUICK):
+            self._tenths = tenths
+            self._write(f"{self._label} {self._tenths * 10} % ({self._progress()}{self._pace()})")
+
+    def done(self, remark: str = "") -> None:
+        """End the stage."""
+        if self._total is None or remark:
+            over = _PAST.get(self._label)
+            text = remark or self._progress()
+            self._write(f"{over} {text}" if over else f"{self._label} done ({text})")
+
+    def _pace(self) -> str:
+        """Return the rate and the remaining time; "" in the first second and at the end."""
+        seconds = time.monotonic() - self._started
+        if not self._total or self._tenths >= 10 or seconds < _QUICK:
+            return ""
+        return f", {_short(self._count / seconds, self._unit)}/s, {_left(self._count, self._total, seconds)}"
+
+    def _progress(self) -> str:
+        if self._total is None:
+            return amount(self._count, self._unit)
+        of = amount(self._total, self._unit)
+        return f"{amount(self._count, self._unit) if self._unit == 'bytes' else f'{self._count:,}'} of {of}"
 
 
-def _summary(result: Published) -> list[Line]:
-    state = "nothing was written; this would be " if result.dry_run else ""
-    state = "already there: " if result.already_there else state
-    facts = [f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"]
-    facts += [size(result.bytes)] if result.bytes else []
-    facts += [f"ends: {ends(result.boundary)}"] if result.episodes and result.boundary else []
-    lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
-    if apart := not_following(result.boundary):
-        lines.append([f"next: {apart}"])
-    if apart := without_final(result.boundary):
-        lines.append([f"final: {apart} (--final-step)"])
-    lines += [[f"renamed: {before} → {after}"] for before, after in result.renamed_keys.items()]
-    lines += [[Styled("left out: ", "yellow"), f"{key['key']} ({key['why']})"] for key in result.dropped_keys]
-    lines += [[f"note: {note}"] for note in result.notes]
-    return lines
+class TerminalProgress:
+    """Draws one bar per stage, in the thread of the caller, so that worker processes can be forked at any time."""
+
+    def __init__(self, stream: TextIO, note: Callable[[str], None]) -> None:
+        self._stream = stream
+        self.note = note
+        self._bars: Bars | None = None
+        self._console: Console | None = None
+        self._task: TaskID | None = None
+        self._unit = ""
+        self._total: int | None = None
+        self._count = 0
+        self._started = self._drawn = 0.0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Start a stage below the previous one."""
+        self._finish_stage()
+        self._unit, self._total, self._count = unit, total, 0
+        self._started = time.monotonic()
+        bars = self._open()
+        self._task = bars.add_task(clean(label), total=total, count="", speed="")
+        self._draw(self._started)
+
+    def advance(self, amount: int) -> None:
+        """Add to the count; redraw at most every `_EVERY` seconds."""
+        self._count += amount
+        now = time.monotonic()
+        if now - self._drawn >= _EVERY:
+            self._draw(now)
+
+    def done(self, remark: str = "") -> None:
+        """End the stage; its line stays on the screen."""
+        self._finish_stage(remark)
+
+    def above(self, text: str) -> bool:
+        """Write text above the moving bar; return False, with nothing written, if there is none."""
+        if self._task is None:
+            self.close()  # text then goes below the finished bars
+        if self._bars is None or self._console is None:
+            return False
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+        return True
+
+    def close(self) -> None:
+        """Stop drawing."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _open(self) -> Bars:
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import Progress, ProgressColumn
+
+            class Stage(ProgressColumn):
+                def render(self, task: Task) -> Text:
+                    return _stage_line(task, console.width)
+
+            console = self._console = Console(file=self._stream, force_terminal=True, highlight=False)
+            self._bars = Progress(Stage(), console=console, auto_refresh=False, redirect_stdout=False)
+            self._bars.start()
+        return self._bars
+
+    def _draw(self, now: float, remark: str = "") -> None:
+        if self._bars is None or self._task is None:
+            return
+        seconds, self._drawn = now - self._started, now
+        speed = f"{_short(self._count / seconds, self._unit)}/s" if self._count and seconds > 0 else ""
+        if speed and self._total and self._count < self._total and seconds >= _QUICK:
+            speed += f"  {_left(self._count, self._total, seconds)}"
+        self._bars.update(
+            self._task, completed=self._count, count=amount(self._count, self._unit), speed=remark or speed
+        )
+        self._bars.refresh()
+
+    def _finish_stage(self, remark: str = "") -> None:
+        if self._bars is None or self._task is None:
+            return
+        self._draw(time.monotonic(), clean(remark))
+        if self._total is None:
+            self._bars.update(self._task, total=1, completed=1)
+            self._bars.refresh()
+        self._task = None
 
 
-def ends(boundary: Mapping[str, int]) -> str:
-    """Format the counts of how episodes end, without zeros."""
-    names = {"end_of_file": "end of file (made truncated)"}
-    found = [f"{count:,} {names.get(key, key)}" for key, count in boundary.items() if count and key not in _OTHERS]
-    return " · ".join(found) or "none"
+def _stage_line(task: Task, width: int) -> Text:
+    """Draw a stage in one line. On a narrow screen the bar is shortened, then the speed left out; never the count."""
+    from rich.text import Text
+
+    label, count, bar = (14, 18, 20) if width >= _WIDE else (10, 15, 8 if width >= _NARROW else 0)
+    total, done = task.total or 0, task.finished
+    filled = bar * int(task.completed) // int(total) if total else 0
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"  {task.description:<{label}} ", "bold")
+    line.append(f"{task.fields['count']:>{count}} ")
+    line.append("━" * filled, "bar.finished" if done else "bar.complete")
+    line.append("━" * (bar - filled) + " " * bool(bar), "bar.back")
+    line.append(f"{task.percentage:>3.0f} %" if task.total is not None else "     ", "progress.percentage")
+    room = width - line.cell_len - 1
+    for text in (task.fields["speed"], task.fields["speed"].partition("  ")[0]):
+        if text and len(text) <= room:
+            return line.append(f" {text}", "dim")
+    return line
 
 
-def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
-    """Format the number of episodes whose `next` is not the row that follows; "" for none."""
-    count = boundary.get(_EXPLICIT, 0)
-    ahead = "n steps ahead (steps_to_next_obs), " if n_step else ""
-    return f"{ahead}in {counted(count, 'episode')} not the row that follows" if count else ""
+def _left(count: int, total: int, seconds: float) -> str:
+    """Return the estimated remaining time."""
+    rest = round((total - count) * seconds / max(count, 1))
+    hours, minutes = divmod(rest // 60, 60)
+    return f"{hours}:{minutes:02}:{rest % 60:02} left" if hours else f"{minutes}:{rest % 60:02} left"
 
 
-def without_final(boundary: Mapping[str, int]) -> str:
-    """Format what was done with last steps without a next observation; "" if there are none."""
-    repeated, dropped = boundary.get(_REPEATED, 0), boundary.get(_DROPPED, 0)
-    kept = f"the last observation is repeated in {counted(repeated, 'episode')}" if repeated else ""
-    left = f"the last step is left out of {counted(dropped, 'episode')}" if dropped else ""
-    return " · ".join(filter(None, (kept, left)))
-
-
-def short_name(path: Path) -> str:
-    """Return the shortest name of a dataset, quoted for the shell: `source:id`, or a path."""
-    from ..core.format.locate import known_root
-
-    root, full = known_root(), os.path.abspath(path)
-    if root and os.path.commonpath([root, full]) == str(root) and full.count(os.sep) > str(root).count(os.sep) + 1:
-        source, _, name = os.path.relpath(full, root).partition(os.sep)
-        return shlex.quote(f"{source}:{name}")
-    near = os.path.relpath(full)
-    return shlex.quote(full if near.startswith("..") else near)
+def _short(rate: float, unit: str) -> str:
+    if unit == "bytes":
+        return amount(rate, unit)
+    for factor, letter in ((1e6, "M"), (1e3, "k")):
+        if rate >= factor:
+            return f"{rate / factor:.1f}{letter} {unit}"
+    return f"{rate:.0f} {unit}"

@@ -9,9 +9,10 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ..core.declarations import OPERATION_OPTIONS
+from .failures import stdout_to_stderr
 from .help import Example
-from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, verb
-from .output import Output, show_published, stdout_to_stderr
+from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, show_published, verb
+from .output import Output
 
 UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
 StartMethodName = enum.StrEnum("StartMethodName", {"FORK": "fork", "SPAWN": "spawn", "FORKSERVER": "forkserver"})

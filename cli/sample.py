@@ -126,7 +126,7 @@ def sample(
         drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
         time=time, seconds=seconds, seed=seed, verify=verify, root=root,
     )  # fmt: skip
-    out.show(result, _names(result), lambda width: sample_lines(result, width))
+    out.show(result, _names(result), lambda width: lines(result, width))
 
 
 def _names(result: SampleResult) -> list[str]:
@@ -136,7 +136,7 @@ def _names(result: SampleResult) -> list[str]:
     return [str(index) for index in result.indices]
 
 
-def sample_lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
+def lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
     """Return the first few steps or slices, a summary of each leaf, and the speed."""
     rows: list[Line] = [
         [
