@@ -12,12 +12,15 @@ import typer
 
 from .. import __version__
 from .failures import EXIT_CODES, Stopped, claim_streams, release_streams, report, watch_signals
-from .help import CONTEXT, Example, VerbGroup, examples_text
+from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
 
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
-    Example("rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset to TED"),
+    Example(
+        f"rbtool convert ./{SOURCE}/cartpole/scripted-v0 ./cartpole",
+        f"a {EXAMPLE_SOURCE.title} dataset to TED",
+    ),
     Example("rbtool inspect ./cartpole", "what is in it"),
 )
 VERBS = (

@@ -13,7 +13,7 @@ import typer
 from ..core.declarations import declared_sources, source_example
 from ..core.errors import UsageError
 from ..core.progress import readable_size as size
-from .help import Example
+from .help import SOURCE, STORED, Example
 from .options import Root, Yes, verb, verb_group
 from .output import Output
 from .text import Cell, Line, Styled, Table, ago, counted, folded
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 LIST_EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
-    Example("rbtool list 'minari:cartpole/*'", "those whose name fits a pattern"),
+    Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name fits a pattern"),
     Example("rbtool list -q | head -1", "the name of the first one"),
-    Example("rbtool list --remote minari door", "what can be fetched, by part of a name"),
+    Example(f"rbtool list --remote {SOURCE} door", "what can be fetched, by part of a name"),
 )
 LS_EXAMPLES = (
     Example("rbtool cache ls", "what takes how much, and when it was last used"),
     Example("rbtool cache ls --json | jq .prunable_bytes", "what prune would free, in bytes"),
 )
 RM_EXAMPLES = (
-    Example("rbtool cache rm minari:cartpole/scripted-v0 --yes", "a dataset, without being asked"),
-    Example("rbtool cache rm 'minari:cartpole/*' --dry-run", "see what would be removed by a pattern"),
+    Example(f"rbtool cache rm {STORED} --yes", "a dataset, without being asked"),
+    Example(f"rbtool cache rm '{SOURCE}:cartpole/*' --dry-run", "see what would be removed by a pattern"),
 )
 PRUNE_EXAMPLES = (Example("rbtool cache prune --yes", "leftovers and partial downloads; never a dataset"),)
 VERIFY_EXAMPLES = (
     Example("rbtool cache verify", "every byte of all datasets; 3 if one is damaged"),
-    Example("rbtool cache verify 'minari:cartpole/*' --json", "some of them, as JSON"),
+    Example(f"rbtool cache verify '{SOURCE}:cartpole/*' --json", "some of them, as JSON"),
 )
 
 _LABELS = {"partial": "partial download"}
@@ -49,7 +49,7 @@ _RIGHT = frozenset({2})
 _LIST_RIGHT = frozenset({1, 2, 3})
 
 _DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
-_KINDS = "Datasets by minari:ID, a path below the root, or a pattern with *, ? or [...]."
+_KINDS = f"Datasets by {SOURCE}:ID, a path below the root, or a pattern with *, ? or [...]."
 
 
 def add(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .help import Example
+from .help import STORED, Example
 from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, show_published, verb, verb_group
 from .output import Output
 from .text import Cell, Styled, counted, folded
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 SAVE_EXAMPLES = (
     Example("rbtool checkpoint save ./cartpole ./cartpole-saved.h5 --as h5 --compression gzip", "one HDF5 file"),
-    Example("rbtool checkpoint save minari:cartpole/scripted-v0 ./flat --as flat", "episodes without repeated rows"),
+    Example(
+        f"rbtool checkpoint save {STORED} ./flat --as flat",
+        "episodes without repeated rows",
+    ),
     Example("rbtool checkpoint save ./cartpole ./theirs --as flat --for torchrl", "for its FlatStorageCheckpointer"),
 )
 LOAD_EXAMPLES = (

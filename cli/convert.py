@@ -10,7 +10,7 @@ import typer
 
 from ..core.declarations import declared, declared_sources
 from ..core.progress import readable_size as size
-from .help import Example
+from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .options import (
     Compress,
     Dataset,
@@ -33,12 +33,21 @@ if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult
 
 DOWNLOAD_EXAMPLES = (
-    Example("rbtool download minari door-human-v1", "fetch, verify, convert; the path is on stdout"),
-    Example("rbtool download minari:D4RL/door/human-v2 --dry-run", "how much there is to fetch, and the room for it"),
-    Example("rbtool download minari cartpole/scripted-v0 --local", "from the local Minari cache, without the network"),
-    Example("rbtool download minari:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
     Example(
-        'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json',
+        f"rbtool download {SOURCE} {EXAMPLE_SOURCE.example[1]}",
+        "fetch, verify, convert; the path is on stdout",
+    ),
+    Example(
+        f"rbtool download {SOURCE}:{EXAMPLE_SOURCE.example[0]} --dry-run",
+        "how much there is to fetch, and the room for it",
+    ),
+    Example(
+        f"rbtool download {SOURCE} cartpole/scripted-v0 --local",
+        f"from the local {EXAMPLE_SOURCE.title} cache, without the network",
+    ),
+    Example(f"rbtool download {SOURCE}:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
+    Example(
+        f'rbtool inspect "$(rbtool download {SOURCE} cartpole/scripted-v0 --local -q)" --json',
         "in a pipeline: -q prints the path, and nothing else",
     ),
 )
@@ -56,12 +65,14 @@ def download(
         str, typer.Argument(metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word.")
     ],
     id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Which dataset: D4RL/door/human-v2, or words that name it.")
+        str | None,
+        typer.Argument(metavar="[ID]", help=f"Which dataset: {EXAMPLE_SOURCE.example[0]}, or words that name it."),
     ] = None,
     *,
     out: Output,
     local: Annotated[
-        bool, typer.Option("--local", help="Take it from the source's own cache ($MINARI_DATASETS_PATH); no network.")
+        bool,
+        typer.Option("--local", help=f"Take it from the source's own cache (${EXAMPLE_SOURCE.variable}); no network."),
     ] = False,
     root: Root = None,
     episodes: Episodes = None,
@@ -112,11 +123,15 @@ def _show_fetch(out: Output, result: DownloadResult) -> None:
 
 CONVERT_EXAMPLES = (
     Example(
-        "rbtool convert ./minari/cartpole/scripted-v0 ./cartpole", "a Minari dataset, wherever it is stored, to TED"
+        f"rbtool convert ./{SOURCE}/cartpole/scripted-v0 ./cartpole",
+        f"a {EXAMPLE_SOURCE.title} dataset, wherever it is stored, to TED",
     ),
-    Example("rbtool convert ./minari/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
+    Example(f"rbtool convert ./{SOURCE}/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
-    Example("rbtool convert ./minari/tuple/trunc-v0 ./tuple --dry-run --json", "what would be written, as JSON"),
+    Example(
+        f"rbtool convert ./{SOURCE}/tuple/trunc-v0 ./tuple --dry-run --json",
+        "what would be written, as JSON",
+    ),
 )
 
 
@@ -136,8 +151,8 @@ def convert(
 ) -> None:
     """Turn a dataset on this machine into TED.
 
-    Reads Minari datasets: HDF5, arrow and parquet; and datasets in TED and checkpoints, to put them into another
-    layout. DEST appears when it is complete, or not at all.
+    Reads datasets of other libraries: HDF5, arrow and parquet; and datasets in TED and checkpoints, to put them into
+    another layout. DEST appears when it is complete, or not at all.
     """
     from ..core.verbs.convert import convert as run
 
@@ -150,9 +165,15 @@ def convert(
 
 
 EXPORT_EXAMPLES = (
-    Example("rbtool export ./cartpole ./cartpole-minari --to minari", "a folder that Minari opens"),
+    Example(
+        f"rbtool export ./cartpole ./cartpole-{SOURCE} --to {SOURCE}",
+        f"a folder that {EXAMPLE_SOURCE.title} opens",
+    ),
     Example("rbtool export ./cartpole ./cartpole.npz --to npz --episodes 0:10", "some episodes for NumPy"),
-    Example("rbtool export minari:cartpole/scripted-v0 ./table --to parquet", "tables for pandas and its like"),
+    Example(
+        f"rbtool export {STORED} ./table --to parquet",
+        "tables for pandas and its like",
+    ),
     Example("rbtool export ./cartpole ./plain.h5 --to h5 --dry-run --json", "what would be written, as JSON"),
 )
 

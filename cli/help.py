@@ -10,6 +10,13 @@ from typing import Any, NamedTuple, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ..core.declarations import example_source
+
+EXAMPLE_SOURCE = example_source()
+SOURCE = EXAMPLE_SOURCE.name
+STORED = f"{SOURCE}:cartpole/scripted-v0"
+"""The source, and a stored dataset, that examples name."""
+
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 COMMON = {
     "as_json": "--json",

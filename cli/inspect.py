@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.progress import readable_size as size
-from .help import Example
+from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .options import Dataset, Root, ends, not_following, verb, without_final
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
@@ -261,9 +261,12 @@ def _step_by_step(
 
 
 EXAMPLES = (
-    Example("rbtool inspect minari:cartpole/scripted-v0", "what is in a stored dataset"),
+    Example(f"rbtool inspect {STORED}", "what is in a stored dataset"),
     Example("rbtool inspect ./cartpole --episode 3 --head 5", "the first steps of an episode, row by row"),
-    Example("rbtool inspect ./minari/tuple/trunc-v0", "a raw Minari dataset, before it is converted"),
+    Example(
+        f"rbtool inspect ./{SOURCE}/tuple/trunc-v0",
+        f"a raw {EXAMPLE_SOURCE.title} dataset, before it is converted",
+    ),
     Example("rbtool inspect ./cartpole.h5 --json", "a checkpoint, as JSON"),
 )
 

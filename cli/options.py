@@ -21,7 +21,7 @@ from .. import __version__
 from ..core.errors import UsageError
 from ..core.progress import readable_size as size
 from .failures import Stopped, report
-from .help import CONTEXT, Example, VerbCommand, VerbGroup, examples_text
+from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
 from .text import Line, Styled, clean_lines, counted
 
@@ -41,7 +41,8 @@ Compress: TypeAlias = Annotated[
     typer.Option("--compress", metavar="FIELD=HOW", help="For packed: observation.image=zstd:3, or lz4. Repeatable."),
 ]
 Dataset: TypeAlias = Annotated[
-    str, typer.Argument(metavar="DATASET", help="A path, or a stored dataset like minari:D4RL/door/human-v2.")
+    str,
+    typer.Argument(metavar="DATASET", help=f"A path, or a stored dataset like {SOURCE}:{EXAMPLE_SOURCE.example[0]}."),
 ]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")]
 Episodes: TypeAlias = Annotated[

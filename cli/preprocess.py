@@ -10,7 +10,7 @@ import typer
 
 from ..core.declarations import OPERATION_OPTIONS
 from .failures import stdout_to_stderr
-from .help import Example
+from .help import STORED, Example
 from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, show_published, verb
 from .output import Output
 
@@ -108,7 +108,7 @@ EXAMPLES = (
         "a function in a file, run by two processes",
     ),
     Example(
-        "rbtool preprocess minari:cartpole/scripted-v0 --fn prep:normalise --dest ./first --num-frames 100",
+        f"rbtool preprocess {STORED} --fn prep:normalise --dest ./first --num-frames 100",
         "a function of an importable module, on the first 100 steps",
     ),
     Example(

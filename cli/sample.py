@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.progress import readable_size as size
-from .help import Example
+from .help import STORED, Example
 from .options import Dataset, Root, verb
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
-    Example("rbtool sample minari:cartpole/scripted-v0 -n 4 --json", "which steps, and what they are like, as JSON"),
+    Example(
+        f"rbtool sample {STORED} -n 4 --json",
+        "which steps, and what they are like, as JSON",
+    ),
     Example(
         "rbtool sample ./cartpole --sampler slice --slice-len 32 --seed 0",
         "eight runs of 32 steps, each of one episode",

@@ -20,7 +20,9 @@ class FormatDeclaration:
     """A format: `reader`, `source` and `sink` are `module:Class` inside `package`, None where there is none.
 
     `order` is its position in lists. `written` describes an export; `opened` has what follows its path, and a line of
-    Python that opens it, with `{}` for the path.
+    Python that opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the
+    source, and words that name it; `variable` the environment variable of the source's local cache. `demo` is a
+    `DemoRecorder`, like `reader`.
     """
 
     name: str
@@ -31,10 +33,14 @@ class FormatDeclaration:
     sink: str | None = None
     written: str = ""
     opened: tuple[str, str] = ("", "")
+    title: str = ""
+    example: tuple[str, str] = ("", "")
+    variable: str = ""
+    demo: str | None = None
 
-    def target(self, kind: Literal["reader", "source", "sink"]) -> str | None:
+    def target(self, kind: Literal["reader", "source", "sink", "demo"]) -> str | None:
         """The class of that kind as `module:Class` with the full name of the module; None where there is none."""
-        found = {"reader": self.reader, "source": self.source, "sink": self.sink}[kind]
+        found = {"reader": self.reader, "source": self.source, "sink": self.sink, "demo": self.demo}[kind]
         return None if found is None else f"{self.package}.{found}"
 
 
@@ -49,9 +55,14 @@ def declared() -> tuple[FormatDeclaration, ...]:
     return tuple(sorted(found, key=lambda one: (one.order, one.name)))
 
 
+def example_source() -> FormatDeclaration:
+    """The first source, for examples in help and hints."""
+    return next(one for one in declared() if one.source is not None)
+
+
 def source_example() -> str:
-    """The name of the first source, for examples in help and hints."""
-    return next(one.name for one in declared() if one.source is not None)
+    """The name of the first source."""
+    return example_source().name
 
 
 def declared_sources() -> str:

@@ -14,6 +14,10 @@ FORMATS = (
         reader="reader:MinariReader",
         source="source:MinariSource",
         sink="export:MinariExporter",
+        title="Minari",
+        example=("D4RL/door/human-v2", "door-human-v1"),
+        variable="MINARI_DATASETS_PATH",
+        demo="demo:MinariDemo",
         opened=("/data", "import minari; print(minari.MinariDataset({}))"),
     ),
 )

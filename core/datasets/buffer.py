@@ -271,7 +271,7 @@ def load_dataset(
     verify: bool = False,
     root: str | os.PathLike[str] | None = None,
 ) -> DatasetReplayBuffer:
-    """Open a stored dataset (a path or `source:id`, like `minari:D4RL/door/human-v2`) as a `TensorDictReplayBuffer`.
+    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`.
 
     The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
     `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The

@@ -25,7 +25,7 @@ _PARTS = {
 def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
     """Return the spec of what a space holds; gymnasium is not needed.
 
-    `space` is an object of gymnasium or the JSON document of one, as `Manifest.spaces` and Minari have it:
+    `space` is an object of gymnasium or the JSON document of one, as `Manifest.spaces` has it:
     `{"type": "Box", "dtype", "shape", "low", "high"}`, whose bounds are numbers, nested lists or the strings
     `"inf"` and `"-inf"`; `Discrete` (n, start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, `Dict` and
     `Tuple` with their `subspaces`. Elements of a Tuple are named by their numbers, as in the data; a subspace of None

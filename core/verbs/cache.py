@@ -116,7 +116,7 @@ def rm(
 ) -> CacheRmResult:
     """Remove datasets and checkpoints below the root, and the originals they were made from.
 
-    Each name is `source:id`, a path below the root, or a shell pattern of names (`minari:D4RL/door/*`). An original
+    Each name is `source:id`, a path below the root, or a shell pattern of names (`source:group/*`). An original
     is removed with the dataset of its name, and with the last dataset made from it. `confirm` is called with the
     planned removal; if it returns False, nothing is removed. After an interruption each dataset is either complete
     or a leftover for `prune`.

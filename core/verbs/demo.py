@@ -1,135 +1,56 @@
-"""`demo`: record episodes with gymnasium and run every verb on them, from Minari dataset to training batch."""
+"""`demo`: record episodes with gymnasium and run every verb on them, from the source to training batches."""
 
 from __future__ import annotations
 
-import contextlib
-import math
+import importlib
 import os
 import shlex
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
+from ..declarations import FormatDeclaration, declared
 from ..encodings.layout import Form
 from ..errors import UsageError
 from ..format import fs
 from ..progress import Progress, Silent
 from .results import Result
 
-Observation: TypeAlias = np.ndarray[Any, Any]
-Policy: TypeAlias = Callable[[Observation, np.random.Generator], Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """A Minari dataset to record: id, environment, number of episodes, policy."""
-
-    id: str
-    environment: str
-    episodes: int
-    policy: Policy
-    about: str
+class DemoRecording(Protocol):
+    """A dataset that the demo records: its id, its environment, and a short name, used for files."""
 
     @property
-    def name(self) -> str:
-        """The short name, used for files."""
-        return self.id.split("/")[0]
+    def id(self) -> str: ...
+
+    @property
+    def environment(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
 
 
-def _balance(observation: Observation, draw: np.random.Generator) -> Any:
-    """Push the cart under the falling pole; half of the actions are random, so that episode lengths differ."""
-    wanted = int(observation[2] + 0.3 * observation[3] + 0.1 * observation[1] > 0)
-    return np.int64(draw.integers(2) if draw.random() < 0.5 else wanted)
+class DemoRecorder(Protocol):
+    """Records the datasets of the demo in the local cache of the source that declares it."""
+
+    recordings: ClassVar[tuple[DemoRecording, ...]]
+
+    def record(self, folder: Path, progress: Progress) -> None:
+        """Record all datasets into a new cache at `folder`, which appears when it is complete."""
+
+    def cache_at(self, folder: Path) -> AbstractContextManager[None]:
+        """Make `folder` the local cache of the source within the context."""
 
 
-def _swing(observation: Observation, draw: np.random.Generator) -> Any:
-    """Swing the pendulum up by its energy, then balance it; with some noise."""
-    cosine, sine, speed = map(float, observation)
-    if cosine > 0.9:
-        torque = -12 * math.atan2(sine, cosine) - 3 * speed
-    else:
-        torque = 2 * math.copysign(1, speed) * (speed**2 / 6 + 5 * cosine < 5)
-    return np.asarray(np.clip([torque + draw.normal(0, 0.3)], -2, 2), np.float32)
-
-
-RECORDINGS = (
-    Recording("cartpole/demo-v0", "CartPole-v1", 40, _balance, "a scripted policy that acts at random half the time"),
-    Recording("pendulum/demo-v0", "Pendulum-v1", 12, _swing, "a scripted policy that swings up and balances"),
-)
-
-
-@contextlib.contextmanager
-def minari_folder(folder: Path) -> Iterator[None]:
-    """Set `MINARI_DATASETS_PATH`, the local Minari cache, to `folder` within the context."""
-    before = os.environ.get("MINARI_DATASETS_PATH")
-    os.environ["MINARI_DATASETS_PATH"] = str(folder.absolute())  # Minari joins a relative one twice
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MINARI_DATASETS_PATH"]
-        else:
-            os.environ["MINARI_DATASETS_PATH"] = before
-
-
-def record_all(folder: Path, progress: Progress) -> None:
-    """Record all of `RECORDINGS` into a new Minari cache at `folder`; the seeds are fixed.
-
-    Fills `EpisodeBuffer`s directly, because Minari's own collector needs jax. The folder appears when it is complete.
-    """
-    building = folder.with_name(f".{folder.name}.new")
-    fs.remove(building)
-    fs.make_folder(building)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import minari
-
-        progress.start("recording", sum(recording.episodes for recording in RECORDINGS), "episodes")
-        with minari_folder(building):
-            for recording in RECORDINGS:
-                buffers = []
-                for buffer in _recorded_episodes(recording):
-                    buffers.append(buffer)
-                    progress.advance(1)
-                minari.create_dataset_from_buffers(
-                    recording.id,
-                    buffers,
-                    env=recording.environment,
-                    algorithm_name=recording.about,
-                    author="rbtool demo",
-                    description=f"{recording.environment}, played by {recording.about}",
-                )
-        progress.done()
-    fs.rename(building, folder)
-
-
-def _recorded_episodes(recording: Recording) -> Iterator[Any]:
-    """Run the episodes and yield a Minari buffer for each."""
-    import gymnasium
-    from minari.data_collector import EpisodeBuffer
-
-    draw = np.random.default_rng(0)
-    environment = gymnasium.make(recording.environment)
-    for number in range(recording.episodes):
-        observation, _ = environment.reset(seed=number)
-        buffer = EpisodeBuffer(id=number, seed=number, observations=[observation], actions=[])
-        over = False
-        while not over:
-            action = recording.policy(observation, draw)
-            observation, reward, terminated, truncated, _ = environment.step(action)
-            buffer.observations.append(observation)
-            buffer.actions.append(action)
-            buffer.rewards.append(float(reward))
-            buffer.terminations.append(terminated)
-            buffer.truncations.append(truncated)
-            over = terminated or truncated
-        yield buffer
-    environment.close()
+def _recorder() -> tuple[FormatDeclaration, DemoRecorder]:
+    """Return the first declared recorder, and the declaration of its source."""
+    declaration = next(one for one in declared() if one.demo is not None)
+    module, _, name = str(declaration.target("demo")).partition(":")
+    made: DemoRecorder = getattr(importlib.import_module(module), name)()
+    return declaration, made
 
 
 FORMS: tuple[Form, ...] = ("ted", "flat", "nested", "h5")
@@ -207,11 +128,14 @@ def demo(
     """
     started, home, progress = time.perf_counter(), Path(folder), progress or Silent()
     _claim(home)
-    if not (home / "minari").exists():
-        progress.note(f"recording episodes of {' and '.join(one.environment for one in RECORDINGS)}")
-        record_all(home / "minari", progress)
-    progress.note(f"$ export MINARI_DATASETS_PATH={_quoted(home / 'minari')} RBTOOL_HOME={_quoted(home / 'store')}")
-    datasets = tuple(_DemoRun(home, recording, progress, show).run() for recording in RECORDINGS)
+    source, recorder = _recorder()
+    raw = home / source.name
+    if not raw.exists():
+        progress.note(f"recording episodes of {' and '.join(one.environment for one in recorder.recordings)}")
+        recorder.record(raw, progress)
+    progress.note(f"$ export {source.variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
+    with recorder.cache_at(raw):
+        datasets = tuple(_DemoRun(home, source.name, one, progress, show).run() for one in recorder.recordings)
     return DemoResult(
         folder=home,
         root=home / "store",
@@ -247,13 +171,16 @@ def _quoted(path: Path) -> str:
 class _DemoRun:
     """Runs the verbs on one dataset."""
 
-    def __init__(self, home: Path, recording: Recording, progress: Progress, show: Callable[[Any], None]) -> None:
+    def __init__(
+        self, home: Path, source: str, recording: DemoRecording, progress: Progress, show: Callable[[Any], None]
+    ) -> None:
         self.home = home
+        self.source = source
         self.recording = recording
         self.progress = progress
         self.show = show
         self.root = home / "store"
-        self.stored = f"minari:{recording.id}"
+        self.stored = f"{source}:{recording.id}"
 
     def run(self) -> DemoDataset:
         """Run all steps."""
@@ -261,9 +188,8 @@ class _DemoRun:
         from .sample import sample
 
         name = self.recording.name
-        self._note_command("download", "minari", self.recording.id, "--local")
-        with minari_folder(self.home / "minari"):
-            got = download("minari", self.recording.id, local=True, root=self.root, progress=self.progress)
+        self._note_command("download", self.source, self.recording.id, "--local")
+        got = download(self.source, self.recording.id, local=True, root=self.root, progress=self.progress)
         self._inspect()
         normalised = self.home / "normalised" / name
         digest = self._preprocess(normalised)
@@ -273,10 +199,10 @@ class _DemoRun:
         self.show(sample(normalised, 256, seed=0))
         return DemoDataset(
             name=self.stored,
-            source=self.home / "minari" / self.recording.id,
+            source=self.home / self.source / self.recording.id,
             steps=got.steps,
             episodes=got.episodes,
-            dataset=self.root / "minari" / self.recording.id,
+            dataset=self.root / self.source / self.recording.id,
             content_digest=got.content_digest or "",
             normalised=normalised,
             normalised_digest=digest,

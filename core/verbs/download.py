@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..declarations import example_source
 from ..errors import UsageError, nearest
 from ..format.episodes import normal_form
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
@@ -125,7 +126,8 @@ def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
         line = f"rbtool download {known[0]} {shlex.quote(source)}"
         raise UsageError(f"no source is named for {source!r}", hint=f"name it, like: {line}")
     source_class(source)
-    raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} D4RL/door/human-v2")
+    example = example_source().example[0]
+    raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} {example}")
 
 
 def _refuse_remote_options(**given: object) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import rbtool
+from rbtool.converters.minari.demo import RECORDINGS, minari_folder
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.verbs.demo import RECORDINGS, DemoResult, minari_folder
+from rbtool.core.verbs.demo import DemoResult
 
 
 @pytest.fixture(scope="module")
