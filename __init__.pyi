@@ -88,6 +88,7 @@ from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDic
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
 from .core.verbs.check import check as check
+from .core.verbs.check import repair as repair
 from .core.verbs.convert import convert as convert
 from .core.verbs.demo import demo as demo
 from .core.verbs.download import download as download
@@ -96,7 +97,6 @@ from .core.verbs.inspect import inspect as inspect
 from .core.verbs.listing import list_datasets
 from .core.verbs.listing import list_remote as list_remote
 from .core.verbs.preprocess import preprocess as preprocess
-from .core.verbs.repair import repair as repair
 from .core.verbs.sample import sample as sample
 from .core.verbs.stats import stats as stats
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter

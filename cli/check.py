@@ -98,7 +98,7 @@ def repair(
 
     Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
     """
-    from ..core.verbs.repair import repair as run
+    from ..core.verbs.check import repair as run
 
     with out.progress() as progress:
         result = run(path, yes=yes, dry_run=dry_run, progress=progress)

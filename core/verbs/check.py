@@ -1,4 +1,4 @@
-"""`check`: test a dataset or checkpoint against the rules of TED and against its own manifest."""
+"""`check`: test a dataset or checkpoint against the rules of TED and its manifest; `repair`: restore a recording."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..encodings.layout import STORAGE
-from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..format import fs
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
+from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
+from ..format.packed.recording import COMMITS
+from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..format.returns import return_field_of
+from ..format.staging import mend
 from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..ted.episodes import EndReason
 from ..ted.rules import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
 from ..torchrl.reader import BUFFER
-from .check_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 from .results import Result, seconds_since
-from .saved_steps import has_steps, open_saved
+from .saved_steps import BUFFER_RULES, NO_DIGESTS, buffer_findings, has_steps, open_saved
 
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
@@ -250,3 +254,88 @@ def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:
 def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
     for rule in rules:
         yield from rule.findings()
+
+
+# Repair ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairResult(Result):
+    """The restored dataset at `path`: `steps` in `episodes`.
+
+    `lost_episodes` were finished and are damaged, or follow a damaged one; `cut_bytes` belong to no valid episode. The
+    files `remade` were damaged and could be rebuilt without loss. `repaired` is False if there was nothing to do or
+    with `dry_run`.
+    """
+
+    kind: ClassVar[str] = "repair"
+    path: Path
+    steps: int
+    episodes: int
+    lost_episodes: int
+    cut_bytes: int
+    remade: tuple[str, ...]
+    repaired: bool
+    dry_run: bool
+    content_digest: str | None
+    seconds: float
+
+
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    yes: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepairResult:
+    """Restore the longest valid prefix of the recording at `path` as a dataset.
+
+    Every byte is compared with the digest that was recorded when its episode was finished. The unfinished episode is
+    cut. Finished episodes that are damaged, follow a damaged one, or are missing from the log are discarded only with
+    `yes`. A recording that is a valid dataset already is left as it is.
+
+    Raises DatasetNotFoundError if there is nothing at `path`, FormatError if it is not a recording, CorruptDataError
+    if episodes would be discarded, none would be kept, or the contents cannot be determined, and UsageError while
+    another process records there.
+    """
+    started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
+    mend(folder)
+    if not folder.exists():
+        raise DatasetNotFoundError(f"there is nothing at {folder}")
+    progress.start("looking over", None, "episodes")
+    state = examine_recording(folder, progress.advance)
+    progress.done()
+    require_restorable(folder, state)
+    if state.lost and not yes and not dry_run:
+        raise CorruptDataError(_loss(folder, state), hint="add --yes to keep what can be, and to give up the rest")
+    digest = Manifest.load(folder).content_digest if state.sealed else None
+    if not state.sealed and not dry_run:
+        digest = repair_recording(folder, state).content_digest
+    return RepairResult(
+        path=folder,
+        steps=state.commits[-1].steps if state.commits else 0,
+        episodes=len(state.commits),
+        lost_episodes=state.lost,
+        cut_bytes=max(0, state.surplus),
+        remade=state.damaged,
+        repaired=not state.sealed and not dry_run,
+        dry_run=dry_run,
+        content_digest=digest,
+        seconds=seconds_since(started),
+    )
+
+
+def _loss(folder: Path, state: RecordingState) -> str:
+    """Return a message that names the episodes that would be discarded, and the reason."""
+    least, total = "at least " * state.unlisted, len(state.commits) + state.lost
+    reason = (
+        f"{COMMITS} was cut, and nothing is left to compare the others with"
+        if state.unlisted
+        else f"{state.missing[0]} is missing"
+        if state.missing
+        else f"number {len(state.commits) + 1:,} is damaged"
+    )
+    return (
+        f"{folder} has {least}{total:,} finished episode{'s' * (total > 1)}, of which the first {len(state.commits):,} "
+        f"can be restored: {reason}"
+    )

@@ -104,11 +104,6 @@ class SamplerOptions:
         return "slice_len" in SAMPLERS[self.sampler]
 
     @property
-    def by_priority(self) -> bool:
-        """Whether the sampler draws by priority."""
-        return "alpha" in SAMPLERS[self.sampler]
-
-    @property
     def strict_length(self) -> bool:
         """Whether episodes shorter than a slice are left out."""
         return not self.pad if self.strict is None else self.strict

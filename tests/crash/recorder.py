@@ -27,7 +27,7 @@ from rbtool.core.errors import FormatError
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.verbs.repair import repair
+from rbtool.core.verbs.check import repair
 
 
 def record(ted: Path, dest: Path, safe: Path) -> None:

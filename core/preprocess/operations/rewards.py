@@ -234,8 +234,12 @@ class _Returns(RowOperation):
     whole_episodes: ClassVar[bool] = True
     out: ClassVar[Key]
 
-    def _step(self, fields: Fields, gamma: float) -> BoundOperation:
-        require_discount(gamma, self.name)
+    gamma: float
+
+    def __post_init__(self) -> None:
+        require_discount(self.gamma, self.name)
+
+    def plan(self, fields: Fields) -> BoundOperation:
         if NEXT_REWARD not in fields:
             raise UsageError(f"{self.name} needs next.reward, which is not there")
         field = one_step_reward(fields)
@@ -248,7 +252,7 @@ class _Returns(RowOperation):
             raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which is there already")
         made = Field(self.out, reward_type(field, self.name), field.shape, "info")
         return _BoundReturn(
-            fields.replaced({self.out: made}, made=[self.out]), self.out, field.key, _flags_there(fields), gamma
+            fields.replaced({self.out: made}, made=[self.out]), self.out, field.key, _flags_there(fields), self.gamma
         )
 
 
@@ -268,12 +272,6 @@ class AddReturnToGo(_Returns):
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         return [cls(discount.or_else(1.0))]
 
-    def __post_init__(self) -> None:
-        require_discount(self.gamma, self.name)
-
-    def plan(self, fields: Fields) -> BoundOperation:
-        return self._step(fields, self.gamma)
-
 
 @dataclass(frozen=True)
 class AddMcReturn(_Returns):
@@ -285,17 +283,10 @@ class AddMcReturn(_Returns):
 
     name: ClassVar[str] = "mc-return"
     out: ClassVar[Key] = ("mc_return",)
-    gamma: float
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         return [cls(discount.needed(cls.name))]
-
-    def __post_init__(self) -> None:
-        require_discount(self.gamma, self.name)
-
-    def plan(self, fields: Fields) -> BoundOperation:
-        return self._step(fields, self.gamma)
 
 
 class _BoundReturn(BoundOperation):

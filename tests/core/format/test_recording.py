@@ -22,10 +22,9 @@ from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.packed_recording import PackedRecording
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.walks import write_walks
-from rbtool.core.verbs.check import check
+from rbtool.core.verbs.check import check, repair
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
-from rbtool.core.verbs.repair import repair
 
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "both", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"

@@ -22,7 +22,7 @@ from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.digests import flip, without_digests
-from rbtool.core.verbs.check_buffers import buffer_findings
+from rbtool.core.verbs.saved_steps import buffer_findings
 
 THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent for case in THEIRS.glob("*/case.json"))
