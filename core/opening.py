@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from .errors import (
     FormatError,
     RbtoolError,
 )
-from .format.contracts import Array, StepReader
+from .format.contracts import Array, PassedSteps, StepReader
 from .format.episodes import EpisodeTable
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
 from .format.open_files import ListedFiles, one_generation
@@ -37,7 +36,7 @@ SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
 
 
-class BufferSteps(StepReader):
+class BufferSteps(PassedSteps):
     """The rows of the checkpoint of a buffer, or of a TED tree, with what a dataset has and they need not have.
 
     The last step of an episode that was not finished becomes `truncated` and `done`, as in every dataset; its end
@@ -46,8 +45,7 @@ class BufferSteps(StepReader):
     """
 
     def __init__(self, rows: StepReader) -> None:
-        self._raw = rows
-        self.path = rows.path
+        super().__init__(rows)
         self._known = {field.key for field in rows.fields}
         shape = next((field.shape for field in rows.fields if field.key == NEXT_DONE), (1,))
         made = [Field(EPISODE, "int64", (), "id")] if EPISODE not in self._known else []
@@ -59,20 +57,12 @@ class BufferSteps(StepReader):
         self.manifest = replace(rows.manifest, fields=(*rows.fields, *made), request=request)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._raw,)
-
-    def again(self) -> BufferSteps:
-        """Return a reader of the very same files."""
-        return type(self)(self._raw.again())
-
-    def files_state(self) -> str:
-        """Return a fingerprint of the state of the files, which are not read."""
-        return self._raw.files_state()
+        return type(self), (self.source,)
 
     @cached_property
     def episodes(self) -> EpisodeTable:
         """The episodes of the buffer, with the numbers that the rows name where each has one of its own."""
-        columns = self._raw.episodes.columns() | {"episode": self._numbers}
+        columns = self.source.episodes.columns() | {"episode": self._numbers}
         for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
             if key not in self._known:
                 columns[key[1]] = flags_at(self, key, self._ends)
@@ -89,16 +79,10 @@ class BufferSteps(StepReader):
         what = some if count == 1 else f"{count:,} episodes that were not finished end"
         return replace(self.manifest, notes=(*self.manifest.notes, f"{what} truncated: the flags were set"))
 
-    @property
-    def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to episodes."""
-        return self._raw.episode_text
-
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one TED leaf."""
         leaf = self._leaf(key, start, stop)
         if key in self._known:
-            rows = self._raw.read(key, start, stop)
+            rows = self.source.read(key, start, stop)
         elif key == EPISODE:
             return self._numbers[np.searchsorted(self._ends, np.arange(start, stop))]
         else:
@@ -109,31 +93,10 @@ class BufferSteps(StepReader):
             rows[self._unfinished[low:high] - start] = True
         return rows
 
-    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf."""
-        yield self.read(key, start, stop)
-
-    def documents(self) -> dict[str, bytes]:
-        """Metadata files that were saved with the steps."""
-        return self._raw.documents()
-
-    @property
-    def has_digests(self) -> bool:
-        """Whether digests were recorded."""
-        return self._raw.has_digests
-
-    def verify_files(self) -> None:
-        """Compare the files with their digests, where there are any."""
-        self._raw.verify_files()
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._raw.close()
-
     def _made_flags(self, key: Key, start: int, stop: int) -> Array:
         """Make a flag that is missing: what ends an episode terminates it, unless another flag is set."""
         if NEXT_DONE in self._known:
-            done: Array = self._raw.read(NEXT_DONE, start, stop) != 0
+            done: Array = self.source.read(NEXT_DONE, start, stop) != 0
         else:
             done = np.zeros((stop - start, 1), bool)
             finished = np.setdiff1d(self._ends, self._unfinished)
@@ -143,7 +106,7 @@ class BufferSteps(StepReader):
             return done
         other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
         if other in self._known:
-            flags: Array = self._raw.read(other, start, stop) != 0
+            flags: Array = self.source.read(other, start, stop) != 0
             if flags.size != done.size:  # one flag for each agent, and one `done` for all
                 flags = flags.reshape(len(flags), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
             else:
@@ -154,14 +117,14 @@ class BufferSteps(StepReader):
 
     @cached_property
     def _ends(self) -> Array:
-        table = self._raw.episodes
+        table = self.source.episodes
         ends: Array = table.start + table.length - 1
         return ends
 
     @cached_property
     def _unfinished(self) -> Array:
         """The last steps of episodes that no flag ends."""
-        table = self._raw.episodes
+        table = self.source.episodes
         flagged = table.terminated | table.truncated | (table.end_reason != EndReason.END_OF_FILE)
         unfinished: Array = self._ends[~flagged]
         return unfinished
@@ -169,11 +132,11 @@ class BufferSteps(StepReader):
     @cached_property
     def _numbers(self) -> Array:
         """What the rows call the episodes; what the table calls them if that is not one number for each."""
-        table = self._raw.episodes
-        field = next((field for field in self._raw.fields if field.key == EPISODE), None)
+        table = self.source.episodes
+        field = next((field for field in self.source.fields if field.key == EPISODE), None)
         if field is None or field.shape not in {(), (1,)} or "int" not in field.dtype:
             return table.episode
-        rows = [self._raw.read(EPISODE, int(start), int(start) + 1).reshape(1) for start in table.start]
+        rows = [self.source.read(EPISODE, int(start), int(start) + 1).reshape(1) for start in table.start]
         numbers = np.concatenate(rows).astype(np.int64) if rows else table.episode
         return numbers if len(np.unique(numbers)) == len(numbers) else table.episode
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,19 @@ def _write_explicit(
                 sink.append(leaf, rows if len(rows) == len(chosen) else rows[chosen - low])
 
 
+def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[Key, Array]:
+    """Rows that each stored leaf has of each episode, int64 `[episodes]` by place.
+
+    Episodes whose next observations follow have no rows in the leaves of those that do not.
+    """
+    chosen = np.zeros(len(lengths), np.int64)
+    chosen[explicit] = 1
+    counts = {leaf.key: lengths + 1 for leaf in layout.states.values()}
+    counts |= {leaf.key: lengths for leaf in (*layout.steps.values(), *layout.at_root.values())}
+    counts |= {leaf.key: lengths * chosen for leaf in layout.explicit.values()}
+    return counts | {EXPLICIT_EPISODES.key: chosen}
+
+
 Fetch = Callable[[Field, int, int], Array]
 """Reads rows `[start, stop)` of a stored leaf."""
 
@@ -216,3 +230,48 @@ class Expansion:
         """Whether the next rows of some episode that reaches into these steps are stored in full."""
         low, high = self._bounds.before(start), self._bounds.before(stop - 1)
         return bool(self._explicit[low : high + 1].any())
+
+
+class CompactReader(StepReader):
+    """TED rows of compact leaves, of which a subclass reads rows and knows where `_explicit` episodes are."""
+
+    _layout: CompactLayout
+
+    @property
+    @abstractmethod
+    def _explicit(self) -> Array:
+        """Row numbers in the episode table of the episodes whose next rows are stored in full."""
+
+    @abstractmethod
+    def _is_stored(self, leaf: Field) -> bool:
+        """Whether a leaf that is stored only where it is not zero is there."""
+
+    @abstractmethod
+    def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of a stored leaf into a fresh array."""
+
+    @abstractmethod
+    def _view(self, leaf: Field, start: int, stop: int) -> Array:
+        """View the rows that `_fetch` reads where they lie in the file, if they lie together."""
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        return self._expansion.read(self._leaf(key, start, stop), start, stop)
+
+    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
+        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
+        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
+
+    @cached_property
+    def _bounds(self) -> Boundaries:
+        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+
+    @cached_property
+    def _rows(self) -> dict[Key, int]:
+        """How many rows each stored leaf has, by place."""
+        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
+        return {place: int(count.sum()) for place, count in counts.items()}
+
+    @cached_property
+    def _expansion(self) -> Expansion:
+        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if not self._is_stored(leaf))
+        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)

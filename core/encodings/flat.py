@@ -6,7 +6,7 @@ the table of its episodes' shapes, so that tensordict opens it as ragged tensors
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -23,25 +23,11 @@ from ..format.ted.reader import FolderReader
 from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, record_file, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import Field, Key, key_name
-from .compact import Expansion, LeafSink, require_ascending, write_compact
+from .compact import CompactReader, LeafSink, require_ascending, row_counts, write_compact
 from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
-from .rows import Boundaries
 from .streams import Blocks, LeafFile
 
 _TABLE_SUFFIX = ".shape.memmap"
-
-
-def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[Key, Array]:
-    """Rows that each stored leaf has of each episode, int64 `[episodes]` by place.
-
-    Episodes whose next observations follow have no rows in the leaves of those that do not.
-    """
-    chosen = np.zeros(len(lengths), np.int64)
-    chosen[explicit] = 1
-    counts = {leaf.key: lengths + 1 for leaf in layout.states.values()}
-    counts |= {leaf.key: lengths for leaf in (*layout.steps.values(), *layout.at_root.values())}
-    counts |= {leaf.key: lengths * chosen for leaf in layout.explicit.values()}
-    return counts | {EXPLICIT_EPISODES.key: chosen}
 
 
 def nested_leaves(leaves: Mapping[Key, MappedLeaf], episodes: int) -> dict[Key, MappedLeaf]:
@@ -131,7 +117,7 @@ def write_flat(
     return [*records, record_file(folder / STORAGE_METADATA, STORAGE_METADATA)], len(explicit)
 
 
-class FlatReader(FolderReader):
+class FlatReader(CompactReader, FolderReader):
     """TED rows of a checkpoint in layout `flat` or `nested`."""
 
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
@@ -142,19 +128,8 @@ class FlatReader(FolderReader):
             self.listed.check_sizes()
         self._stored = read_tree(self.listed, exact=self._whole)
         self._layout = CompactLayout.of(self.fields, "nested" if self.manifest.layout == "nested" else "flat")
-        self._explicit = self._read_explicit()
         self._window = MappedWindow()
-        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
-        self._rows = {place: int(count.sum()) for place, count in counts.items()}
         self._check_leaves()
-
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one TED leaf."""
-        return self._expansion.read(self._leaf(key, start, stop), start, stop)
-
-    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
-        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
 
     @cached_property
     def filled(self) -> FilledStorage:
@@ -163,20 +138,13 @@ class FlatReader(FolderReader):
         document = parse_json(self.listed.read(STORAGE_METADATA), str(path))
         return FilledStorage.from_document(document, self.manifest.steps, str(path))
 
-    @cached_property
-    def _expansion(self) -> Expansion:
-        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in self._stored)
-        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
-
-    @cached_property
-    def _bounds(self) -> Boundaries:
-        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+    def _is_stored(self, leaf: Field) -> bool:
+        return leaf.key in self._stored
 
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
         return self.read_leaf(leaf.key, leaf, start, stop)
 
     def close(self) -> None:
-        """Close the files this process opened."""
         self._window.close()
         super().close()
 
@@ -185,7 +153,8 @@ class FlatReader(FolderReader):
         file = (self.listed.descriptor(name), 0) if leaf.row_bytes else (-1, 0)
         return self._window.rows(file, self.path / name, leaf, start, stop)
 
-    def _read_explicit(self) -> Array:
+    @cached_property
+    def _explicit(self) -> Array:
         if EXPLICIT_EPISODES.key not in self._stored:
             return np.empty(0, np.int64)
         name = leaf_path(EXPLICIT_EPISODES.key)

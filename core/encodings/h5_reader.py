@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, RbtoolError
-from ..format.contracts import Array, StepReader
+from ..format.contracts import Array
 from ..format.digest import FileRecord, digest_bytes, open_regular
 from ..format.documents import parse_json
 from ..format.episodes import COLUMNS, FINAL, EpisodeTable, parse_episode_text
-from ..format.open_files import MappedWindow, OpenFiles, changed, digest_mapped
+from ..format.open_files import MappedWindow, OpenedReader, OpenFiles, changed, digest_mapped
 from ..format.staging import mend
-from ..ted.schema import DTYPES, Field, Key, key_from_stem
-from .compact import Expansion, require_ascending
-from .flat import row_counts
+from ..ted.schema import DTYPES, Field, key_from_stem
+from .compact import CompactReader, require_ascending
 from .h5_layout import (
     DATA,
     EPISODES,
@@ -32,7 +31,6 @@ from .h5_layout import (
     verify_block,
 )
 from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
-from .rows import Boundaries
 
 if TYPE_CHECKING:
     import h5py
@@ -171,17 +169,14 @@ class H5Source:
             raise CorruptDataError(f"{self.path}: HDF5 cannot read {name or 'the file'}: {error}") from error
 
 
-class H5Reader(StepReader):
-    """TED rows of a checkpoint in layout `h5`.
-
-    `files` has the file open, which this closes: what is put at `path` later is never read.
-    """
+class H5Reader(CompactReader, OpenedReader):
+    """TED rows of a checkpoint in layout `h5`."""
 
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         mend(path)
         self.path = path
-        self._file = files or OpenFiles(path.parent)
-        place = self._file.place(path.name)
+        self.files = files or OpenFiles(path.parent)
+        place = self.files.place(path.name)
         self.manifest, self._block = read_block(path, place)
         if self.manifest.layout != "h5" or [file.path for file in self.manifest.files] != [DATA]:
             raise FormatError(f"{path} has layout {self.manifest.layout}, h5 is expected here")
@@ -190,20 +185,8 @@ class H5Reader(StepReader):
         self._source = H5Source(path, place)
         self._window = MappedWindow()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self._file)
-
-    def again(self) -> H5Reader:
-        """Return a reader of the very same file, for another thread or process."""
-        return type(self)(self.path, self._file.again())
-
-    def files_state(self) -> str:
-        """Return a fingerprint of the state of the file, which is not read."""
-        return self._file.state()
-
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episode table, read at first use."""
         count = self.manifest.episodes
         columns = {}
         stored = self._names(EPISODES)
@@ -217,28 +200,18 @@ class H5Reader(StepReader):
 
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to episodes, read at first use."""
         if TEXT not in self._names(""):
             return None
         return parse_episode_text(self._read_part(TEXT), f"{self.path}/{TEXT}")
 
     def documents(self) -> dict[str, bytes]:
-        """The source's own metadata files by name."""
         return {key_from_stem(stem): self._read_part(f"{SOURCE}/{stem}") for stem in self._names(SOURCE)}
-
-    def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one TED leaf."""
-        return self._expansion.read(self._leaf(key, start, stop), start, stop)
-
-    def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
-        return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
 
     def verify_files(self) -> None:
         """Compare all data with their digest, and the manifest with the form it is written in."""
         self._check_size()
-        verify_block(self.path, self._file.place(self.path.name))
-        descriptor = self._file.descriptor(self.path.name)
+        verify_block(self.path, self.files.place(self.path.name))
+        descriptor = self.files.descriptor(self.path.name)
         if digest_mapped(descriptor, self.path, self._block) != self.manifest.files[0].digest:
             raise changed(self.path)
 
@@ -246,7 +219,7 @@ class H5Reader(StepReader):
         """Close the file."""
         self._window.close()
         self._source.close()
-        self._file.close()
+        self.files.close()
 
     @cached_property
     def filled(self) -> FilledStorage:
@@ -256,15 +229,8 @@ class H5Reader(StepReader):
         origin = f"{self.path}/{STORAGE}"
         return FilledStorage.from_document(parse_json(self._read_part(STORAGE), origin), self.manifest.steps, origin)
 
-    @cached_property
-    def _expansion(self) -> Expansion:
-        stored = {leaf.key for leaf in self._layout.at_root.values() if self._source.has(h5_path(leaf.key))}
-        trivial = frozenset(key for key, leaf in self._layout.at_root.items() if leaf.key not in stored)
-        return Expansion(self._layout, self._bounds, self._explicit, trivial, self._fetch)
-
-    @cached_property
-    def _bounds(self) -> Boundaries:
-        return Boundaries(self.episodes, self.manifest.steps, str(self.path))
+    def _is_stored(self, leaf: Field) -> bool:
+        return self._source.has(h5_path(leaf.key))
 
     @cached_property
     def _explicit(self) -> Array:
@@ -273,11 +239,6 @@ class H5Reader(StepReader):
             return np.empty(0, np.int64)
         explicit = self._source.column(name, EXPLICIT_EPISODES.numpy)
         return require_ascending(explicit, self.manifest.episodes, f"{self.path}/{name}")
-
-    @cached_property
-    def _rows(self) -> dict[Key, int]:
-        counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
-        return {place: int(count.sum()) for place, count in counts.items()}
 
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
         if not leaf.row_bytes:
@@ -317,6 +278,6 @@ class H5Reader(StepReader):
             raise changed(self.path / name)
 
     def _check_size(self) -> None:
-        expected, found = self._block + self.manifest.files[0].size, self._file.size(self.path.name) or 0
+        expected, found = self._block + self.manifest.files[0].size, self.files.size(self.path.name) or 0
         if found != expected:
             raise CorruptDataError(f"{self.path} has {found:,} bytes, the manifest says {expected:,}: it was cut")

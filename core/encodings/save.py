@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptDataError, FormatError
-from ..format.contracts import Array, StepReader
+from ..format.contracts import Array, PassedSteps, StepReader
 from ..format.digest import FileRecord, Hasher, bytes_of
-from ..format.episodes import EpisodeTable, write_episode_text
+from ..format.episodes import write_episode_text
 from ..format.manifest import FORMAT_VERSION, Kind, Manifest, Provenance, content_digest, content_files
 from ..format.open_files import changed
 from ..format.packed.reader import PackedReader
@@ -39,47 +39,32 @@ def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[File
         return [*records, *sink.write_meta(leaves, (source.manifest.steps,))]
 
 
-class VerifyingReader(StepReader):
+class VerifyingReader(PassedSteps):
     """Passes the rows of a dataset in layout `ted` on. `verify_files` then reads only what was not read in order."""
 
+    source: TedReader
+
     def __init__(self, source: TedReader) -> None:
-        self.manifest = source.manifest
-        self.path = source.path
-        self._source = source
+        super().__init__(source)
         self._rows: dict[Key, int] = {}
         self._hashers: dict[Key, Hasher] = {}
-
-    @property
-    def episodes(self) -> EpisodeTable:
-        """The episode table."""
-        return self._source.episodes
-
-    @property
-    def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to episodes."""
-        return self._source.episode_text
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """View rows of one leaf, and add them to its digest if they follow those added before.
 
         The array cannot be written: it shows the file, of which nothing is copied.
         """
-        rows = self._source.view(key, start, stop)
+        rows = self.source.view(key, start, stop)
         if self._rows.setdefault(key, 0) == start:
             self._hashers.setdefault(key, Hasher()).update(bytes_of(rows))
             self._rows[key] = stop
         return rows
 
-    def documents(self) -> dict[str, bytes]:
-        """The source's own metadata files by name."""
-        return self._source.documents()
-
     def verify_files(self) -> None:
-        """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
         files = self.manifest.files
-        self._source.listed.check_sizes()
+        self.source.listed.check_sizes()
         whole = self.verify_read()
-        self._source.listed.verify(file for file in files if file.path not in whole)
+        self.source.listed.verify(file for file in files if file.path not in whole)
 
     def verify_read(self) -> set[str]:
         """Raise CorruptDataError for the first of the leaves read in order whose bytes differ; return their files."""

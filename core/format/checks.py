@@ -15,7 +15,7 @@ from ..errors import CorruptDataError, FormatError
 from ..ted.episodes import Final, rows_equal
 from ..ted.rules import DATA_RULES, Finding, Rows, Rule, Tally
 from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
-from .contracts import Array, StepReader
+from .contracts import Array, PassedSteps, StepReader
 from .episodes import EpisodeTable
 from .open_files import ListedFiles
 from .returns import return_field_of, running_return
@@ -229,7 +229,7 @@ UNVERIFIED = (
 """What is noted of episodes out of files that are damaged."""
 
 
-class SoundSteps(StepReader):
+class SoundSteps(PassedSteps):
     """Some episodes of a dataset or checkpoint, one after the other: those in the rows `rows` of its episode table.
 
     Its files have no digests that the rows could be compared with. `damage` states what is wrong with them, and which
@@ -237,15 +237,11 @@ class SoundSteps(StepReader):
     """
 
     def __init__(self, source: StepReader, rows: Array, notes: Sequence[str] = ()) -> None:
-        self.path = source.path
+        super().__init__(source)
         self.rows = rows
         self.damage = tuple(notes)
-        self._source = source
-        columns = {name: column[rows] for name, column in source.episodes.columns().items()}
-        self._starts, length = columns["start"], columns["length"]
-        columns["start"] = np.cumsum(length) - length
-        columns["explicit_start"] = np.full(len(rows), -1, np.int64)
-        self._table = EpisodeTable.from_columns(columns)
+        self._starts = source.episodes.start[rows]
+        self._table = source.episodes.chosen(rows)
         self.manifest = replace(
             source.manifest, kind="dataset", steps=self._table.steps, episodes=len(rows),
             notes=(*source.manifest.notes, *notes),
@@ -258,17 +254,14 @@ class SoundSteps(StepReader):
 
     @property
     def episodes(self) -> EpisodeTable:
-        """The episode table of these alone."""
         return self._table
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to these episodes."""
-        texts = self._source.episode_text
+        texts = self.source.episode_text
         return None if texts is None else [texts[row] for row in self.rows.tolist()]
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one leaf by position."""
         leaf, table = self._leaf(key, start, stop), self._table
         parts = [np.empty((0, *leaf.shape), leaf.numpy)]
         if start < stop:
@@ -276,27 +269,14 @@ class SoundSteps(StepReader):
             for row in range(first, last + 1):
                 shift = int(self._starts[row] - table.start[row])
                 low, high = max(start, int(table.start[row])), min(stop, int(table.start[row] + table.length[row]))
-                parts.append(self._source.read(key, low + shift, high + shift))
+                parts.append(self.source.read(key, low + shift, high + shift))
         return np.concatenate(parts)
-
-    def documents(self) -> dict[str, bytes]:
-        """The source's own metadata files by name."""
-        return self._source.documents()
 
     def verify_files(self) -> None:
         """The files are known to be damaged: the rules have been tried on the rows instead."""
 
     def again(self) -> SoundSteps:
-        """Return a reader of the very same files."""
-        return type(self)(self._source.again(), self.rows, self.damage)
-
-    def files_state(self) -> str:
-        """Identify the state of the files without reading them."""
-        return self._source.files_state()
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._source.close()
+        return type(self)(self.source.again(), self.rows, self.damage)
 
 
 @contextlib.contextmanager

@@ -192,6 +192,45 @@ class StepReader(Closing, ABC):
         raise SchemaError(f"no field {key_name(key)!r} in {self.path}")
 
 
+class PassedSteps(StepReader):
+    """The steps of another reader, `source`, which this closes; a subclass changes some of what it gives."""
+
+    def __init__(self, source: StepReader) -> None:
+        self.source = source
+        self.path = source.path
+        self.manifest = source.manifest
+
+    @property
+    def has_digests(self) -> bool:
+        return self.source.has_digests
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        return self.source.episodes
+
+    @property
+    def episode_text(self) -> list[dict[str, str]] | None:
+        return self.source.episode_text
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        return self.source.read(key, start, stop)
+
+    def documents(self) -> dict[str, bytes]:
+        return self.source.documents()
+
+    def again(self) -> StepReader:
+        return type(self)(self.source.again())
+
+    def files_state(self) -> str:
+        return self.source.files_state()
+
+    def verify_files(self) -> None:
+        self.source.verify_files()
+
+    def close(self) -> None:
+        self.source.close()
+
+
 class FinalMethodError(UsageError, TypeError):
     """A subclass overrides a method that the contract keeps for itself."""
 

@@ -208,6 +208,13 @@ class EpisodeTable:
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
 
+    def chosen(self, rows: np.ndarray[Any, Any]) -> EpisodeTable:
+        """The table of the episodes in these rows of it, stored one after the other, none of them explicitly."""
+        columns = {name: column[rows] for name, column in self.columns().items()}
+        columns["start"] = np.cumsum(columns["length"]) - columns["length"]
+        columns["explicit_start"] = np.full(len(rows), -1, np.int64)
+        return EpisodeTable.from_columns(columns)
+
     @property
     def steps(self) -> int:
         """Rows of all episodes together."""

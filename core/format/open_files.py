@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..ted.schema import Field
-from .contracts import Array
+from .contracts import Array, Closing, StepReader
 from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_regular, require_regular
 from .documents import parse_json
 from .manifest import MANIFEST, Manifest, is_canonical
@@ -125,7 +125,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class OpenFiles:
+class OpenFiles(Closing):
     """Files of the folder `root`, each opened at its first use and kept open until `close`; no position is shared.
 
     `opened` are descriptors by name that are open already, which this takes over; then there are no others. A pickle
@@ -206,12 +206,6 @@ class OpenFiles:
             os.close(self._folder)
             self._folder = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         if "_folder" in self.__dict__:  # else it was never opened
             self.close()
@@ -245,6 +239,29 @@ class OpenFiles:
             return descriptor
         os.close(descriptor)
         return -1
+
+
+class OpenedReader(StepReader):
+    """Reads `files`, which were opened once and which this closes: what is put at `path` later is never read."""
+
+    files: OpenFiles
+
+    def _arguments(self, files: OpenFiles) -> tuple[object, ...]:
+        """What the class is called with to read `files`."""
+        return self.path, files
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._arguments(self.files)
+
+    def again(self) -> Self:
+        make: Callable[..., Self] = type(self)
+        return make(*self._arguments(self.files.again()))
+
+    def files_state(self) -> str:
+        return self.files.state()
+
+    def close(self) -> None:
+        self.files.close()
 
 
 def _inode(descriptor: int) -> tuple[int, int]:

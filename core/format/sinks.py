@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-
 from ..errors import SchemaError, UsageError
 from ..ted.schema import Field, Key
 from .contracts import Array, StepReader, own_attributes, refuse_overrides
@@ -31,10 +29,7 @@ class Chosen:
     @cached_property
     def table(self) -> EpisodeTable:
         """The episode table of these alone; `start` counts from the first of their steps."""
-        columns = {name: column[self.rows] for name, column in table_with_returns(self.reader).columns().items()}
-        columns["start"] = np.cumsum(columns["length"]) - columns["length"]
-        columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
-        return EpisodeTable.from_columns(columns)
+        return table_with_returns(self.reader).chosen(self.rows)
 
     @property
     def steps(self) -> int:

@@ -241,7 +241,7 @@ class StoredLeaves(Closing, ABC):
         return frozenset(key for key, found in rows.items() if found != steps)
 
 
-class TorchrlSink(ABC):
+class TorchrlSink(Closing, ABC):
     """Takes one leaf after the other, from its first row to its last; a context manager."""
 
     @abstractmethod
@@ -263,13 +263,3 @@ class TorchrlSink(ABC):
     @abstractmethod
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
         """Describe what was written."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close what is open, finished or not."""
-
-    def __enter__(self) -> TorchrlSink:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()

@@ -21,12 +21,12 @@ import numpy as np
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from ..format.contracts import Array, StepReader
+from ..format.contracts import Array
 from ..format.digest import digest_of_stats
 from ..format.documents import load_json, parse_json
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest, Request, has_manifest
-from ..format.open_files import OpenFiles
+from ..format.open_files import OpenedReader, OpenFiles
 from ..format.ted.builder import created_by
 from ..format.ted.tree import MappedLeaf, leaf_path, read_tree
 from ..ted.schema import NEXT, Field, Key, file_stem, key_name, role_of
@@ -111,7 +111,6 @@ class FolderLeaves(StoredLeaves):
                 )
 
     def fetch(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of a file by position."""
         return self.files.rows(leaf_path(key), self.fields[key], start, stop)
 
     def _table(self, key: Key, leaf: MappedLeaf) -> Array:
@@ -191,7 +190,7 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
             raise FormatError(f"{file} has the entry {name!r} that is no tensor; rows are expected")
 
 
-class TorchrlReader(StepReader):
+class TorchrlReader(OpenedReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
     `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. No digest
@@ -206,11 +205,11 @@ class TorchrlReader(StepReader):
         left_out: frozenset[Key] = frozenset(),
         opened: tuple[CompactForm, OpenFiles] | None = None,
     ) -> None:
-        self._form, files = opened or _opened(path)
+        self._form, self.files = opened or _opened(path)
         self.path = path
         self.keys = keys or TorchrlKeys()
         self._left_out = left_out
-        self._stored: StoredLeaves = (H5Leaves if self._form == "h5" else FolderLeaves)(path, self.keys, files)
+        self._stored: StoredLeaves = (H5Leaves if self._form == "h5" else FolderLeaves)(path, self.keys, self.files)
         self._header = self._stored.header
         fields = self._ted_fields()
         self._ended = self._valid_ends()
@@ -220,16 +219,8 @@ class TorchrlReader(StepReader):
             content_digest=self.files_state(), created_by=created_by(),
         )  # fmt: skip
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self.keys, self._left_out, (self._form, self._stored.files))
-
-    def again(self) -> TorchrlReader:
-        """Return a reader of the very same files, for another thread or process."""
-        return type(self)(self.path, self.keys, self._left_out, (self._form, self._stored.files.again()))
-
-    def files_state(self) -> str:
-        """Return a fingerprint of the state of the files, which are not read."""
-        return self._stored.files.state()
+    def _arguments(self, files: OpenFiles) -> tuple[object, ...]:
+        return self.path, self.keys, self._left_out, (self._form, files)
 
     @property
     def filled(self) -> FilledStorage:
@@ -252,7 +243,6 @@ class TorchrlReader(StepReader):
         return None
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one TED leaf."""
         leaf = self._leaf(key, start, stop)
         parts = [self._read(leaf, *run) for run in self._runs(start, stop)]
         if len(parts) == 1:
@@ -260,7 +250,6 @@ class TorchrlReader(StepReader):
         return np.concatenate(parts) if parts else np.empty((0, *leaf.shape), leaf.numpy)
 
     def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf piece by piece."""
         for first, last in self._runs(start, stop):
             yield self._read(self._leaf(key, start, stop), first, last)
 
@@ -272,7 +261,6 @@ class TorchrlReader(StepReader):
         """There are no digests to compare with."""
 
     def close(self) -> None:
-        """Close what is open."""
         self._stored.close()
 
     def _ted_fields(self) -> tuple[Field, ...]:

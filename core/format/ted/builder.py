@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...errors import FormatError
 from ...ted.episodes import BoundaryCounts
 from ...ted.schema import Field, Key, field_named
 from .. import fs
-from ..contracts import Array
+from ..contracts import Array, Closing
 from ..digest import FileRecord, Hasher, bytes_of
 from ..documents import written_time
 from ..episodes import EpisodeRow, EpisodeTable, write_episode_text
@@ -74,7 +74,7 @@ class RowFiles:
             os.close(self._open.pop()[1])
 
 
-class PositionedTree:
+class PositionedTree(Closing):
     """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
 
     `reuse=True` continues with the files that an earlier one made. A context manager: leaving closes the files,
@@ -162,12 +162,6 @@ class PositionedTree:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
 
 def created_by() -> str:
     """Who writes: the entry `created_by` of a manifest."""
@@ -214,7 +208,7 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
     return records
 
 
-class RowBuilder(ABC):
+class RowBuilder(Closing, ABC):
     """Takes TED rows, then the episode table and the origin. A context manager: leaving closes the files."""
 
     @abstractmethod
@@ -241,12 +235,6 @@ class RowBuilder(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the files, finished or not."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 class DatasetBuilder(RowBuilder):

@@ -7,30 +7,29 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError
 from ...ted.episodes import EndReason, end_reason
 from ...ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
-from ..contracts import Array, StepReader
+from ..contracts import Array
 from ..digest import FileRecord
 from ..documents import parse_json
 from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, parse_episode_text
 from ..manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Dropped, Manifest, Request, is_source_document
-from ..open_files import ListedFiles, OpenFiles, view_rows
+from ..open_files import ListedFiles, OpenedReader, OpenFiles, view_rows
 from ..returns import sum_rewards
 from ..staging import mend
 from .builder import created_by
 from .tree import MappedLeaf, batch_of, leaf_path, read_tree
 
 
-class FolderReader(StepReader):
+class FolderReader(OpenedReader):
     """What all layouts that are folders share: manifest, episode table, text, documents, digests.
 
-    All files are opened with it, or were: `listed`, which this closes. What is put at `path` later is never read.
-    A subclass for damaged datasets unsets `_whole`: files of rows need not be there in full length then.
+    `listed` are its files. A subclass for damaged datasets unsets `_whole`: files of rows need not be there in full
+    length then.
     """
 
     _whole = True
@@ -38,23 +37,12 @@ class FolderReader(StepReader):
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         mend(path)
         self.path = path
-        self.listed = listed or ListedFiles.at(path)
+        self.files = self.listed = listed or ListedFiles.at(path)
         self.manifest = self.listed.manifest
         self._table = EpisodeTable.load(self.listed.read, str(path))
         for file in self.manifest.files:
             if _describes_rows(file):
                 self.listed.read(file.path)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self.listed)
-
-    def again(self) -> Self:
-        """Return a reader of the very same files, for another thread or process."""
-        return type(self)(self.path, self.listed.again())
-
-    def files_state(self) -> str:
-        """Identify the state of the files without reading them."""
-        return self.listed.state()
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -72,13 +60,11 @@ class FolderReader(StepReader):
 
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to episodes, read at first use."""
         if EPISODES_TEXT not in self.listed:
             return None
         return parse_episode_text(self.listed.read(EPISODES_TEXT), str(self.path / EPISODES_TEXT))
 
     def documents(self) -> dict[str, bytes]:
-        """The source's own metadata files by name."""
         names = [file.path for file in self.manifest.files if is_source_document(file.path)]
         return {name.removeprefix(SOURCE_DOCUMENTS): self.listed.read(name) for name in names}
 
@@ -97,10 +83,6 @@ class FolderReader(StepReader):
     def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
         """Read rows of the file of `key`, whose rows look like `leaf`."""
         return self.listed.rows(leaf_path(key), leaf, start, stop)
-
-    def close(self) -> None:
-        """Close the files."""
-        self.listed.close()
 
 
 class TedReader(FolderReader):
@@ -124,7 +106,6 @@ class TedReader(FolderReader):
                 )
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one leaf by position."""
         return self.read_leaf(key, self._leaf(key, start, stop), start, stop)
 
     def view(self, key: Key, start: int, stop: int) -> Array:
@@ -135,7 +116,6 @@ class TedReader(FolderReader):
 
     @property
     def kept_steps(self) -> int:
-        """How many steps at the beginning lost no row to files that are cut or missing."""
         sized = [field for field in self.fields if field.row_bytes]
         kept = [(self.listed.size(leaf_path(field.key)) or 0) // field.row_bytes for field in sized]
         return min(*kept, self.manifest.steps, self.manifest.steps)
@@ -162,7 +142,7 @@ _MASKS: tuple[Key, ...] = (("mask",), ("collector", "mask"))
 """The masks that mark steps, not padding, in trajectories padded by `split_trajectories` or a collector."""
 
 
-class PlainReader(StepReader):
+class PlainReader(OpenedReader):
     """Rows of a tensordict folder of batch `[N]`, which has no digests.
 
     Of a batch `[N, T]` of padded trajectories those rows count that a mask marks, one trajectory after the other, and
@@ -172,23 +152,23 @@ class PlainReader(StepReader):
 
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         self.path = path
-        self._files = files or OpenFiles(path)
-        leaves = read_tree(self._files)
+        self.files = files or OpenFiles(path)
+        leaves = read_tree(self.files)
         rows = {leaf.shape[0] for leaf in leaves.values() if leaf.shape}
         if len(rows) != 1 or any(leaf.nested or not leaf.shape for leaf in leaves.values()):
             raise FormatError(f"{path} is a tensordict folder, but not one row a step: its leaves differ in length")
-        mask = _mask_of(self._files, leaves)
+        mask = _mask_of(self.files, leaves)
         skip = 1 if mask is None else 2
         fields = tuple(
             Field(key, leaf.dtype, leaf.shape[skip:], role_of(key)) for key, leaf in leaves.items() if key != mask
         )
-        self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(self._files, mask, leaves[mask])
+        self._spans = _Spans.whole(rows.pop()) if mask is None else _Spans.of(self.files, mask, leaves[mask])
         self._steps = self._spans.steps
         self._keys = {field.key for field in fields}
         dropped = () if mask is None else (Dropped(key_name(mask), "it marks padding, which is not kept"),)
         self.manifest = Manifest(
             kind="dataset", layout="ted", request=Request("tensordict", str(path), path.name), steps=self._steps,
-            episodes=0, fields=fields, files=(), content_digest=self._files.state(), created_by=created_by(),
+            episodes=0, fields=fields, files=(), content_digest=self.files.state(), created_by=created_by(),
             dropped_keys=dropped,
         )  # fmt: skip
 
@@ -205,25 +185,9 @@ class PlainReader(StepReader):
         return None
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one leaf by position."""
         leaf, name = self._leaf(key, start, stop), leaf_path(key)
-        parts = [self._files.rows(name, leaf, *span) for span in self._spans.between(start, stop)]
+        parts = [self.files.rows(name, leaf, *span) for span in self._spans.between(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, *leaf.shape), leaf.numpy), *parts])
-
-    def files_state(self) -> str:
-        """Identify the state of the files without reading them."""
-        return self._files.state()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.path, self._files)
-
-    def again(self) -> PlainReader:
-        """Return a reader of the very same files."""
-        return type(self)(self.path, self._files.again())
 
     def documents(self) -> dict[str, bytes]:
         """Such a folder has none."""

@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import CorruptDataError, FormatError, SchemaError
 from ...ted.schema import Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
 from .. import fs
-from ..digest import FileRecord, Hasher, read_regular
+from ..digest import FileRecord, Hasher, digest_bytes, read_regular
 from ..documents import Count, decode, is_sound_array, parse_json
 
 FieldRange: TypeAlias = tuple[int | float, int | float] | None
@@ -336,7 +336,5 @@ class TreeWriter:
 
 def record_file(path: Path, name: str) -> FileRecord:
     """Digest a small file that was just written."""
-    hasher = Hasher()
     data = read_regular(path)
-    hasher.update(data)
-    return FileRecord(name, len(data), hasher.digest)
+    return FileRecord(name, len(data), digest_bytes(data))
