@@ -15,7 +15,7 @@ from ..encodings.digests import DIGESTS
 from ..encodings.streams import LeafFile
 from ..errors import FormatError, SchemaError, UsageError
 from ..format import fs
-from ..format.digest import Hasher
+from ..format.digest import Hasher, digest_of_stats
 from ..format.documents import load_json
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import tensor_bytes
@@ -24,7 +24,6 @@ from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ..storages.pytree import TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
-from ..torchrl.reader import stat_fingerprint
 from .base import StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
 from .folders import CheckpointStaging, open_folder
@@ -236,7 +235,7 @@ class SavedTensorRows(StorageRows):
         storage.last_cursor = last
         super().__init__(storage)
         self.path = folder
-        self.manifest = replace(self.manifest, content_digest=stat_fingerprint(folder))
+        self.manifest = replace(self.manifest, content_digest=digest_of_stats(folder))
 
 
 def _dimensions(folder: Path) -> int:

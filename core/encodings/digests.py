@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CorruptDataError, FormatError
 from ..format import fs
 from ..format.digest import Hasher, digest_bytes, open_regular
-from ..format.documents import Count, decode, dump_json, load_json
+from ..format.documents import Count, decode, dump_json, load_json, newer_version
 from ..format.manifest import HIDDEN, MANIFEST, has_manifest, is_inside
 from ..format.staging import is_ours
 from .h5_layout import data_start
@@ -93,10 +93,7 @@ def _read(path: Path) -> tuple[_Entry, ...]:
         document = load_json(path)
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version > _VERSION:
-            raise FormatError(
-                f"{path} has format version {version}, this rbtool reads up to {_VERSION}",
-                hint="upgrade with: pip install --upgrade rbtool",
-            )
+            raise newer_version(str(path), version, _VERSION, "format version")
         own = document.pop("digest", None) if isinstance(document, dict) else None
         if own != digest_bytes(dump_json(document).encode()):
             raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)

@@ -216,7 +216,6 @@ class H5Reader(CompactReader, OpenedReader):
             raise changed(self.path)
 
     def close(self) -> None:
-        """Close the file."""
         self._window.close()
         self._source.close()
         self.files.close()

@@ -166,7 +166,7 @@ class StepReader(Closing, ABC):
 
     def files_state(self) -> str:
         """Identify the state of the files without reading them."""
-        return digest_of_stats([self.path] if self.path.is_file() else sorted(self.path.rglob("*")))
+        return digest_of_stats(self.path)
 
     @abstractmethod
     def verify_files(self) -> None:

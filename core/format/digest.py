@@ -107,28 +107,28 @@ def digest_text(text: str) -> str:
     return digest_bytes(text.encode(errors="surrogatepass"))
 
 
-def digest_file(path: Path, start: int = 0) -> str:
-    """Digest of a file's bytes from `start` to its end."""
+def digest_file(path: Path) -> str:
+    """Digest of all bytes of a file."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        return digest_descriptor(file.fileno(), start)
+        return digest_descriptor(file.fileno())
 
 
-def digest_descriptor(descriptor: int, start: int = 0) -> str:
-    """Digest of an open file's bytes from `start` to its end."""
-    hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
+def digest_descriptor(descriptor: int) -> str:
+    """Digest of all bytes of an open file."""
+    hasher, buffer, start = Hasher(), memoryview(bytearray(_CHUNK)), 0
     while got := os.preadv(descriptor, [buffer], start):
         hasher.update(buffer[:got])
         start += got
     return hasher.digest
 
 
-def digest_of_stats(files: Iterable[Path]) -> str:
-    """Identify the state of some files without reading them: by their names, sizes, times and inodes.
+def digest_of_stats(path: Path) -> str:
+    """Identify the state of a file, or of all files in a folder, without reading them.
 
-    Those that are not there do not count.
+    Names, sizes, times and inodes count.
     """
     lines = []
-    for file in files:
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file():
             found = file.stat()
             lines.append(f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n")

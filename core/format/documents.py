@@ -59,6 +59,14 @@ def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False)
     return text
 
 
+def newer_version(origin: str, version: object, known: int, what: str = "version") -> FormatError:
+    """The error for a document of a version that is not known here; `known` is the newest that is."""
+    return FormatError(
+        f"{origin} has {what} {version}, this rbtool reads up to {known}",
+        hint="upgrade with: pip install --upgrade rbtool",
+    )
+
+
 def document_digest(document: Mapping[str, Any], entry: str) -> str:
     """Digest of a document, of which the entry that holds the digest is left out."""
     rest = {key: value for key, value in document.items() if key != entry}

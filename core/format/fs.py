@@ -201,14 +201,12 @@ def make_new_folder(path: Path, *, within: int) -> None:
         os.mkdir(path.name, dir_fd=within)
 
 
-def make_folder(path: Path, *, exist_ok: bool = True) -> None:
+def make_folder(path: Path) -> None:
     """Create a folder and those above it; NotADirectoryError where one of them is a file."""
     with announced("mkdir", path):
         try:
-            path.mkdir(parents=True, exist_ok=exist_ok)
+            path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            if path.is_dir():
-                raise
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
 

@@ -24,6 +24,7 @@ from .documents import (
     document_digest,
     dump_json,
     load_json,
+    newer_version,
     parse_json,
     plain,
 )
@@ -296,10 +297,7 @@ class Manifest:
         if not isinstance(version, int):
             raise FormatError(f"{origin} is no rbtool manifest: it has no format_version")
         if version > FORMAT_VERSION:
-            raise FormatError(
-                f"{origin} has format version {version}, this rbtool reads up to {FORMAT_VERSION}",
-                hint="upgrade with: pip install --upgrade rbtool",
-            )
+            raise newer_version(origin, version, FORMAT_VERSION, "format version")
         if document.get("manifest_digest") != document_digest(document, "manifest_digest"):
             raise CorruptDataError(f"{origin} was changed after it was written: its digest does not match")
         found = decode(cls, document, origin)

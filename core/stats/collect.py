@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..errors import RbtoolError
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.digest import digest_bytes
-from ..format.documents import dump_json, load_json, plain
+from ..format.documents import decode, dump_json, load_json, plain
 from ..format.manifest import Manifest
 from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, as_numbers, is_floating, state_keys
@@ -157,7 +157,7 @@ class StatsStore:
                 list(fractions),
             ):
                 return None
-            return tuple(_field_stats(entry) for entry in document["fields"])
+            return tuple(_field_stats(entry, str(self._folder)) for entry in document["fields"])
         except (OSError, ValueError, KeyError, TypeError, RbtoolError):
             return None
 
@@ -188,28 +188,10 @@ def _contents(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-_TYPES = get_type_hints(FieldStats)
-_FLOATS = ("mean", "std", "min", "max", "quantiles")
-
-
-def _field_stats(entry: dict[str, Any]) -> FieldStats:
-    """Decode an entry of a document; ValueError, KeyError or TypeError for an invalid one."""
-    found = {name: _tuples(entry[name]) for name in _TYPES}
-    for name in _FLOATS:
-        found[name] = _floats(found[name])
-    width = len(found["count"])
+def _field_stats(entry: Any, origin: str) -> FieldStats:
+    """Decode an entry of a document; FormatError or ValueError for an invalid one."""
+    found = decode(FieldStats, entry, origin)
     for name in ("nan", "infinite", "mean", "std", "min", "max"):
-        if len(found[name]) != width:
-            raise ValueError(f"{name} has {len(found[name])} numbers, count has {width}")
-    return FieldStats(**found)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _floats(value: Any) -> Any:
-    """Decode numbers that are not finite, which strict JSON has as strings; field names may be such strings too."""
-    if isinstance(value, tuple):
-        return tuple(_floats(item) for item in value)
-    return float(value) if isinstance(value, str) else value
+        if len(getattr(found, name)) != len(found.count):
+            raise ValueError(f"{name} has {len(getattr(found, name))} numbers, count has {len(found.count)}")
+    return found

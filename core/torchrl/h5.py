@@ -148,11 +148,7 @@ class H5Leaves(StoredLeaves):
             raise FormatError(f"{self.path} has the entry {min(odd)!r}, which is not of TorchRL's layout")
         self._stops = self._lay_out()
         found = {key: int(stops[-1]) for key, stops in self._stops.items()}
-        if found.get(self.keys.done, self.header.steps) != self.header.steps:
-            raise CorruptDataError(
-                f"{self.path}: {key_name(self.keys.done)!r} has {found[self.keys.done]:,} rows, a storage of "
-                f"{list(self.header.shape)} has {self.header.steps:,}"
-            )
+        self._require_steps(found)
         self.ends = self._find_ends()
         counts = Counts(self.header, self.ends)
         self.states = self._choose_states(found, int(counts.states.sum()))
@@ -163,7 +159,6 @@ class H5Leaves(StoredLeaves):
                 )
 
     def fetch(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of a leaf from the groups they lie in."""
         stops, leaf = self._stops[key], self.fields[key]
         if start == stop or not leaf.row_bytes:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
@@ -183,7 +178,6 @@ class H5Leaves(StoredLeaves):
         return rows
 
     def close(self) -> None:
-        """Close the file."""
         self._source.close()
         super().close()
 

@@ -207,8 +207,16 @@ class StoredLeaves(Closing, ABC):
         """Read rows `[start, stop)` of a leaf."""
 
     def close(self) -> None:
-        """Close the files."""
         self.files.close()
+
+    def _require_steps(self, rows: Mapping[Key, int]) -> None:
+        """Before any flag is read: the flags must cover the storage."""
+        found = rows.get(self.keys.done, self.header.steps)
+        if found != self.header.steps:
+            raise CorruptDataError(
+                f"{self.path}: {key_name(self.keys.done)!r} has {found:,} rows, a storage of "
+                f"{list(self.header.shape)} has {self.header.steps:,}"
+            )
 
     def _find_ends(self) -> Array:
         """Where an episode ends: where the flag is set, and where the layout has it end."""

@@ -22,7 +22,6 @@ from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ..format.contracts import Array
-from ..format.digest import digest_of_stats
 from ..format.documents import load_json, parse_json
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest, Request, has_manifest
@@ -135,15 +134,6 @@ class FolderLeaves(StoredLeaves):
             raise CorruptDataError(f"{path} is missing; {needed:,} bytes are expected there")
         if (found or 0) < needed:
             raise CorruptDataError(f"{path} has {found:,} bytes, {needed:,} are expected: it was cut")
-
-    def _require_steps(self, rows: dict[Key, int]) -> None:
-        """Before any flag is read: the flags must cover the storage."""
-        found = rows.get(self.keys.done, self.header.steps)
-        if found != self.header.steps:
-            raise CorruptDataError(
-                f"{self.path}: {key_name(self.keys.done)!r} has {found:,} rows, a storage of "
-                f"{list(self.header.shape)} has {self.header.steps:,}"
-            )
 
 
 def _rows(path: Path, key: Key, leaf: MappedLeaf) -> int:
@@ -315,8 +305,3 @@ def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:
     if form is None:
         raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
     return form, OpenFiles(path.parent if form == "h5" else path)
-
-
-def stat_fingerprint(path: Path) -> str:
-    """Return a fingerprint of the state of the files, which are not read: names, sizes and times."""
-    return digest_of_stats([path] if path.is_file() else sorted(path.rglob("*")))

@@ -112,7 +112,6 @@ class PackedReader(FolderReader):
         return ted_digest(self)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """Read rows of one TED leaf."""
         leaf = self._leaf(key, start, stop)
         if start == stop or not leaf.row_bytes:
             return np.empty((stop - start, *leaf.shape), leaf.numpy)
@@ -176,7 +175,6 @@ class PackedReader(FolderReader):
 
     @property
     def kept_steps(self) -> int:
-        """How many steps at the beginning lost no row to files that are cut or missing."""
         numbers, width = self.numbers, self.schema.record_bytes
         kept = [numbers.steps]
         for explicit in (False, True) if numbers.explicit_records else (False,):
@@ -229,7 +227,6 @@ class PackedReader(FolderReader):
         return None
 
     def close(self) -> None:
-        """Close the files this process opened."""
         self._block = None
         super().close()
 

@@ -15,7 +15,7 @@ from ...ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Fiel
 from .. import fs
 from ..contracts import Array
 from ..digest import FileRecord, digest_file, open_regular, read_regular
-from ..documents import FieldEntry, decode, document_digest, parse_json
+from ..documents import FieldEntry, decode, document_digest, newer_version, parse_json
 from ..manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 from ..open_files import OpenFiles
 from ..staging import lock_folder
@@ -141,10 +141,7 @@ def _described(path: Path) -> tuple[Field, ...] | None:
     if not isinstance(document, dict) or document.get("digest") != document_digest(document, "digest"):
         return None
     if document.get("version") != RECORDING_VERSION:
-        raise FormatError(
-            f"{path} has version {document.get('version')}, this rbtool reads up to {RECORDING_VERSION}",
-            hint="upgrade with: pip install --upgrade rbtool",
-        )
+        raise newer_version(str(path), document.get("version"), RECORDING_VERSION)
     try:
         fields = decode(_Recording, document, str(path)).fields
     except FormatError:

@@ -261,7 +261,6 @@ class WholeRows(RowStore):
 
     @property
     def files(self) -> list[AppendedFile]:
-        """The one file."""
         return [self._file]
 
     def append(self, rows: Array) -> None:
@@ -293,7 +292,6 @@ class ChunkedRows(RowStore):
 
     @property
     def files(self) -> list[AppendedFile]:
-        """Data and index."""
         return [self._data, self._index]
 
     def append(self, rows: Array) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ...ted.schema import NEXT, Field, Key, key_name, state_keys
 from ..contracts import Array
-from ..documents import SOUND_FIELD, decode, dump_json, parse_json
+from ..documents import SOUND_FIELD, decode, dump_json, newer_version, parse_json
 from ..episodes import EpisodeTable
 from ..ted.tree import leaf_path, require_own_files
 from .row_files import RowCodec
@@ -255,10 +255,7 @@ class PackedSchema:
         if header.format != _FORMAT or header.byte_order != "little":
             raise FormatError(f"{origin} describes no packed records: its format is {header.format!r}")
         if header.version > _VERSION:
-            raise FormatError(
-                f"{origin} has version {header.version}, this rbtool reads up to {_VERSION}",
-                hint="upgrade with: pip install --upgrade rbtool",
-            )
+            raise newer_version(origin, header.version, _VERSION)
         entries = decode(SchemaDocument, document, origin).fields
         codecs = {entry.key: _codec(entry.codec, origin) for entry in entries if entry.codec}
         try:

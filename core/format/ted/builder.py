@@ -232,10 +232,6 @@ class RowBuilder(Closing, ABC):
     def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
         """Complete the files, then write the table, the text, the source's metadata and the manifest."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files, finished or not."""
-
 
 class DatasetBuilder(RowBuilder):
     """Appends TED rows to a new folder in layout `ted`."""

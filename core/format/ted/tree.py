@@ -274,35 +274,27 @@ class LeafWriter:
 
 
 class TreeWriter:
-    """Appends rows to every leaf of a memory-map directory; has the digests when it is finished.
+    """Appends rows to every leaf of a memory-map directory; has the digests when it is finished."""
 
-    Leaves may grow by different numbers of rows (compact checkpoints need that), and more may be added with `create`.
-    """
-
-    def __init__(self, folder: Path, fields: Iterable[Field] = (), prefix: str = "", *, ranged: bool = True) -> None:
+    def __init__(self, folder: Path, fields: Iterable[Field], prefix: str = "", *, ranged: bool = True) -> None:
         self.folder = folder
         self.prefix = prefix
         self.leaves: dict[Key, LeafWriter] = {}
-        self._ranged = ranged
         listed = list(fields)
         require_own_files(field.key for field in listed)
         fs.make_folder(folder)
         for field in listed:
-            self.create(field)
-
-    def create(self, field: Field) -> None:
-        """Create the file of one more leaf."""
-        path = self.folder / leaf_path(field.key)
-        fs.make_folder(path.parent)
-        self.leaves[field.key] = LeafWriter(path, field, ranged=self._ranged)
+            path = folder / leaf_path(field.key)
+            fs.make_folder(path.parent)
+            self.leaves[field.key] = LeafWriter(path, field, ranged=ranged)
 
     def append(self, columns: Mapping[Key, np.ndarray[Any, Any]]) -> None:
         """Append rows to the leaves named."""
         for key, array in columns.items():
             self.leaves[key].append(array)
 
-    def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
-        """Sync and close all leaves; return what was written and how it looks."""
+    def finish(self, batch: tuple[int, ...]) -> list[FileRecord]:
+        """Sync and close all leaves, describe a tensordict of this batch; return what was written."""
         records, leaves = [], {}
         for key, leaf in self.leaves.items():
             size, digest = leaf.finish()
@@ -311,17 +303,8 @@ class TreeWriter:
                 records.append(FileRecord(self.prefix + leaf_path(key), size, digest))
             else:  # tensordict keeps no file for a tensor without elements
                 fs.remove(leaf.path)
-        return records, leaves
-
-    def write_meta(self, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[FileRecord]:
-        """Describe the leaves in `meta.json` files; return those."""
         paths = write_tree_meta(self.folder, leaves, batch)
-        return [record_file(self.folder / path, self.prefix + path) for path in paths]
-
-    def finish(self, batch: tuple[int, ...]) -> list[FileRecord]:
-        """Complete the directory of a tensordict of this batch; return what was written."""
-        records, leaves = self.finish_leaves()
-        return [*records, *self.write_meta(leaves, batch)]
+        return records + [record_file(self.folder / path, self.prefix + path) for path in paths]
 
     @property
     def ranges(self) -> dict[Key, FieldRange]:

@@ -30,9 +30,3 @@ def test_a_file_where_a_folder_is_to_be_is_called_none(tmp_path: Path, below: st
     with pytest.raises(NotADirectoryError) as caught:
         fs.make_folder(tmp_path / "file" / below)
     assert caught.value.filename.startswith(str(tmp_path / "file"))
-
-
-def test_a_folder_that_must_not_be_there_yet_is_refused(tmp_path: Path) -> None:
-    fs.make_folder(tmp_path)
-    with pytest.raises(FileExistsError):
-        fs.make_folder(tmp_path, exist_ok=False)
