@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-__version__ = "0.1.0"
-
 
 def _leave_current_folder() -> None:
     """Take the current folder off the import path where `python -m rbtool` put it: a `json.py` there would run.
@@ -30,6 +28,8 @@ import importlib  # noqa: E402
 from collections.abc import Iterable  # noqa: E402
 from typing import Any  # noqa: E402
 
+from .core import __version__  # noqa: E402, F401
+
 
 def _declared() -> tuple[dict[str, str], dict[str, str]]:
     """Read `__init__.pyi`: the module of each name, and the names that have another one in their module."""
@@ -47,7 +47,7 @@ def _declared() -> tuple[dict[str, str], dict[str, str]]:
 
 _HOMES, _RENAMED = _declared()
 
-__all__ = sorted({"__version__", *_HOMES} - {*_RENAMED.values()})  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted({*_HOMES} - {*_RENAMED.values()})  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

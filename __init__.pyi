@@ -1,6 +1,7 @@
 """The public names of rbtool and where they are defined: the one list of them, read when rbtool is imported."""
 
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
+from .core import __version__ as __version__
 from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .core.buffers.prioritized import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
@@ -105,5 +106,4 @@ from .core.writers.max_value import TensorDictMaxValueWriter as TensorDictMaxVal
 from .core.writers.round_robin import RoundRobinWriter as RoundRobinWriter
 from .core.writers.round_robin import TensorDictRoundRobinWriter as TensorDictRoundRobinWriter
 
-__version__: str
 list = list_datasets

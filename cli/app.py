@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import __version__
+from ..core import __version__
 from .failures import EXIT_CODES, Stopped, claim_streams, release_streams, report, watch_signals
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output

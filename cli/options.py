@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from .. import __version__
+from ..core import __version__
 from ..core.errors import UsageError
 from ..core.progress import readable_size as size
 from .failures import Stopped, report

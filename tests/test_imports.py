@@ -32,7 +32,7 @@ FLOORS = (
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}
-VERSION = "rbtool.__version__"
+VERSION = "rbtool.core.__version__"
 
 # Finds the modules that declare formats by name: the one upward path.
 REGISTRY = "rbtool.core.declarations"
@@ -178,7 +178,7 @@ def test_ted_and_errors_need_numpy_at_most() -> None:
     [
         ("rbtool.core.samplers.slices", "from ..storages.base import Storage", "rbtool.core.storages.base.Storage"),
         ("rbtool.core.samplers.slices", "from .. import errors", "rbtool.core.errors"),
-        ("rbtool.core.samplers.slices", "from ... import __version__", "rbtool.__version__"),
+        ("rbtool.core.samplers.slices", "from .. import __version__", "rbtool.core.__version__"),
         ("rbtool.cli.app", "from ..core import verbs", "rbtool.core.verbs"),
         ("rbtool.converters.minari", "from .hdf5 import open_file", "rbtool.converters.hdf5.open_file"),
     ],

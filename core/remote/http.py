@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ... import __version__
+from .. import __version__
 from ..errors import AuthorisationError, DatasetNotFoundError, NetworkError, RbtoolError, UsageError
 from ..format.sources import Advance, Note, RemoteDataset, RemoteFile, Source
 from .fetch import fetch_files

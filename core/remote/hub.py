@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from ... import __version__
+from .. import __version__
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError
 from ..format.documents import parse_json
 from ..format.manifest import is_inside

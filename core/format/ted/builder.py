@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .... import __version__
+from ... import __version__
 from ...errors import FormatError
 from ...ted.episodes import BoundaryCounts
 from ...ted.schema import Field, Key, field_named
