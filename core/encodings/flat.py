@@ -20,7 +20,7 @@ from ..format.digest import FileRecord
 from ..format.documents import parse_json
 from ..format.open_files import ListedFiles, MappedWindow
 from ..format.ted.reader import FolderReader
-from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, record_file, write_tree_meta
+from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, write_listed, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import Field, Key, key_name
 from .compact import CompactReader, LeafSink, require_ascending, row_counts, write_compact
@@ -44,8 +44,7 @@ def write_tables(folder: Path, leaves: Mapping[Key, MappedLeaf], counts: Mapping
             continue
         table[:, 0], table[:, 1:] = counts[key], leaf.shape[1:]
         path = leaf_path(key, _TABLE_SUFFIX)
-        fs.write_file(folder / path, table.tobytes())
-        records.append(record_file(folder / path, path))
+        records.append(write_listed(folder, path, table.tobytes()))
     return records
 
 
@@ -80,10 +79,6 @@ class LeafFolderSink(LeafSink):
                 fs.remove(file.path)
         return records, self._leaves
 
-    def write_meta(self, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[FileRecord]:
-        """Describe the leaves in `meta.json` files; return those."""
-        return [record_file(self.folder / path, path) for path in write_tree_meta(self.folder, leaves, batch)]
-
     def __enter__(self) -> LeafFolderSink:
         return self
 
@@ -112,9 +107,8 @@ def write_flat(
             counts = row_counts(layout, lengths, explicit)
             records += write_tables(folder, leaves, counts)
             leaves = nested_leaves(leaves, len(lengths))
-        records += sink.write_meta(leaves, (len(lengths),) if form == "nested" else ())
-    fs.write_file(folder / STORAGE_METADATA, filled.to_bytes())
-    return [*records, record_file(folder / STORAGE_METADATA, STORAGE_METADATA)], len(explicit)
+        records += write_tree_meta(folder, leaves, (len(lengths),) if form == "nested" else ())
+    return [*records, write_listed(folder, STORAGE_METADATA, filled.to_bytes())], len(explicit)
 
 
 class FlatReader(CompactReader, FolderReader):

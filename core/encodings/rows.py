@@ -71,15 +71,14 @@ class Boundaries:
     """Where the episodes end; raises CorruptDataError for a table that does not lay them one after the other."""
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
-        stops = np.cumsum(table.length)
-        if (table.length < 1).any() or not np.array_equal(table.start, stops - table.length) or table.steps != steps:
+        if not table.covers(steps):
             raise CorruptDataError(
                 f"{origin}: start and length of the episode table do not place episodes one after the other "
                 f"over {steps:,} steps",
                 hint="see what is wrong with: rbtool check",
             )
         self.starts = table.start
-        self.stops = stops
+        self.stops = np.cumsum(table.length)
         self.lengths = table.length
 
     def episode_of(self, steps: Array) -> Array:

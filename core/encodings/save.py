@@ -16,7 +16,7 @@ from ..format.open_files import changed
 from ..format.packed.reader import PackedReader
 from ..format.ted.builder import created_by, provenance_step, write_documents
 from ..format.ted.reader import FolderReader, TedReader
-from ..format.ted.tree import leaf_path
+from ..format.ted.tree import leaf_path, write_tree_meta
 from ..progress import Progress, Silent
 from ..ted.schema import Key
 from .compact import LeafProgress
@@ -36,7 +36,7 @@ def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[File
                 sink.append(field, source.read(field.key, start, stop))
                 counter.advance(stop - start)
         records, leaves = sink.finish_leaves()
-        return [*records, *sink.write_meta(leaves, (source.manifest.steps,))]
+        return records + write_tree_meta(folder, leaves, (source.manifest.steps,))
 
 
 class VerifyingReader(PassedSteps):

@@ -14,11 +14,10 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import Field
-from . import fs
 from .digest import FileRecord
 from .documents import decode, dump_json, parse_json
 from .manifest import HIDDEN
-from .ted.tree import TreeWriter, leaf_path, parse_node, record_file
+from .ted.tree import TreeWriter, leaf_path, parse_node, write_listed
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
 """Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""
@@ -220,6 +219,11 @@ class EpisodeTable:
         """Rows of all episodes together."""
         return int(self.length.sum())
 
+    def covers(self, steps: int) -> bool:
+        """Whether the episodes lie one after the other over so many steps, each with one at least."""
+        in_order = np.array_equal(self.start, np.cumsum(self.length) - self.length)
+        return in_order and self.steps == steps and not (self.length < 1).any()
+
     def counts(self) -> BoundaryCounts:
         """The boundary report."""
         by_reason = np.bincount(self.end_reason, minlength=len(EndReason))
@@ -290,7 +294,4 @@ def parse_episode_text(data: bytes, origin: str) -> list[dict[str, str]]:
 def write_episode_text(root: Path, rows: Iterable[Mapping[str, str]]) -> list[FileRecord]:
     """Write the text that belongs to episodes into the dataset folder `root`; no text, no file."""
     data = episode_text_bytes(rows)
-    if not data:
-        return []
-    fs.write_file(root / EPISODES_TEXT, data)
-    return [record_file(root / EPISODES_TEXT, EPISODES_TEXT)]
+    return [write_listed(root, EPISODES_TEXT, data)] if data else []

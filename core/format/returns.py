@@ -41,11 +41,7 @@ def running_return(total: float, rewards: Array) -> float:
 
 
 class EpisodeSummary:
-    """Takes the pieces of one episode in order; `row` is the row of the episode table once the last was added.
-
-    An episode whose last step has neither flag is kept whole: that step becomes truncated, and the end reason is that
-    the recording stops there.
-    """
+    """Takes the pieces of one episode in order; `row` is the row of the episode table once the last was added."""
 
     def __init__(self, first: Piece) -> None:
         self.text = dict(first.text)

@@ -18,7 +18,7 @@ from ..episodes import EpisodeTable
 from ..manifest import Layout, Manifest
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
-from ..ted.tree import FieldRange, merge_ranges, range_of, record_file
+from ..ted.tree import FieldRange, merge_ranges, range_of, write_listed
 from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
@@ -149,8 +149,7 @@ class PackedBuilder(RowBuilder):
             raise SchemaError(
                 f"the table names {len(table)} episodes, not the {len(self.rows.lengths)} that were written"
             )
-        fs.write_file(self.folder / SCHEMA, self.schema.to_bytes())
-        data.append(record_file(self.folder / SCHEMA, SCHEMA))
+        data.append(write_listed(self.folder, SCHEMA, self.schema.to_bytes()))
         table = replace(table, explicit_start=np.array(self.rows.explicit_starts, np.int64))
         boundary = replace(table.counts(), explicit_next=int((table.explicit_start >= 0).sum()))
         return write_manifest(

@@ -34,8 +34,7 @@ class RecordNumbers:
     """
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
-        stops = np.cumsum(table.length)
-        if (table.length < 1).any() or not np.array_equal(table.start, stops - table.length) or table.steps != steps:
+        if not table.covers(steps):
             raise CorruptDataError(
                 f"{origin}: start and length of the episode table do not place episodes one after the other "
                 f"over {steps:,} steps"

@@ -40,8 +40,8 @@ from .tree import (
     TreeWriter,
     leaf_path,
     merge_ranges,
-    record_file,
     require_own_files,
+    write_listed,
     write_tree_meta,
 )
 
@@ -154,8 +154,7 @@ class PositionedTree(Closing):
                 fs.remove(self.folder / path)
         self.close()
         leaves = {field.key: MappedLeaf(field.dtype, (self.rows, *field.shape)) for field in self.fields}
-        metas = write_tree_meta(self.folder, leaves, (self.rows,))
-        return [*records, *(record_file(self.folder / path, path) for path in metas)]
+        return records + write_tree_meta(self.folder, leaves, (self.rows,))
 
     def close(self) -> None:
         """Close every descriptor; harmless when done twice."""
@@ -203,8 +202,7 @@ def write_documents(root: Path, documents: Mapping[str, bytes]) -> list[FileReco
             raise FormatError(f"{name!r} cannot be kept as a file: it leads out of its folder")
         path = ENV_METADATA if name == ENV_METADATA else f"{SOURCE_DOCUMENTS}{name}"
         fs.make_folder((root / path).parent)
-        fs.write_file(root / path, data)
-        records.append(record_file(root / path, path))
+        records.append(write_listed(root, path, data))
     return records
 
 

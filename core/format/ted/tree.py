@@ -83,13 +83,15 @@ def tree_documents(leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> 
     return found
 
 
-def write_tree_meta(folder: Path, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> list[str]:
-    """Write the `meta.json` files of a tree whose leaf files are there already; return their paths."""
-    documents = tree_documents(leaves, batch)
-    for path, data in documents.items():
+def write_tree_meta(
+    folder: Path, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...], prefix: str = ""
+) -> list[FileRecord]:
+    """Write the `meta.json` files of a tree whose leaf files are there already; return them, listed below `prefix`."""
+    records = []
+    for path, data in tree_documents(leaves, batch).items():
         fs.make_folder((folder / path).parent)
-        fs.write_file(folder / path, data)
-    return list(documents)
+        records.append(write_listed(folder, path, data, prefix))
+    return records
 
 
 class TreeFiles(Protocol):
@@ -303,8 +305,7 @@ class TreeWriter:
                 records.append(FileRecord(self.prefix + leaf_path(key), size, digest))
             else:  # tensordict keeps no file for a tensor without elements
                 fs.remove(leaf.path)
-        paths = write_tree_meta(self.folder, leaves, batch)
-        return records + [record_file(self.folder / path, self.prefix + path) for path in paths]
+        return records + write_tree_meta(self.folder, leaves, batch, self.prefix)
 
     @property
     def ranges(self) -> dict[Key, FieldRange]:
@@ -315,6 +316,12 @@ class TreeWriter:
         """Close every descriptor, finished or not."""
         for leaf in self.leaves.values():
             leaf.close()
+
+
+def write_listed(folder: Path, path: str, data: bytes, prefix: str = "") -> FileRecord:
+    """Write a small file at `path` in a folder; return it as a manifest lists it, below `prefix`."""
+    fs.write_file(folder / path, data)
+    return FileRecord(prefix + path, len(data), digest_bytes(data))
 
 
 def record_file(path: Path, name: str) -> FileRecord:
