@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -108,7 +108,7 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
     found.add(_token_in(_token_file(environment)))
     for name in _PROXIES:
         if value := environment.get(name, "").strip():
-            found.update(_parts_of(value))
+            found.update(_forms_of(value))
     return sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
 
 
@@ -129,26 +129,22 @@ def _token_in(path: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _parts_of(proxy: str) -> frozenset[str]:
+def _forms_of(proxy: str) -> tuple[str, ...]:
     """A proxy's address in every form in which a log may show it."""
-    return frozenset(_forms_of(proxy))
-
-
-def _forms_of(proxy: str) -> Iterator[str]:
-    yield proxy
-    yield proxy.rstrip("/")
+    found = [proxy, proxy.rstrip("/")]
     try:
         parts = urlsplit(proxy if "://" in proxy else f"//{proxy}")
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        return
-    yield parts.netloc
+        return tuple(found)
+    found.append(parts.netloc)
     for secret in (parts.username, parts.password):
         if secret:
-            yield from (secret, unquote(secret))
+            found += [secret, unquote(secret)]
     if port is not None:
         shown = f"[{host}]" if ":" in host else host
         # As in an address, as httpcore logs it, and as errors of sockets show it.
-        yield from (f"{shown}:{port}", f"host={host!r} port={port}", f"({host!r}, {port})")
+        found += [f"{shown}:{port}", f"host={host!r} port={port}", f"({host!r}, {port})"]
     if host != "localhost" and not host.startswith("127.") and host != "::1":
-        yield host  # the name of this machine is no secret, and is part of other addresses
+        found.append(host)  # the name of this machine is no secret, and is part of other addresses
+    return tuple(found)

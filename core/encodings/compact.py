@@ -233,7 +233,7 @@ class Expansion:
 
 
 class CompactReader(StepReader):
-    """TED rows of compact leaves, of which a subclass reads rows and knows where `_explicit` episodes are."""
+    """TED rows of compact leaves, whose rows, and whose `_explicit` episodes, a subclass reads."""
 
     _layout: CompactLayout
 

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -56,14 +56,6 @@ class MappedWindow:
         self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
 
 
-def view_rows(descriptor: int, path: Path, leaf: Field, start: int, stop: int) -> Array:
-    """View rows `[start, stop)` of a leaf that has a file of its own, open at `path`; the array cannot be written.
-
-    CorruptDataError for a file that is cut.
-    """
-    return MappedWindow().rows((descriptor, 0), path, leaf, start, stop)
-
-
 def digest_mapped(descriptor: int, path: Path, start: int = 0) -> str:
     """Digest of the bytes from `start` to the end of a file that is open; `path` names it in errors."""
     hasher, size = Hasher(), os.fstat(descriptor).st_size
@@ -92,11 +84,7 @@ _MAPPED = 8 << 20
 """Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-_Opened = TypeVar("_Opened", bound=_Closes)
+_Opened = TypeVar("_Opened", bound=Closing)
 
 
 def one_generation(path: Path, make: Callable[[], _Opened]) -> _Opened:

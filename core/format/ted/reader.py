@@ -18,7 +18,7 @@ from ..digest import FileRecord
 from ..documents import parse_json
 from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, parse_episode_text
 from ..manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Dropped, Manifest, Request, is_source_document
-from ..open_files import ListedFiles, OpenedReader, OpenFiles, view_rows
+from ..open_files import ListedFiles, MappedWindow, OpenedReader, OpenFiles
 from ..returns import sum_rewards
 from ..staging import mend
 from .builder import created_by
@@ -112,7 +112,7 @@ class TedReader(FolderReader):
         """View rows of one leaf where they lie in the file."""
         name, leaf = leaf_path(key), self._leaf(key, start, stop)
         descriptor = self.listed.descriptor(name) if leaf.row_bytes else -1
-        return view_rows(descriptor, self.path / name, leaf, start, stop)
+        return MappedWindow().rows((descriptor, 0), self.path / name, leaf, start, stop)
 
     @property
     def kept_steps(self) -> int:
