@@ -12,7 +12,7 @@ from typing import Self
 
 from ..format import fs
 from ..format.contracts import Array
-from ..format.digest import Hasher, bytes_of
+from ..format.digest import NewFile, bytes_of
 
 _BLOCK = 2 << 20
 """Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""
@@ -34,48 +34,33 @@ class Stream(ABC):
         """Do what is left when all bytes were taken."""
 
 
-class LeafFile(Stream):
+class LeafFile(NewFile, Stream):
     """A new file of the rows of one leaf; with `hashed` their digest is taken while they are written."""
 
     def __init__(self, path: Path, *, hashed: bool = True) -> None:
-        fs.make_folder(path.parent)
-        self.path = path
-        self.size = 0
-        self._hasher = Hasher() if hashed else None
+        super().__init__(path)
+        self._hashed = hashed
         self._skipped = False
-        self._descriptor = fs.create(path)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the bytes that were written; skipped bytes do not count."""
-        assert self._hasher is not None, "the file is hashed"
-        return self._hasher.digest
 
     def write(self, parts: list[memoryview]) -> None:
         start = self.size
         for part in parts:
-            if self._hasher is not None:
+            if self._hashed:
                 self._hasher.update(part)
             self.size += len(part)
-        fs.write_parts(self._descriptor, parts, self.path, start)
+        fs.write_parts(self.descriptor, parts, self.path, start)
 
     def skip(self, count: int) -> None:
-        """Leave out `count` bytes, which read as zeros and take no room."""
+        """Leave out `count` bytes, which read as zeros, take no room, and are not part of the digest."""
         self.size += count
         self._skipped = self._skipped or count > 0
 
     def finish(self) -> None:
         """Give the file its size, sync it and close it."""
         if self._skipped:
-            fs.truncate(self._descriptor, self.size, self.path)
-        fs.fsync(self._descriptor, self.path)
+            fs.truncate(self.descriptor, self.size, self.path)
+        self.sync()
         self.close()
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when closed already."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 class Blocks:

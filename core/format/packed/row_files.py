@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +15,8 @@ import numpy as np
 
 from ...errors import CorruptDataError, FormatError, UsageError
 from ...ted.schema import Field, Key, unknown_field
-from .. import fs
 from ..contracts import Array
-from ..digest import FileRecord, Hasher, bytes_of
+from ..digest import FileRecord, Hasher, NewFile, bytes_of
 from ..open_files import pread_into
 
 CODECS = ("zstd", "lz4")
@@ -174,25 +172,18 @@ def read_chunks(
     return found[start - first * per : stop - first * per]
 
 
-class AppendedFile:
+class AppendedFile(NewFile):
     """A file that grows at its end, with the digest of what is in it."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder / name)
         self.name = name
-        self.path = folder / name
-        self.size = 0
-        self._hasher = Hasher()
         self._since = Hasher()
         self._cut = 0
-        fs.make_folder(self.path.parent)
-        self.descriptor = fs.create(self.path)
 
     def append(self, data: memoryview) -> None:
-        """Write bytes at the end."""
-        self._hasher.update(data)
         self._since.update(data)
-        fs.write(self.descriptor, data, self.path)
-        self.size += len(data)
+        super().append(data)
 
     def cut(self) -> str:
         """Return the digest of what was appended since the last cut, or nothing if nothing was."""
@@ -200,21 +191,11 @@ class AppendedFile:
         self._since, self._cut = Hasher(), self.size
         return digest
 
-    def sync(self) -> None:
-        """Wait until all is on the disk."""
-        fs.fsync(self.descriptor, self.path)
-
     def finish(self) -> FileRecord:
         """Sync and close; return the file as a manifest lists it."""
         self.sync()
         self.close()
-        return FileRecord(self.name, self.size, self._hasher.digest)
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when closed already."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        return FileRecord(self.name, self.size, self.digest)
 
 
 class RowStore(ABC):

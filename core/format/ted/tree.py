@@ -7,7 +7,6 @@ library alone; `facts` in comments are about tensordict 0.14 and 0.15.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from ...errors import CorruptDataError, FormatError, SchemaError
 from ...ted.schema import Field, Key, as_numbers, file_stem, key_name, numpy_dtype, torch_name
 from .. import fs
-from ..digest import FileRecord, Hasher, digest_bytes, read_regular
+from ..digest import FileRecord, NewFile, digest_bytes, read_regular
 from ..documents import Count, decode, is_sound_array, parse_json
 
 FieldRange: TypeAlias = tuple[int | float, int | float] | None
@@ -215,16 +214,13 @@ class LeafWriter:
     """
 
     def __init__(self, path: Path, field: Field, *, ranged: bool = True) -> None:
-        self.path = path
         self.field = field
         self._ranged = ranged
         self.rows = 0
         self.range: FieldRange = None
         self._dtype = field.numpy
-        self._hasher = Hasher()
-        self._size = 0
         self._syncing = 0  # up to which byte the disk was asked to begin
-        self._descriptor = fs.create(path)
+        self.file = NewFile(path)
         self._buffer = np.empty(max(_BUFFER // max(self._dtype.itemsize, 1), 1), self._dtype)
         self._used = 0
 
@@ -254,25 +250,17 @@ class LeafWriter:
         if self._ranged:
             self.range = merge_ranges(self.range, range_of(flat, self.field))
         data = memoryview(flat.view(np.uint8).data) if flat.size else memoryview(b"")
-        self._hasher.update(data)
-        fs.write(self._descriptor, data, self.path)
-        self._size += len(data)
-        if self._size - self._syncing >= _LUMP:
-            fs.start_syncing(self._descriptor, self._syncing, self._size - self._syncing)
-            self._syncing = self._size
+        self.file.append(data)
+        size = self.file.size
+        if size - self._syncing >= _LUMP:
+            fs.start_syncing(self.file.descriptor, self._syncing, size - self._syncing)
+            self._syncing = size
 
-    def finish(self) -> tuple[int, str]:
-        """Write what is gathered, sync, close; return the file's size and digest."""
+    def finish(self) -> None:
+        """Write what is gathered, sync, close."""
         self._flush()
-        fs.fsync(self._descriptor, self.path)
-        self.close()
-        return self._size, self._hasher.digest
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when closed already."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self.file.sync()
+        self.file.close()
 
 
 class TreeWriter:
@@ -286,9 +274,7 @@ class TreeWriter:
         require_own_files(field.key for field in listed)
         fs.make_folder(folder)
         for field in listed:
-            path = folder / leaf_path(field.key)
-            fs.make_folder(path.parent)
-            self.leaves[field.key] = LeafWriter(path, field, ranged=ranged)
+            self.leaves[field.key] = LeafWriter(folder / leaf_path(field.key), field, ranged=ranged)
 
     def append(self, columns: Mapping[Key, np.ndarray[Any, Any]]) -> None:
         """Append rows to the leaves named."""
@@ -299,12 +285,12 @@ class TreeWriter:
         """Sync and close all leaves, describe a tensordict of this batch; return what was written."""
         records, leaves = [], {}
         for key, leaf in self.leaves.items():
-            size, digest = leaf.finish()
+            leaf.finish()
             leaves[key] = MappedLeaf(leaf.field.dtype, (leaf.rows, *leaf.field.shape))
-            if size:
-                records.append(FileRecord(self.prefix + leaf_path(key), size, digest))
+            if leaf.file.size:
+                records.append(FileRecord(self.prefix + leaf_path(key), leaf.file.size, leaf.file.digest))
             else:  # tensordict keeps no file for a tensor without elements
-                fs.remove(leaf.path)
+                fs.remove(leaf.file.path)
         return records + write_tree_meta(self.folder, leaves, batch, self.prefix)
 
     @property
@@ -315,7 +301,7 @@ class TreeWriter:
     def close(self) -> None:
         """Close every descriptor, finished or not."""
         for leaf in self.leaves.values():
-            leaf.close()
+            leaf.file.close()
 
 
 def write_listed(folder: Path, path: str, data: bytes, prefix: str = "") -> FileRecord:
