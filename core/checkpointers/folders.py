@@ -28,7 +28,7 @@ from ..torchrl.reader import torchrl_form
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"
 PACKED_FILE = "packed.json"
-COMPRESSED_FILES = ("metadata.json", "data_indices.json")
+COMPRESSED_FILES: tuple[str, str] = ("metadata.json", "data_indices.json")
 
 _WRITERS = {
     "ListStorageCheckpointer": (LIST_FILE,),
