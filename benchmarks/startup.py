@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 ROUNDS = 15
 

@@ -34,7 +34,7 @@ from rbtool.core.opening import open_steps
 from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
 from rbtool.core.preprocess.workers.executor import Limits, TaskRunner
 from rbtool.core.preprocess.workers.processes import WorkerPool
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 try:
     import pebble

@@ -1,8 +1,8 @@
-"""Small TED datasets with every oddity there is, written from a plan."""
+"""Small TED datasets: random walks whose rows all differ, and data with every oddity there is, written from a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -10,14 +10,16 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from ..format.contracts import Array
+from ..format.contracts import Array, Piece
 from ..format.episodes import EpisodeRow
 from ..format.manifest import ENV_METADATA, Manifest, Request, content_digest
+from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
 from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
 from ..format.ted.tree import record_file
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (
+    ACTION,
     EPISODE,
     FLAGS,
     NEXT,
@@ -28,12 +30,65 @@ from ..ted.schema import (
     REWARD,
     Field,
     Key,
+    Timing,
     is_floating,
     numpy_dtype,
     role_of,
+    ted_fields,
 )
 
 Ending: TypeAlias = Literal["terminated", "truncated", "both", "open"]
+
+OBSERVATION = ("observation",)
+SUCCESS = ("info", "success")
+WALK_FIELDS: tuple[tuple[Field, Timing], ...] = (
+    (Field(OBSERVATION, "float64", (3,), "observation"), "state"),
+    (Field(SUCCESS, "int32", (), "info"), "state"),
+    (Field(ACTION, "float32", (2,), "action"), "step"),
+    (Field(REWARD, "float64", (), "reward"), "result"),
+)
+
+
+def walk_pieces(
+    episodes: Sequence[tuple[int, Ending]], *, seed: int = 0, piece_steps: int = 1 << 30
+) -> Iterator[Piece]:
+    """Yield episodes of the given lengths and endings as pieces of at most `piece_steps` steps."""
+    draw = np.random.default_rng(seed)
+    for number, (length, ending) in enumerate(episodes):
+        observation = draw.normal(size=3) + np.cumsum(draw.normal(size=(length + 1, 3)), 0)
+        success = draw.integers(1, 1000, length + 1).astype(np.int32)
+        action = draw.normal(size=(length, 2)).astype(np.float32)
+        reward = draw.normal(size=length)
+        flags = np.zeros((2, length), bool)
+        flags[0, -1], flags[1, -1] = ending in ("terminated", "both"), ending in ("truncated", "both")
+        for start in range(0, length, piece_steps):
+            stop = min(start + piece_steps, length)
+            columns: dict[Key, Array] = {
+                OBSERVATION: observation[start : stop + 1],
+                SUCCESS: success[start : stop + 1],
+                ACTION: action[start:stop],
+                REWARD: reward[start:stop],
+            }
+            yield Piece(
+                number, columns, flags[0, start:stop], flags[1, start:stop],
+                first=start == 0, last=stop == length, seed=number + 7, text={"task": f"walk {number} é"},
+            )  # fmt: skip
+
+
+def write_walks(
+    folder: Path, episodes: Sequence[tuple[int, Ending]], *, seed: int = 0, piece_steps: int = 1 << 30
+) -> Manifest:
+    """Write such episodes as a dataset at `folder`, which must not exist."""
+    with DatasetBuilder(folder, ted_fields(WALK_FIELDS)) as builder:
+        ingest = Ingest(builder, WALK_FIELDS)
+        ingest.run(walk_pieces(episodes, seed=seed, piece_steps=piece_steps))
+        origin = Origin(
+            Request("walks", "walks", "walks/test-v0"), (provenance_step("write_walks", {"seed": seed}, {}),),
+            spaces={"observation": {"type": "Box", "low": float("-inf")}}, documents={"metadata.json": b'{"total": 1}'},
+        )  # fmt: skip
+        return builder.finish(ingest.rows, origin, ingest.text)
+
+
 Presence: TypeAlias = Literal["absent", "zero", "set"]
 """Of root flags and root reward: no such field, a field of zeros, a field of values."""
 Kind: TypeAlias = Literal["state", "root", "after", "unlike"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDict
 
+from ..buffers.base import ReplayBuffer
 from ..storages.pytree import tree_spec_of
 
 LANES = 3
@@ -167,3 +169,13 @@ def widened(data: Any) -> Any:
     wide = copied[key]
     copied[key] = torch.cat([wide, wide[..., :1]], -1)
     return copied
+
+
+def restore(buffer: ReplayBuffer, saved: ReplayBuffer, way: str) -> None:
+    """Have a buffer load another one: its `state_dict` ("state"), or the folder that it writes ("folder")."""
+    if way == "state":
+        buffer.load_state_dict(saved.state_dict())
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        saved.dumps(folder)
+        buffer.loads(folder)

@@ -16,6 +16,7 @@ from ..samplers.base import Index, Sampler
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage
 from .raising import error_of
+from .rows import restore
 
 
 class _Closed(TensorStorage):
@@ -211,12 +212,7 @@ class SamplerTests(ABC):
             saved, other = self.buffer(prefetch=prefetch), self.buffer(0, seed=4, prefetch=prefetch)
             for _ in range(3):
                 saved.sample()
-            with tempfile.TemporaryDirectory() as folder:
-                if way == "state":
-                    other.load_state_dict(saved.state_dict())
-                else:
-                    saved.dumps(folder)
-                    other.loads(folder)
+            restore(other, saved, way)
             for _ in range(20):
                 assert torch.equal(other.sample(), saved.sample())
 
@@ -265,12 +261,7 @@ class EpochSamplerTests(SamplerTests):
         for way in ("state", "folder"):
             saved, other = self.buffer(110), self.buffer(0, capacity=128, seed=4)
             drawn = [saved.sample() for _ in range(3)]
-            with tempfile.TemporaryDirectory() as folder:
-                if way == "state":
-                    other.load_state_dict(saved.state_dict())
-                else:
-                    saved.dumps(folder)
-                    other.loads(folder)
+            restore(other, saved, way)
             rows = torch.cat([*drawn, *other]).tolist()
             assert len(rows) == len(set(rows)) == (96 if self.drops_last else 100)
             assert set(rows) <= set(range(10, 110))

@@ -14,9 +14,8 @@ from ..format.contracts import Array
 from ..format.sinks import Chosen, Sink
 from ..format.ted.reader import TedReader
 from ..ted.schema import Key
-from .datasets import ODD_LEAVES, DatasetPlan, write_plan
+from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from .raising import error_of
-from .walks import write_walks
 
 ROWS = (0, 2, 3)
 """The chosen episodes, which do not all follow one another."""

@@ -36,6 +36,7 @@ from .rows import (
     copied_leaves,
     layout_of,
     leaves_of,
+    restore,
     same_leaves,
     same_tensors,
     widened,
@@ -234,12 +235,7 @@ class WriterTests(ABC):
             saved, other = buffers
             saved.extend(case.rows(0, 3))
             saved.extend(case.rows(3, 4))
-            with tempfile.TemporaryDirectory() as folder:
-                if way == "state":
-                    other.load_state_dict(saved.state_dict())
-                else:
-                    saved.dumps(folder)
-                    other.loads(folder)
+            restore(other, saved, way)
             for buffer in buffers:
                 buffer.extend(case.rows(100, 2))
             assert same_leaves(other[:], saved[:])
@@ -366,12 +362,7 @@ class RingTests(WriterTests):
             saved = ReplayBuffer(storage=self.storage(case), writer=self.make())
             other = ReplayBuffer(storage=LazyTensorStorage(3 * CAPACITY), writer=self.make())
             saved.extend(case.rows(0, CAPACITY + 3))
-            with tempfile.TemporaryDirectory() as folder:
-                if way == "state":
-                    other.load_state_dict(saved.state_dict())
-                else:
-                    saved.dumps(folder)
-                    other.loads(folder)
+            restore(other, saved, way)
             assert same_leaves(other[:], case.rows(3, CAPACITY))
             index = other.extend(case.rows(CAPACITY + 3, 2))
             assert index.tolist() == [CAPACITY, CAPACITY + 1]

@@ -12,7 +12,7 @@ from rbtool.cli.cache import last_use
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.remote.originals import Originals
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 STORED = "minari:cartpole/scripted-v0"
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)

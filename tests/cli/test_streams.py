@@ -11,7 +11,7 @@ import pytest
 
 import rbtool
 from rbtool.cli.output import Output
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 ESCAPE = "\x1b"
 

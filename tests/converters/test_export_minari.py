@@ -25,8 +25,7 @@ from minari_oracle import (
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
 RUNNER = Path(__file__).with_name("runner.py")

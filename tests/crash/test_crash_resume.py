@@ -16,7 +16,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 FUNCTION = """
 import time, torch

@@ -11,7 +11,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 OLDER = Path(sys.prefix) / "older"
 """`make` installs the older tensordict here, beside the pinned one."""

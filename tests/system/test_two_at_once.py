@@ -9,7 +9,7 @@ import pytest
 
 import rbtool
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
 

@@ -25,8 +25,7 @@ import rbtool
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import load, save
 
 DATA = Path(__file__).parents[1] / "data"

@@ -23,7 +23,7 @@ from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.packed_recording import PackedRecording
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 ROWS = 4
 

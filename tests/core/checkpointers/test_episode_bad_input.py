@@ -34,7 +34,7 @@ from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 PLAN = BufferPlan(8, (8, 3), ends=0.4, seed=1, oddities=("jumps", "types"))
 MAKERS: dict[str, Callable[..., Any]] = {

@@ -28,7 +28,7 @@ from rbtool.core.storages.dataset import dataset_tensors
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits, buffer_plans
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 MAKERS: dict[str, Callable[..., StorageCheckpointerBase]] = {
     "flat": FlatStorageCheckpointer,

@@ -26,8 +26,7 @@ from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
 
 MAKERS: dict[str, Callable[..., Any]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.download import download
 
 DATA = Path(__file__).parents[2] / "data" / "minari"

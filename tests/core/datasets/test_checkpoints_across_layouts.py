@@ -24,8 +24,8 @@ from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.testing.digests import without_digests
-from rbtool.core.testing.walks import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.convert import convert
 

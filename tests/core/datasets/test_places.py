@@ -11,7 +11,7 @@ import pytest
 from rbtool.core.datasets.experience_replay import SourceFolder
 from rbtool.core.errors import UsageError
 from rbtool.core.format.manifest import Manifest, has_manifest
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 def downloaded(store: Path, episodes: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from forked_scripts import run_forked
 
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 # In a process of its own: the limit would hit whatever pytest writes as well.
 SCRIPT = """

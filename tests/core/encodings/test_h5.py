@@ -22,7 +22,7 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.schema import Key
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 def save(source: Path, target: Path, compression: str | None = None) -> Manifest:

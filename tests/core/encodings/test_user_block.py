@@ -12,7 +12,7 @@ from rbtool.core.encodings.h5_layout import (
 )
 from rbtool.core.format.manifest import Manifest, Provenance
 from rbtool.core.format.ted.builder import provenance_step
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 

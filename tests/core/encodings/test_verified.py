@@ -5,7 +5,7 @@ import pytest
 from rbtool import CorruptDataError
 from rbtool.core.encodings.save import VerifyingReader
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.fixture

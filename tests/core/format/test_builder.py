@@ -11,8 +11,7 @@ from rbtool.core.format.returns import Ingest
 from rbtool.core.format.ted.builder import DatasetBuilder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.schema import NEXT_REWARD, ted_fields
-from rbtool.core.testing.datasets import relist
-from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces, write_walks
+from rbtool.core.testing.datasets import WALK_FIELDS, relist, walk_pieces, write_walks
 
 ENDINGS = st.sampled_from(["terminated", "truncated", "both", "open"])
 EPISODES = st.lists(st.tuples(st.integers(1, 7), ENDINGS), min_size=1, max_size=6)

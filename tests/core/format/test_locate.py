@@ -10,7 +10,7 @@ from rbtool import DatasetNotFoundError, UsageError
 from rbtool.core.format.locate import dataset_folder, find_dataset, storage_root, stored_datasets
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.sources import safe_id
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
 from rbtool.core.format.digest import digest_bytes
 from rbtool.core.format.documents import dump_json
 from rbtool.core.format.manifest import FORMAT_VERSION, MANIFEST, Manifest, Request, is_canonical
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.fixture

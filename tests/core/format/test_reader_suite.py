@@ -14,8 +14,8 @@ import pytest
 
 from rbtool.core.format.contracts import Piece, SourceFacts
 from rbtool.core.format.reader import Reader
+from rbtool.core.testing.datasets import WALK_FIELDS, walk_pieces
 from rbtool.core.testing.readers import ReaderTests
-from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
 
 LENGTHS = [6, 5, 4]
 OBSERVATION, ACTION, REWARD = ("observation",), ("action",), ("reward",)

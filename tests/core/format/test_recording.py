@@ -20,8 +20,7 @@ from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.packed_recording import PackedRecording
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.check import check, repair
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect

@@ -9,7 +9,7 @@ from rbtool import DatasetNotFoundError, FormatError
 from rbtool.core.format.contracts import Piece, SourceFacts
 from rbtool.core.format.locate import open_source, reader_class, reader_names
 from rbtool.core.format.reader import Reader
-from rbtool.core.testing.walks import WALK_FIELDS, walk_pieces
+from rbtool.core.testing.datasets import WALK_FIELDS, walk_pieces
 
 EPISODES = [(3, "terminated"), (2, "open")]
 

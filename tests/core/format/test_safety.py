@@ -11,7 +11,7 @@ from rbtool.core.format.episodes import episode_text_bytes, parse_episode_text
 from rbtool.core.format.manifest import MANIFEST, Manifest, is_inside
 from rbtool.core.format.ted.builder import write_documents
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.mark.parametrize("name", ["../up", "a/../../up", "/etc/passwd", "", ".", "a//b", "a/."])

@@ -9,7 +9,7 @@ from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.staging import Staging, mend
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 FIRST, SECOND = [(4, "truncated")], [(2, "terminated"), (3, "open")]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 JOB = """
 import os, sys
@@ -36,7 +36,7 @@ def hook(event, arguments):
 
 import rbtool
 from rbtool.core.format.staging import Staging, remove_dataset, remove_leftover
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import cache
 
 dataset = folder / "a-v0"

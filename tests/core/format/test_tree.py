@@ -10,7 +10,7 @@ from rbtool.core.format.open_files import OpenFiles
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.format.ted.tree import MappedLeaf, TreeWriter, leaf_path, read_tree
 from rbtool.core.ted.schema import DTYPES, Field
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

@@ -15,7 +15,7 @@ from rbtool.core.preprocess.units.functions import find_function
 from rbtool.core.preprocess.workers.cluster import RayExecutor
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.processes import WorkerPool
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 PLANTED = (
     "json", "numpy", "torch", "random", "typing", "signal", "threading", "pickle", "tensordict", "cloudpickle", "numba",

@@ -19,7 +19,7 @@ from rbtool.core.preprocess.preprocessing import BackgroundCall, SerialExecutor
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.scheduler import Scheduler, WorkerHandle
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
 CHUNKS = 12  # of 9 of the 100 steps

@@ -14,7 +14,7 @@ import torch
 from rbtool.core.errors import RbtoolError, SchemaError
 from rbtool.core.opening import open_steps
 from rbtool.core.preprocess.processor import Unit
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.preprocess import preprocess
 
 EPISODES = [(1 + (7 * number) % 11, "terminated") for number in range(40)]

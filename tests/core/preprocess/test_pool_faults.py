@@ -25,7 +25,7 @@ from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFa
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.processes import WorkerPool
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 LOST = {
     "kill": "a worker process was killed by SIGKILL",

@@ -18,7 +18,7 @@ from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import TaskFailed
 from rbtool.core.preprocess.workers.cluster import RayExecutor
 from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 
 @pytest.fixture(scope="module")

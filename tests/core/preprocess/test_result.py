@@ -19,9 +19,8 @@ from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import state_keys
-from rbtool.core.testing.datasets import dataset_plans, write_plan
+from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 from rbtool.core.testing.storages import same
-from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 STEPS = 20

@@ -13,7 +13,7 @@ import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.preprocess import workspace
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "truncated"), (1, "terminated")]
 

@@ -9,7 +9,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
 

@@ -18,7 +18,7 @@ from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import WorkerFailed
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.processes import WorkerPool, default_start_method
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 SLOW = pytest.mark.slow
 METHODS = ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]

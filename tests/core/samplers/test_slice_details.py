@@ -25,7 +25,7 @@ from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 DONE = ("next", "done")
 

@@ -72,7 +72,7 @@ def test_neighbouring_pages_are_asked_for_together() -> None:
 
 @pytest.mark.parametrize("large", [False, True])
 def test_only_what_exceeds_memory_is_told_of(tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.testing.walks import write_walks
+    from rbtool.core.testing.datasets import write_walks
     from rbtool.core.verbs.convert import convert
 
     made: list[object] = []

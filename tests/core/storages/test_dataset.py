@@ -20,8 +20,8 @@ from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.storages.dataset import StepStorage, dataset_tensors
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import DTYPES, Field
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.testing.storages import StorageTests, same
-from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(4, "terminated"), (1, "truncated"), (5, "open")]
 ROWS = 10

@@ -26,8 +26,8 @@ from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacemen
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.packed_recording import PackedRecording
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.testing.storages import same
-from rbtool.core.testing.walks import write_walks
 
 EPISODES = [(9, "terminated"), (3, "truncated"), (1, "both"), (12, "open"), (4, "terminated")]
 STEPS = 29

@@ -27,9 +27,8 @@ from rbtool.core.storages import packed
 from rbtool.core.storages.dataset import dataset_tensors
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.pytree import tree_spec_of
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.testing.storages import ROWS, StorageTests
-from rbtool.core.testing.walks import write_walks
 
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "open", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"

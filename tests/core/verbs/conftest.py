@@ -20,7 +20,7 @@ from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.remote.originals import Originals
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 DAY = 24 * 3600
 Written = Callable[[Mapping[Field, np.ndarray], Sequence[int]], Path]

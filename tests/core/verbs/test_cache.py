@@ -12,7 +12,7 @@ import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import HIDDEN, MANIFEST
 from rbtool.core.format.staging import Staging, lock_folder
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document
 
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"

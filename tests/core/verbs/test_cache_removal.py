@@ -14,7 +14,7 @@ from rbtool.core.format import fs
 from rbtool.core.format.locate import find_dataset
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.staging import Staging, lock_folder
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"
 

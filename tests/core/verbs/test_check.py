@@ -26,8 +26,7 @@ from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.ted.rules import ContinuityRule
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.datasets import relist
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import relist, write_walks
 from rbtool.core.verbs.results import to_document
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]

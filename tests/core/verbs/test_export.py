@@ -19,8 +19,7 @@ from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpac
 from rbtool.core.format import fs
 from rbtool.core.format.sinks import Chosen
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export

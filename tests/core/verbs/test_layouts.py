@@ -13,8 +13,7 @@ from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.datasets import relist
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import relist, write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert

@@ -7,7 +7,7 @@ import pytest
 import rbtool
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document
 
 

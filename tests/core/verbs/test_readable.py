@@ -17,7 +17,7 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.saved_steps import has_steps
 
 MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"

@@ -20,7 +20,7 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.tree import record_file
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.schema import Field, role_of
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 WALKS = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 N_STEP = {"n_step": 3, "gamma": 1.0}

@@ -13,7 +13,7 @@ from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.sample import checked_seconds, timed
 
 

@@ -18,7 +18,7 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.opening import open_steps
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document
 
 WALKS = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]

@@ -14,7 +14,7 @@ import rbtool
 from rbtool.core.format import fs
 from rbtool.core.opening import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 
 LAYOUTS = ("ted", "packed", "flat", "nested", "h5")
 DATASETS = ("ted", "packed")

@@ -15,7 +15,7 @@ from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.stats.collect import FieldStats
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.walks import write_walks
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.results import to_document

@@ -20,8 +20,8 @@ from rbtool.core.preprocess.operations.documents import pipeline_program, progra
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor
 from rbtool.core.preprocess.processor import Context
 from rbtool.core.ted.schema import Field
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.testing.operations import sample_block
-from rbtool.core.testing.walks import write_walks
 
 PIPELINE = '[[operation]]\nname = "scale-reward"\nfactor = 0.5\n\n[[operation]]\nname = "flatten"\n'
 
