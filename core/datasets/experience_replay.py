@@ -22,8 +22,7 @@ from ..opening import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
 from ..specs.base import TensorSpec
 from ..specs.bounded import BoundedContinuous, Unbounded
-from ..specs.composite import Composite
-from ..specs.spaces import spec_from_space
+from ..specs.composite import Composite, spec_from_space
 from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer
