@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -271,18 +272,35 @@ def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
         return total
 
 
+_TOGETHER = 48
+"""So many trajectories at once are worth an operation of numpy a step (measured: 7 µs, beside 0.13 µs a row)."""
+
+
 def add_rewards_to_go(totals: Any, ends: NDArray[np.bool_], gamma: float) -> None:
     """Add to each of `totals` `[rows, …]`, in place, what follows it up to the end of its trajectory, discounted.
 
     `totals` is an array or a tensor of the rewards, of whole numbers for `gamma` 1 only; the last row of each
-    trajectory is set in `ends`, `[rows]`, and so is the very last row. Sums are made from the end on. Trajectories are
-    processed together, the longest first: a step backwards in all of them is one operation.
+    trajectory is set in `ends`, `[rows]`, and so is the very last row. Sums are made from the end on, in one order
+    whatever the shape: many trajectories are processed together, the longest first, a step backwards in all of them
+    at once; few of them one by one.
     """
     last = np.flatnonzero(ends)
     lengths = np.diff(last, prepend=-1)
-    order = np.argsort(-lengths, kind="stable")
-    last, lengths = last[order], lengths[order]
+    longest = int(lengths.max(initial=0)) if gamma else 0
+    if isinstance(totals, np.ndarray) and totals.size == len(totals):
+        totals = totals.reshape(-1)
+    simple = isinstance(totals, np.ndarray) and totals.ndim == 1 and (gamma == 1 or totals.dtype == np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
-        for back in range(1, int(lengths.max(initial=0)) if gamma else 0):
+        if simple and longest > 1 and len(totals) < _TOGETHER * longest:
+            for stop, length in zip(last.tolist(), lengths.tolist(), strict=True):
+                backwards = totals[stop - length + 1 : stop + 1][::-1]
+                if gamma == 1:
+                    np.add.accumulate(backwards, out=backwards)
+                else:
+                    backwards[:] = [*accumulate(backwards.tolist(), lambda total, reward: reward + gamma * total)]
+            return
+        order = np.argsort(-lengths, kind="stable")
+        last, lengths = last[order], lengths[order]
+        for back in range(1, longest):
             rows = last[: np.searchsorted(-lengths, -back)] - back
             totals[rows] += totals[rows + 1] if gamma == 1 else gamma * totals[rows + 1]

@@ -101,9 +101,12 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
     total = wide.movedim(time, -1).contiguous().clone()
     cut = ends.expand(reward.shape).movedim(time, -1).cpu().numpy().copy()
     cut[..., -1:] = True
-    flat = total.view(-1)
-    in_numpy = flat.device.type == "cpu" and not flat.requires_grad  # indexing is faster there
-    add_rewards_to_go(flat.numpy() if in_numpy else flat, cut.reshape(-1), gamma)
+    if total.requires_grad:
+        add_rewards_to_go(total.view(-1), cut.reshape(-1), gamma)
+    else:  # step by step, each operation of a GPU would cost more than the copies
+        sums = total.cpu()
+        add_rewards_to_go(sums.view(-1).numpy(), cut.reshape(-1), gamma)
+        total = sums.to(total.device)
     return total.movedim(-1, time).to(reward.dtype).contiguous()
 
 

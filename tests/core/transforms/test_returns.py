@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
+from rbtool.core.format.returns import add_rewards_to_go
 from rbtool.core.preprocess.operations.documents import program_of
 from rbtool.core.preprocess.operations.program import ProgramProcessor
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
@@ -159,3 +161,22 @@ def test_gradients_reach_the_rewards() -> None:
     ReturnToGo(0.5)(td)["return_to_go"].sum().backward()
     assert rewards.grad is not None
     assert rewards.grad.flatten().tolist() == [1, 1.5, 1, 1.5]
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    st.sampled_from([1.0, 0.99, 1e-300]),
+    st.integers(0, 2**32 - 1),
+)
+def test_returns_do_not_depend_on_how_many_are_summed_at_once(lengths: list[int], gamma: float, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rewards = draw.normal(size=sum(lengths)) * 10.0 ** draw.integers(-300, 300, sum(lengths))
+    rewards[draw.random(len(rewards)) < 0.05] = np.inf
+    ends = np.zeros(len(rewards), dtype=bool)
+    ends[np.cumsum(lengths) - 1] = True
+    alone = rewards.copy()
+    add_rewards_to_go(alone, ends, gamma)
+    copies = 60  # of each trajectory, so that they are summed together
+    many = np.tile(rewards, copies)
+    add_rewards_to_go(many, np.tile(ends, copies), gamma)
+    assert many.tobytes() == np.tile(alone, copies).tobytes()
