@@ -273,7 +273,7 @@ def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
 
 
 _TOGETHER = 48
-"""So many trajectories at once are worth an operation of numpy a step (measured: 7 µs, beside 0.13 µs a row)."""
+"""So many trajectories at once are worth an operation of numpy a step (7 µs, where a row alone takes 0.13 µs)."""
 
 
 def add_rewards_to_go(totals: Any, ends: NDArray[np.bool_], gamma: float) -> None:
