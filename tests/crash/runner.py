@@ -38,9 +38,11 @@ import rbtool
 from rbtool.core.format.packed.reader import ted_digest
 from rbtool.core.opening import TorchrlSteps, open_steps
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
+
 MODULES = {
-    "exchange": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes", "h5py"),
-    "dump": ("rbtool.core.checkpointers", "rbtool.core.testing.buffers_of_episodes"),
+    "exchange": ("rbtool.core.checkpointers", "buffers_of_episodes", "h5py"),
+    "dump": ("rbtool.core.checkpointers", "buffers_of_episodes"),
     "preprocess": ("tensordict", "rbtool.core.verbs.preprocess"),
     "download": (
         "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml",
@@ -82,8 +84,9 @@ def _download(dest: Path) -> None:
 
 def _dump(form: str, dest: Path, rows: int) -> None:
     """Save the episodes of a small buffer, which a killed process would have been training from."""
+    from buffers_of_episodes import BufferPlan
+
     import rbtool
-    from rbtool.core.testing.buffers_of_episodes import BufferPlan
 
     storage = BufferPlan(rows, (rows, 9), ends=0.1, seed=rows, oddities=("jumps", "agents", "types")).buffer()._storage
     getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
@@ -91,8 +94,9 @@ def _dump(form: str, dest: Path, rows: int) -> None:
 
 def _exchange(form: str, dest: Path, rows: int) -> None:
     """Save the episodes of a small buffer as TorchRL reads them."""
+    from buffers_of_episodes import BufferPlan
+
     import rbtool
-    from rbtool.core.testing.buffers_of_episodes import BufferPlan
 
     storage = BufferPlan(rows, (rows,), ends=0.1, seed=rows, oddities=("specials",)).buffer()._storage
     getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
@@ -363,7 +367,6 @@ def _made(out: Path) -> Path:
 @contextlib.contextmanager
 def _hub(work: Path) -> Iterator[None]:
     """Serve the Minari dataset as its hub would."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
     hub, minari_hub = importlib.import_module("hub"), importlib.import_module("minari_hub")
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(work / "source", Path(place) / "minari" / DOWNLOADED)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import without_digests
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
@@ -18,7 +19,6 @@ from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatErr
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.testing.digests import without_digests
 from rbtool.core.transforms.base import Transform
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flips
 from tensordict import TensorDict, TensorDictBase
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -26,7 +27,6 @@ from rbtool.core.storages.base import Storage
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.testing.digests import flips
 from rbtool.core.transforms.base import Transform
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 

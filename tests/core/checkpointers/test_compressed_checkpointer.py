@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from damage import without_digests
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from rbtool.core.checkpointers.lists import CompressedListStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.testing.digests import without_digests
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 NAMES = ("compressed_td_partly", "compressed_td_wrapped", "compressed_tensor_full")

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from buffers_of_episodes import BufferPlan, bits
 from tensordict import TensorDict
 
 from rbtool.core.checkpointers.episodes import (
@@ -33,7 +34,6 @@ from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.datasets import write_walks
 
 PLAN = BufferPlan(8, (8, 3), ends=0.4, seed=1, oddities=("jumps", "types"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from buffers_of_episodes import BufferPlan, bits, buffer_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, tensorclass
@@ -27,7 +28,6 @@ from rbtool.core.opening import open_steps
 from rbtool.core.storages.dataset import dataset_tensors
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits, buffer_plans
 from rbtool.core.testing.datasets import write_walks
 
 MAKERS: dict[str, Callable[..., StorageCheckpointerBase]] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from damage import without_digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
@@ -21,7 +22,6 @@ from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatErr
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.digests import without_digests
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from buffers_of_episodes import BufferPlan, bits
 from tensordict import TensorDict
 
 from rbtool.core.checkpointers.episodes import (
@@ -25,7 +26,6 @@ from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.buffers_of_episodes import BufferPlan, bits
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import without_digests
 from tensordict import NonTensorData, TensorDict, tensorclass
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,7 +26,6 @@ from rbtool.core.errors import (
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.digests import without_digests
 from rbtool.core.testing.storages import same
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import without_digests
 
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
@@ -25,7 +26,6 @@ from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.testing.digests import without_digests
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.convert import convert
 

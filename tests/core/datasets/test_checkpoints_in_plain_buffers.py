@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import without_digests
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -15,7 +16,6 @@ from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.testing.digests import without_digests
 from rbtool.core.verbs.convert import convert
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip, flips
 
 import rbtool
 from rbtool import CorruptDataError, RbtoolError, UsageError
@@ -15,7 +16,6 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
-from rbtool.core.testing.digests import flip, flips
 from rbtool.core.verbs.convert import convert
 
 FORMS = ["ted", "packed", "recording", "flat", "nested"]

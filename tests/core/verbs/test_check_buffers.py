@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip, without_digests
 from tensordict import TensorDict
 from torch import arange, zeros
 
@@ -21,7 +22,6 @@ from rbtool.core.storages.base import Storage
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.testing.digests import flip, without_digests
 from rbtool.core.verbs.saved_steps import buffer_findings
 
 THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"

@@ -10,10 +10,10 @@ import torch
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from ..buffers.base import ReplayBuffer
-from ..storages.codec import tensor_bytes
-from ..storages.columns import plain_column
-from ..storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.storages.codec import tensor_bytes
+from rbtool.core.storages.columns import plain_column
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 Oddity: TypeAlias = Literal[
     "jumps", "repeats", "specials", "agents", "root flags", "root reward", "next only", "types", "names", "score"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..format import fs
+from rbtool.core.format import fs
 
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
