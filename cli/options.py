@@ -52,6 +52,10 @@ Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dat
 Layout: TypeAlias = Annotated[
     LayoutName, typer.Option("--layout", help="ted: plain tensors; packed: smaller, and faster to draw from.")
 ]
+Horizon: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--horizon", metavar="N", help="Time limit of episodes in steps, for D4RL files without timeouts."),
+]
 Root: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -37,7 +37,8 @@ class SourceFacts:
     and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim.
     `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
     `lengths` the length of each where it is known. `final_missing` states that the source may have no observation after
-    the last step of an episode: then each last piece states whether it has.
+    the last step of an episode: then each last piece states whether it has. A source that never has one, and states the
+    `lengths`, may state in `last_terminated` which last steps are terminated: then no row is read for the facts.
     """
 
     source: str
@@ -53,6 +54,7 @@ class SourceFacts:
     env_metadata: Mapping[str, Any] | None = None
     lengths: Sequence[int] | None = None
     final_missing: bool = False
+    last_terminated: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Piece:
       apart. `columns` then has `[n, *shape]` of that state, and no row has to be the one before the next step.
     - `final`: counts where `last` is set. `MISSING`: the source has no observation after the last step, and `columns`
       has `[n, *shape]` of every state that `next` does not give. A reader's `pieces` has decided what becomes of it.
+    - `inferred`: counts where `last` is set and neither flag is: a discontinuity showed the end of the episode.
     """
 
     episode: int
@@ -82,6 +85,7 @@ class Piece:
     text: Mapping[str, str] = field(default_factory=dict)
     next: Mapping[Key, Array] = field(default_factory=dict)
     final: Final = Final.OBSERVED
+    inferred: bool = False
 
     @property
     def is_unfinished(self) -> bool:

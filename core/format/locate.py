@@ -7,9 +7,9 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from platformdirs import user_cache_path
 
@@ -228,12 +228,12 @@ def sink_class(name: str) -> type[Sink]:
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
-def open_source(path: Path, *, final_step: str = "auto") -> Reader:
-    """Open a dataset in whatever known format is at `path`, recognised by its content; `final_step` as for `Reader`."""
+def open_source(path: Path, *, final_step: str = "auto", options: Mapping[str, Any] | None = None) -> Reader:
+    """Open a dataset in whatever known format is at `path`, recognised by its content; the rest as for `Reader`."""
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
     for name in reader_names():
         reader = reader_class(name)
         if reader.recognises(path):
-            return reader(path, final_step=final_step)
+            return reader(path, final_step=final_step, options=options)
     raise FormatError(f"{path} is in no format that is known here ({', '.join(reader_names())})")

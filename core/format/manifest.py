@@ -185,7 +185,8 @@ class _Bounds(NamedTuple):
 class Request:
     """What was asked for. Two requests are equal when all but `asked` and `origin` are.
 
-    `final_step` is what becomes of last steps without an observation after them, as `Reader` has it.
+    `final_step` is what becomes of last steps without an observation after them, `options` are those of the format;
+    both as `Reader` has them.
     """
 
     source: str
@@ -196,10 +197,12 @@ class Request:
     layout: str = "ted"
     origin: Literal["remote", "local", "file"] = "file"
     final_step: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in a manifest; `final_step` where it is not `auto`."""
-        return {key: value for key, value in asdict(self).items() if key != "final_step" or value != "auto"}
+        """The entry in a manifest; `final_step` and `options` where they are not the default."""
+        defaults = {"final_step": "auto", "options": {}}
+        return {key: value for key, value in asdict(self).items() if key not in defaults or value != defaults[key]}
 
     def identity(self) -> str:
         """Digest of what makes two requests the same one."""
@@ -209,7 +212,7 @@ class Request:
     @property
     def whole(self) -> bool:
         """Whether this asks for all of the latest revision in the default layout."""
-        plain = self.layout == "ted" and self.final_step == "auto"
+        plain = self.layout == "ted" and self.final_step == "auto" and not self.options
         return plain and self.revision is None and self.episodes is None
 
 

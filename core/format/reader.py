@@ -7,10 +7,10 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -116,10 +116,13 @@ class Reader(Closing, ABC):
     - `on_close()`: close what `on_open` opened; optional.
 
     and may implement `read_outcomes`, where rewards and flags can be read without the rest, `notes_on` and
-    `require_sound`, where they depend on the episodes chosen. `core.testing.readers` holds the tests of the contract.
+    `require_sound`, where they depend on the episodes chosen. Options that a format needs are named in `option_names`
+    and found in `self.options`. `core.testing.readers` holds the tests of the contract.
     """
 
     path: Path
+    option_names: ClassVar[frozenset[str]] = frozenset()
+    """Names of the options that the format takes: `horizon` is `--horizon` of the command line."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -174,12 +177,16 @@ class Reader(Closing, ABC):
         return self.path if self.path.is_dir() else self.path.parent
 
     @final
-    def __init__(self, path: Path, *, final_step: str = "auto") -> None:
+    def __init__(self, path: Path, *, final_step: str = "auto", options: Mapping[str, Any] | None = None) -> None:
         """Open the dataset at `path`, or raise FormatError or DatasetNotFoundError.
 
         `final_step` (`auto`, `drop`, `repeat`) is what becomes of last steps without an observation after them.
+        UsageError for `options` that the format does not have.
         """
         self.final_step: FinalStep = require_final_step(final_step)
+        self.options: Mapping[str, Any] = dict(options or {})
+        for name in self.options.keys() - self.option_names:
+            raise UsageError(f"{path} is in a format that has no option --{name}", hint=f"leave out --{name}")
         self.path = path
         self.__facts: SourceFacts | None = None
         self.__closed = False
@@ -204,10 +211,10 @@ class Reader(Closing, ABC):
         notes = [*whole.notes, *self.notes_on(numbers)]
         steps, lengths = whole.steps, whole.lengths
         if whole.final_missing and self.final_step != "repeat":
-            table = self.__table(whole, numbers)
-            left = set(numbers) - set(table.episode.tolist())
+            kept = self.__without_last_steps(whole, numbers)
+            left = set(numbers) - kept.keys()
             notes += [_vanished(sorted(left))] if left else []
-            numbers, steps, lengths = table.episode.tolist(), table.steps, table.length.tolist()
+            numbers, steps, lengths = list(kept), sum(kept.values()), list(kept.values())
         elif selection is not None:
             lengths = self.__lengths(whole, numbers)
             steps = sum(lengths)
@@ -280,6 +287,16 @@ class Reader(Closing, ABC):
             return [int(length) for length in self.__table(whole, numbers).length]
         by_number = dict(zip(whole.episode_numbers, whole.lengths, strict=True))
         return [by_number[number] for number in numbers]
+
+    def __without_last_steps(self, whole: SourceFacts, numbers: Sequence[int]) -> dict[int, int]:
+        """Return the lengths of these episodes, by number, once it is decided about their last steps."""
+        if whole.last_terminated is None or whole.lengths is None:
+            table = self.__table(whole, numbers)
+            return dict(zip(table.episode.tolist(), table.length.tolist(), strict=True))
+        repeats = self.final_step == "auto"
+        known = zip(whole.episode_numbers, whole.lengths, whole.last_terminated, strict=True)
+        found = {number: length - (not (repeats and terminated)) for number, length, terminated in known}
+        return {number: found[number] for number in numbers if found[number]}
 
     def __table(self, whole: SourceFacts, numbers: Sequence[int]) -> EpisodeTable:
         rows = (self.__row(whole, number) for number in numbers)

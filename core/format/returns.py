@@ -79,9 +79,11 @@ class EpisodeSummary:
     def row(self, last: Piece) -> EpisodeRow:
         """The row of the table, when the last piece was added."""
         terminated, truncated = bool(last.terminated[-1]), bool(last.truncated[-1])
-        reason = end_reason(terminated, truncated)
+        reason, unflagged = end_reason(terminated, truncated), not (terminated or truncated)
+        if unflagged and last.inferred:
+            reason = EndReason.INFERRED
         return EpisodeRow(
-            self._episode, self._length, self._total, terminated, truncated or reason is EndReason.END_OF_FILE,
+            self._episode, self._length, self._total, terminated, truncated or unflagged,
             reason, self._seed, self._explicit, last.final,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, final
@@ -220,8 +220,9 @@ class Source(Closing, ABC):
     - `look_up(dataset_id, revision, totals)`: the files of one dataset.
     - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
-    and may implement `key`, `list_catalogue`, `choose_files`, `episode_numbers`, `on_close`. `core.remote.HttpSource`
-    is a source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
+    and may implement `key`, `list_catalogue`, `choose_files`, `episode_numbers`, `reader_options`, `on_close`.
+    `core.remote.HttpSource` is a source of plain URLs with less to implement; `core.testing.sources` holds the tests
+    of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
@@ -232,6 +233,9 @@ class Source(Closing, ABC):
 
     local_cache: ClassVar[LocalCache | None] = None
     """Where the source's own tools keep what they fetched."""
+
+    namespaced: ClassVar[bool] = True
+    """Whether ids have a namespace, as `D4RL/door/human-v2` has: one without may be the older name of another."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -280,6 +284,10 @@ class Source(Closing, ABC):
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
         """Return the numbers of its episodes, ascending, where the names of its files give them; else None."""
         return None
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """Return the options with which the reader opens the files of a dataset; none by default."""
+        return {}
 
     def on_close(self) -> None:
         """Close connections."""

@@ -43,9 +43,9 @@ def _has_version(name: str) -> bool:
     return _VERSION.search(name) is not None
 
 
-def is_complete(name: str) -> bool:
-    """Return whether a name has a namespace and a version: such a name is never taken for another."""
-    return "/" in name and _has_version(name)
+def is_complete(name: str, *, namespaced: bool = True) -> bool:
+    """Return whether a name has a version and, where ids have one, a namespace: it is never taken for another."""
+    return ("/" in name or not namespaced) and _has_version(name)
 
 
 def _bare_name(name: str) -> str:

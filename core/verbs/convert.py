@@ -36,6 +36,7 @@ from .results import (
     refuse_other_compression,
     require_layout,
     seconds_since,
+    source_options,
 )
 from .saved_steps import is_of_buffer, open_saved, verified_steps
 from .source_conversion import SourceConversion, facts_of, rows_bytes
@@ -61,6 +62,7 @@ def convert(
     force: bool = False,
     dry_run: bool = False,
     final_step: str = "auto",
+    horizon: int | None = None,
     progress: Progress | None = None,
 ) -> ConvertResult:
     """Convert the dataset at `path`, whose format is detected from its content, into a TED dataset at `dest`.
@@ -73,7 +75,8 @@ def convert(
     of a damaged TED dataset; notes name the others. `final_step` applies to a last step without a next observation in
     the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops it otherwise, so
     that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The episode table
-    records which.
+    records which. `horizon` is the time limit of episodes, in steps, for a D4RL file that does not mark where they
+    reach it.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
 
@@ -85,7 +88,7 @@ def convert(
     wanted, methods = require_layout(layout, compress), tuple(compress)
     ends = require_final_step(final_step)
     if is_steps(source) or is_of_buffer(source):
-        _refuse_choices(source, episodes, final_step)
+        _refuse_choices(source, episodes, final_step, horizon)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
@@ -97,34 +100,29 @@ def convert(
             hint="choose the sound episodes: --episodes A:B,C",
         )
     chosen = normal_form(episodes) if episodes is not None else None
-    with open_source(source, final_step=ends) as reader:
+    options = source_options(horizon)
+    with open_source(source, final_step=ends, options=options) as reader:
         facts = facts_of(reader, episodes if chosen else None, progress)
         ends = ends if facts.final_missing else "auto"
         request = Request(
-            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends
-        )
+            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends,
+            options=options,
+        )  # fmt: skip
+        named = {"path": os.fspath(path), "episodes": chosen}
         conversion = SourceConversion(
-            reader=reader,
-            facts=facts,
-            source=source,
-            destination=destination,
-            request=request,
-            verb="convert",
-            arguments={"path": os.fspath(path), "episodes": chosen}
-            | layout_arguments(wanted, methods)
-            | final_step_arguments(ends),
-            force=force,
-            dry_run=dry_run,
-            progress=progress,
-            compress=methods,
-        )
+            reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
+            arguments=named | layout_arguments(wanted, methods) | final_step_arguments(ends) | options,
+            force=force, dry_run=dry_run, progress=progress, compress=methods,
+        )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
 
 
-def _refuse_choices(source: Path, episodes: str | None, final_step: str) -> None:
+def _refuse_choices(source: Path, episodes: str | None, final_step: str, horizon: int | None) -> None:
     """Raise UsageError if options for raw datasets are given for a TED dataset."""
     if final_step != "auto":
         raise UsageError("--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
+    if horizon is not None:
+        raise UsageError("--horizon is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
     if episodes is not None:
         raise UsageError("--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..declarations import example_source
+from ..declarations import declared, example_source
 from ..errors import UsageError, nearest
 from ..format.episodes import normal_form
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
@@ -126,7 +126,7 @@ def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
         line = f"rbtool download {known[0]} {shlex.quote(source)}"
         raise UsageError(f"no source is named for {source!r}", hint=f"name it, like: {line}")
     source_class(source)
-    example = example_source().example[0]
+    example = next((one for one in declared() if one.name == source), example_source()).example[0]
     raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} {example}")
 
 
@@ -157,7 +157,8 @@ def _from_cache(
         source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
         final_step=final_step,
     )  # fmt: skip
-    with reader_class(source.name)(original, final_step=final_step) as reader:
+    options = source.reader_options(dataset_id)
+    with reader_class(source.name)(original, final_step=final_step, options=options) as reader:
         facts = facts_of(reader, chosen, progress)
         if facts.id != dataset_id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))

@@ -24,7 +24,7 @@ from ..opening import open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, row_bytes, ted_fields
-from .results import Result
+from .results import Result, source_options
 from .saved_steps import has_steps
 
 _MOST_NUMBERS = 64
@@ -245,13 +245,15 @@ def inspect(
     *,
     episode: int | None = None,
     head: int | None = None,
+    horizon: int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> InspectResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
-    source's number of an episode of which the first `head` steps (all by default) and the last are included.
+    source's number of an episode of which the first `head` steps (all by default) and the last are included. `horizon`
+    is that of `convert`.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -264,7 +266,7 @@ def inspect(
     if has_steps(path, raw=True):
         with open_steps(path, damaged=True) as steps:
             return _of_steps(steps, root, episode, head)
-    with open_source(path) as reader:
+    with open_source(path, options=source_options(horizon)) as reader:
         return _of_source(reader, path, episode, head)
 
 

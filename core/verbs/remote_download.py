@@ -105,7 +105,7 @@ class RemoteDownload:
 
     def _find(self) -> Resolution:
         """Resolve the id, with the names of the remote if necessary."""
-        if self.exact_id or is_complete(self.asked):
+        if self.exact_id or is_complete(self.asked, namespaced=self.source.namespaced):
             return Resolution(self.asked, self.asked, "exact")
         if set(self.asked) & set("*?["):
             raise UsageError(
@@ -318,7 +318,11 @@ class RemoteDownload:
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
         kind = reader_class(self.source.name)
-        with originals.only(remote.paths) as folder, kind(folder, final_step=self.final_step) as reader:
+        options = self.source.reader_options(found.id)
+        with (
+            originals.only(remote.paths) as folder,
+            kind(folder, final_step=self.final_step, options=options) as reader,
+        ):
             facts = facts_of(reader, self.episodes, self.progress)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []

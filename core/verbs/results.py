@@ -127,7 +127,9 @@ def _shown(request: Request) -> str:
     episodes = f", episodes {request.episodes}" if request.episodes else ""
     revision = f", revision {request.revision}" if request.revision else ""
     layout = f", layout {request.layout}" if request.layout != "ted" else ""
-    return f"{request.source}:{request.id}{revision}{episodes}{layout}"
+    final = f", final step {request.final_step}" if request.final_step != "auto" else ""
+    options = "".join(f", {name} {value}" for name, value in sorted(request.options.items()))
+    return f"{request.source}:{request.id}{revision}{episodes}{layout}{final}{options}"
 
 
 def require_layout(layout: str, compress: Sequence[str]) -> Layout:
@@ -144,6 +146,11 @@ def require_layout(layout: str, compress: Sequence[str]) -> Layout:
 def final_step_arguments(final_step: str) -> dict[str, Any]:
     """Return the provenance entry for last steps without a next observation; {} for the default."""
     return {} if final_step == "auto" else {"final_step": final_step}
+
+
+def source_options(horizon: int | None) -> dict[str, Any]:
+    """Return the options of a reader that are given; {} for none."""
+    return {} if horizon is None else {"horizon": horizon}
 
 
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
