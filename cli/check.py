@@ -9,7 +9,7 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import Example
-from .options import Dataset, DryRun, Root, verb
+from .options import Dataset, DryRun, Horizon, Root, ends, verb
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded
 
@@ -45,9 +45,10 @@ def check(
     *,
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
+    horizon: Horizon = None,
     root: Root = None,
 ) -> int:
-    """Check a dataset or a checkpoint against every rule of TED.
+    """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 
     Reads everything: files against their digests, rows against the rules. Problems are listed on stdout, one per
     line.
@@ -55,7 +56,7 @@ def check(
     from ..core.verbs.check import check as run
 
     with out.progress() as progress:
-        result = run(dataset, root=root, progress=progress)
+        result = run(dataset, horizon=horizon, root=root, progress=progress)
     out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: lines(result, width))
     return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
 
@@ -74,6 +75,7 @@ def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
     facts = [
         f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
         *([f"{result.unfinished:,} of them unfinished"] if result.unfinished else []),
+        *([f"ends: {ends(result.boundary)}"] if result.episodes and result.boundary else []),
         counted(result.errors, "error"),
         counted(result.warnings, "warning"),
         counted(result.rules, "rule"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..format import fs
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
-from ..format.locate import find_dataset
+from ..format.locate import find_dataset, open_source
 from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.packed.recording import COMMITS
@@ -29,7 +29,8 @@ from ..progress import Progress, Silent
 from ..ted.episodes import EndReason
 from ..ted.rules import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
 from ..torchrl.reader import BUFFER
-from .results import Result, seconds_since
+from .check_source import check_source
+from .results import Result, seconds_since, source_options
 from .saved_steps import BUFFER_RULES, NO_DIGESTS, buffer_findings, has_steps, open_saved
 
 _IN_ANY = (
@@ -47,7 +48,8 @@ class CheckResult(Result):
     """The findings of the rules. `skipped` names the rules that cannot run on damaged files.
 
     `unfinished` counts the episodes without an end, which is valid for the last ones of the checkpoint of a buffer.
-    `notes` name what cannot be checked because the files contain nothing to compare it with.
+    `notes` name what cannot be checked because the files contain nothing to compare it with. `boundary` counts the
+    episodes of a raw dataset by the way in which they end.
     """
 
     kind: ClassVar[str] = "check"
@@ -61,6 +63,7 @@ class CheckResult(Result):
     warnings: int
     unfinished: int = 0
     notes: tuple[str, ...] = ()
+    boundary: Mapping[str, int] = field(default_factory=dict)
     seconds: float
 
     def failed(self, fail_on: Literal["error", "warn"] = "error") -> bool:
@@ -71,6 +74,7 @@ class CheckResult(Result):
 def check(
     dataset: str | os.PathLike[str],
     *,
+    horizon: int | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> CheckResult:
@@ -78,15 +82,17 @@ def check(
 
     `dataset` is a path or `source:id`. The checkpoint of a buffer (rbtool's or TorchRL's) is also checked for
     consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
-    are read once for the digests and once for the rows, in bounded memory.
+    are read once for the digests and once for the rows, in bounded memory. Of a raw dataset of another library, the
+    rules about rows run on what a conversion would make of it; `horizon` is that of `convert`.
 
     Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
-    Raises DatasetNotFoundError, FormatError and, for a raw dataset, UsageError if there is nothing to check.
+    Raises DatasetNotFoundError and FormatError if there is nothing to check.
     """
     started, path = time.perf_counter(), find_dataset(dataset, root)
     if (path / BUFFER).is_file():
         return _check_buffer(path, progress or Silent(), started)
-    has_steps(path)
+    if not has_steps(path, raw=True):
+        return _check_raw(path, source_options(horizon), progress or Silent(), started)
     try:
         reader = open_steps(path, damaged=True)
     except FormatError as error:
@@ -105,6 +111,13 @@ def check(
         notes += _without_final(reader)
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
+
+
+def _check_raw(path: Path, options: Mapping[str, Any], progress: Progress, started: float) -> CheckResult:
+    with open_source(path, options=options) as reader:
+        report = check_source(reader, progress)
+    result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
+    return replace(result, rules=len(DATA_RULES) + 1, notes=report.notes, boundary=report.boundary.to_dict())
 
 
 def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult:
