@@ -19,6 +19,7 @@ from .options import (
     FinalStep,
     FinalStepName,
     Force,
+    Horizon,
     Layout,
     LayoutName,
     Root,
@@ -32,6 +33,8 @@ from .text import counted
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult
 
+_CACHES = ", ".join(f"${one.variable}" for one in declared() if one.variable)
+
 DOWNLOAD_EXAMPLES = (
     Example(
         f"rbtool download {SOURCE} {EXAMPLE_SOURCE.example[1]}",
@@ -44,6 +47,9 @@ DOWNLOAD_EXAMPLES = (
     Example(
         f"rbtool download {SOURCE} cartpole/scripted-v0 --local",
         f"from the local {EXAMPLE_SOURCE.title} cache, without the network",
+    ),
+    Example(
+        "rbtool download d4rl hopper-medium-v2 --dry-run", "one of D4RL's datasets: neither gym nor d4rl is needed"
     ),
     Example(f"rbtool download {SOURCE}:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
     Example(
@@ -72,7 +78,7 @@ def download(
     out: Output,
     local: Annotated[
         bool,
-        typer.Option("--local", help=f"Take it from the source's own cache (${EXAMPLE_SOURCE.variable}); no network."),
+        typer.Option("--local", help=f"Take it from the source's own cache ({_CACHES}); no network."),
     ] = False,
     root: Root = None,
     episodes: Episodes = None,
@@ -127,6 +133,7 @@ CONVERT_EXAMPLES = (
         f"a {EXAMPLE_SOURCE.title} dataset, wherever it is stored, to TED",
     ),
     Example(f"rbtool convert ./{SOURCE}/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
+    Example("rbtool convert ./kitchen.hdf5 ./kitchen --horizon 280", "a D4RL file that does not mark time limits"),
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example(
         f"rbtool convert ./{SOURCE}/tuple/trunc-v0 ./tuple --dry-run --json",
@@ -144,6 +151,7 @@ def convert(
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
+    horizon: Horizon = None,
     root: Root = None,
     skip_bad: SkipBad = False,
     force: Force = False,
@@ -159,7 +167,7 @@ def convert(
     with out.progress() as progress:
         result = run(
             path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
-            force=force, dry_run=dry_run, final_step=final_step.value, progress=progress,
+            force=force, dry_run=dry_run, final_step=final_step.value, horizon=horizon, progress=progress,
         )  # fmt: skip
     show_published(out, result, dest)
 

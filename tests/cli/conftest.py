@@ -39,6 +39,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     for name in ("cartpole/scripted-v0", "pendulum/random-v0", "tuple/trunc-v0"):
         shutil.copytree(DATA / name, folder / "minari" / name)
+    shutil.copy(DATA.parent / "d4rl" / "kitchen_like_no_timeouts.hdf5", folder / "kitchen.hdf5")
     (folder / "prep.py").write_text(PREP)
     rbtool.convert(folder / "minari/cartpole/scripted-v0", folder / "cartpole")
     rbtool.checkpoint.save(folder / "cartpole", folder / "cartpole.h5", form="h5")

@@ -1,0 +1,20 @@
+"""D4RL's flat HDF5 files: read, downloaded, and opened as buffers."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="d4rl",
+        package=__name__,
+        order=1,
+        reader="reader:D4rlReader",
+        source="source:D4rlSource",
+        title="D4RL",
+        example=("hopper-medium-v2", "hopper-medium"),
+        variable="D4RL_DATASET_DIR",
+    ),
+)

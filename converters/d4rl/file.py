@@ -1,0 +1,331 @@
+"""One D4RL file, open for reading: its columns, which are checked, and the metadata in it.
+
+All columns have as many rows as there are steps. What is below `metadata/` describes the file: it becomes documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+
+from ...core.encodings.h5_open import absurd_size, begins_as_h5, open_h5, root_members, stated_bytes
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.contracts import Array
+from ...core.format.documents import dump_json
+from ...core.format.manifest import Dropped, is_inside
+from ...core.ted.schema import Key, dtype_name, safe_part
+from .datasets import dataset_of_file
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+NEXT_OBSERVATIONS = "next_observations"
+TIMEOUTS = "timeouts"
+FLAGS = ("terminals", TIMEOUTS)
+_KNOWN = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
+_INFOS = "infos/"
+_METADATA = "metadata/"
+_DOCUMENT = "metadata.json"
+_FEW_NUMBERS = 16
+_MOST_METADATA = 64 << 20
+_DEEPEST_PARTS = 32
+_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+_FETCH_AGAIN = "copy or fetch the file again, whole"
+
+Column: TypeAlias = h5py.Dataset
+
+
+def looks_like_d4rl(file: Path) -> bool:
+    """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or a HDF5 file that was cut."""
+    try:
+        stated = stated_bytes(file)
+        if stated is None:
+            return False
+        return file.stat().st_size < stated or set(REQUIRED) <= set(root_members(file))
+    except (RbtoolError, *_DAMAGED):
+        return False
+
+
+def again(file: Path) -> str:
+    """Return the hint on how to get a damaged file again: the command, where its name is one of D4RL's."""
+    known = dataset_of_file(file.name)
+    return f"fetch it again: {known.fetch_command}" if known else _FETCH_AGAIN
+
+
+def require_whole(file: Path) -> None:
+    """Raise CorruptDataError for what is no HDF5 file, or has fewer bytes than its header states."""
+    if not begins_as_h5(file):
+        with file.open("rb") as opened:
+            head = opened.read(16)
+        raise CorruptDataError(f"{file} is no HDF5 file: it begins with {head!r}", hint=again(file))
+    stated, size = stated_bytes(file), file.stat().st_size
+    if stated is not None and size < stated:
+        raise CorruptDataError(
+            f"{file} was cut: it has {size:,} bytes, and its header states {stated:,} (a truncated file)",
+            hint=again(file),
+        )
+
+
+@contextlib.contextmanager
+def reading(file: Path, what: str) -> Iterator[None]:
+    """Raise what h5py raises for damaged files as CorruptDataError."""
+    try:
+        yield
+    except RbtoolError:
+        raise
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CorruptDataError(
+            f"{what} of {file} cannot be read, the file is damaged: {said}", hint=again(file)
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds apart from the columns of `D4rlFile`.
+
+    `documents` is its metadata; `dropped` names what is neither a row a step nor metadata.
+    """
+
+    documents: dict[str, bytes]
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InfoColumn:
+    """A column of information on each step: `path` in the file, `key` in TED, a row of `shape` and type `dtype`."""
+
+    path: str
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Found:
+    infos: list[InfoColumn] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, bytes] = field(default_factory=dict)
+    taken: int = 0
+
+
+class D4rlFile:
+    """An open file. Raises FormatError for columns that contradict each other, CorruptDataError for damaged files.
+
+    `rows` is the number of steps, `infos` lists the columns below `infos/` and any other with a row a step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        require_whole(path)
+        with reading(path, "the structure"):
+            self._file = h5py.File(open_h5(path))
+        try:
+            with reading(path, "the structure"):
+                self._columns = {name: self._core(name) for name in _KNOWN if name in self._file or name in REQUIRED}
+                self.rows = self._common_length()
+                self._require_shapes()
+                found = self._look_around()
+        except BaseException:
+            self.close()
+            raise
+        self.infos = tuple(found.infos)
+        documents = dict(found.arrays)
+        if found.metadata:
+            documents[_DOCUMENT] = (dump_json(found.metadata, indent=1) + "\n").encode()
+        self.contents = Contents(documents, tuple(found.dropped))
+
+    @property
+    def has_timeouts(self) -> bool:
+        """Whether a flag marks the ends by time limit."""
+        return TIMEOUTS in self._columns
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the observation after each step is stored."""
+        return NEXT_OBSERVATIONS in self._columns
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether a goal is stored with each step, as in the mazes."""
+        return any(info.path == "infos/goal" for info in self.infos)
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The element type of a column, and the shape of a row; rewards and flags have one number a row."""
+        column = self._column(name)
+        return dtype_name(column.dtype), () if name in (*FLAGS, "rewards") else column.shape[1:]
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of a column as a fresh array in the byte order of this machine."""
+        column = self._column(name)
+        rows = np.empty((stop - start, *column.shape[1:]), column.dtype.newbyteorder("="))
+        if rows.size:
+            with reading(self.path, repr(name)):
+                column.read_direct(rows, np.s_[start:stop])
+        return rows.reshape(stop - start) if name in (*FLAGS, "rewards") else rows
+
+    def read_flag(self, name: str, start: int, stop: int) -> Array:
+        """Read rows of a flag as bool; FormatError for numbers that are neither 0 nor 1."""
+        rows = self.read(name, start, stop)
+        if rows.dtype == bool:
+            return rows
+        odd = (rows != 0) & (rows != 1)
+        if odd.any():
+            at = int(odd.argmax())
+            raise FormatError(f"{self.path}: {name} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
+        flags: Array = rows != 0
+        return flags
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _column(self, name: str) -> Column:
+        found = self._columns.get(name)
+        if found is None:
+            with reading(self.path, repr(name)):
+                found = self._columns[name] = self._file[name]
+        return found
+
+    def _core(self, name: str) -> Column:
+        column = self._file.get(name)
+        if column is None:
+            raise FormatError(f"{self.path} has no {name!r}; D4RL's files have {', '.join(REQUIRED)}")
+        if not isinstance(column, h5py.Dataset) or not column.shape:
+            raise FormatError(f"{self.path}: {name!r} is no array with a row a step")
+        self._require_numbers(name, column)
+        return column
+
+    def _require_numbers(self, name: str, column: Column) -> None:
+        if why := _not_numbers(column):
+            raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
+        if why := absurd_size(column.id):
+            raise CorruptDataError(f"{self.path}: {name!r} {why}", hint=again(self.path))
+
+    def _common_length(self) -> int:
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
+            raise FormatError(
+                f"{self.path}: its columns have different numbers of rows ({listed}), and each has to have one a step",
+                hint=again(self.path),
+            )
+        rows = lengths["observations"]
+        if not rows:
+            raise FormatError(f"{self.path} has no steps: its columns are empty")
+        return rows
+
+    def _require_shapes(self) -> None:
+        for name in ("rewards", *FLAGS):
+            column = self._columns.get(name)
+            if column is not None and math.prod(column.shape[1:]) != 1:
+                raise FormatError(
+                    f"{self.path}: {name!r} has rows of shape {list(column.shape[1:])}, one number is expected"
+                )
+        if not self.has_next:
+            return
+        one, other = (self._columns[name] for name in ("observations", NEXT_OBSERVATIONS))
+        if (one.shape, dtype_name(one.dtype)) != (other.shape, dtype_name(other.dtype)):
+            raise FormatError(
+                f"{self.path}: observations are {one.dtype} {list(one.shape[1:])} and next_observations "
+                f"{other.dtype} {list(other.shape[1:])}"
+            )
+
+    def _look_around(self) -> _Found:
+        found = _Found()
+        attributes = {str(name): value for name, value in self._file.attrs.items()}
+        if attributes:
+            found.metadata["attributes"] = {name: _plain(value) for name, value in sorted(attributes.items())}
+        for path, item in _walk(self._file):
+            if path in self._columns:
+                continue
+            if not isinstance(item, h5py.Dataset):
+                found.dropped.append(Dropped(path, "it is a type without data"))
+            elif path.startswith(_METADATA):
+                self._keep(path, item, found)
+            else:
+                self._sort_in(path, item, found)
+        return found
+
+    def _sort_in(self, path: str, column: Column, found: _Found) -> None:
+        """Take a column with a row a step, and name what is none."""
+        why = _not_numbers(column) or absurd_size(column.id)
+        if not why and column.shape[:1] != (self.rows,):
+            rows = f"{len(column):,} rows" if column.shape else "a single value"
+            why = f"it has {rows}, and there are {self.rows:,} steps"
+        parts = path.removeprefix(_INFOS).split("/")
+        if why or len(parts) > _DEEPEST_PARTS:
+            found.dropped.append(Dropped(path, why or "it is nested too deep"))
+            return
+        key = ("info", *map(safe_part, parts))
+        found.infos.append(InfoColumn(path, key, dtype_name(column.dtype), column.shape[1:]))
+
+    def _keep(self, path: str, value: Column, found: _Found) -> None:
+        """Keep a value of the metadata: single values and text in one document, arrays each in a file."""
+        found.taken += max(0, math.prod(value.shape) * value.dtype.itemsize)
+        if found.taken > _MOST_METADATA:
+            found.dropped.append(Dropped(path, f"the metadata have more than {_MOST_METADATA >> 20} MiB"))
+            return
+        content = value[()]
+        small = not value.shape or (value.dtype.kind in "biuf" and math.prod(value.shape) <= _FEW_NUMBERS)
+        if small or value.dtype.kind == "O":
+            _put(found.metadata, path.removeprefix(_METADATA).split("/"), _plain(content))
+        elif value.dtype.hasobject or not is_inside(f"{path}.npy"):
+            found.dropped.append(Dropped(path, "it is neither numbers nor text"))
+        else:
+            file = io.BytesIO()
+            np.lib.format.write_array(file, np.ascontiguousarray(content), allow_pickle=False)
+            found.arrays[f"{path}.npy"] = file.getvalue()
+
+
+def _walk(file: h5py.File) -> Iterator[tuple[str, Any]]:
+    """Yield everything but groups with its path, sorted; the opener bounds how deep groups are nested."""
+    pending: list[tuple[str, Any]] = [("", file)]
+    found: list[tuple[str, Any]] = []
+    while pending:
+        prefix, group = pending.pop()
+        for name in group:
+            path, item = f"{prefix}{name}", group.get(name)
+            if isinstance(item, h5py.Group):
+                pending.append((f"{path}/", item))
+            else:
+                found.append((path, item))
+    yield from sorted(found, key=lambda one: one[0])
+
+
+def _not_numbers(column: Column) -> str:
+    """Return why a column cannot be rows of numbers; empty where it can."""
+    try:
+        dtype_name(column.dtype)
+    except (SchemaError, TypeError, ValueError) as error:
+        return f"its values are no numbers ({str(error) or type(error).__name__})"
+    return ""
+
+
+def _put(document: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    for part in parts[:-1]:
+        inner = document.setdefault(part, {})
+        document = inner if isinstance(inner, dict) else document.setdefault(f"{part}/", {})
+    document[parts[-1]] = value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of HDF5 as JSON: text decoded, numbers as they are, numbers that JSON lacks as text."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -1,0 +1,205 @@
+"""Reads D4RL's flat HDF5 files: one long table of steps, whose episodes the flags mark.
+
+Imports h5py; never d4rl, gym or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import FormatError
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.reader import Reader
+from ...core.ted.episodes import Final
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from .boundaries import Boundaries, find_boundaries
+from .datasets import D4rlDataset, dataset_named, dataset_of_file
+from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile, looks_like_d4rl
+
+PIECE_BYTES = 16 << 20
+"""TED bytes of the rows in memory at a time."""
+_TABLE_ROWS = 1 << 20
+_OBSERVATION: Key = ("observation",)
+_SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
+
+
+class D4rlReader(Reader):
+    """A D4RL file, or a folder that has one and no other HDF5 file.
+
+    `observations` become `observation`; where the file has `next_observations`, those are what is under `next`,
+    whether they follow or not. `infos/NAME` is `info.NAME`, of the row in which it is. Episodes are numbered from 0 in
+    the order of the file.
+
+    Options: `horizon` is the time limit of episodes in a file without `timeouts`; `id` the published dataset that the
+    file is, where its name does not state it.
+
+    Raises FormatError for columns that contradict each other, CorruptDataError for damaged files, UsageError for a
+    `horizon` where `timeouts` state the ends.
+    """
+
+    piece_bytes = PIECE_BYTES
+    option_names = frozenset({"horizon", "id"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is HDF5 with D4RL's columns, whatever their lengths, or a HDF5 file that was cut."""
+        file = _file_at(path)
+        return file is not None and looks_like_d4rl(file)
+
+    def on_open(self) -> None:
+        """Open the file and look at its structure."""
+        file = _file_at(self.path)
+        if file is None:
+            raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
+        self._file = D4rlFile(file)
+        asked = self.options.get("id")
+        self.known: D4rlDataset | None = dataset_of_file(file.name) if asked is None else dataset_named(str(asked))
+        self._columns = _Columns(self._file, self.piece_bytes)
+        self._found: Boundaries | None = None
+
+    @property
+    def _boundaries(self) -> Boundaries:
+        return self._surveyed(lambda episodes: None)
+
+    def _surveyed(self, progress: Callable[[int], None]) -> Boundaries:
+        if self._found is None:
+            horizon = self.options.get("horizon")
+            self._found = find_boundaries(self._file, self.known, None if horizon is None else int(horizon), progress)
+        return self._found
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Read the flags and find the episodes."""
+        found = self._surveyed(progress)
+        contents = self._file.contents
+        keys = {info.path: key_name(info.key) for info in self._file.infos}
+        return SourceFacts(
+            source="d4rl",
+            id=self.known.id if self.known is not None else self._file.path.stem,
+            fields=self._columns.fields,
+            episode_numbers=range(len(found)),
+            steps=self._file.rows,
+            renamed_keys={path: name for path, name in keys.items() if name != _usual_name(path)},
+            dropped_keys=contents.dropped,
+            notes=found.notes,
+            documents=contents.documents,
+            lengths=found.lengths.tolist(),
+            final_missing=not self._file.has_next,
+            last_terminated=None if self._file.has_next else found.last_terminated.tolist(),
+        )
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        begin, end = self._boundaries.span(number)
+        for start in range(begin, end, self._columns.rows):
+            stop = min(start + self._columns.rows, end)
+            columns = {field.key: self._columns.read(field.key, start, stop) for field, _ in self._columns.fields}
+            following: dict[Key, Array] = {}
+            if self._file.has_next:
+                following[_OBSERVATION] = self._columns.after(start, stop)
+            elif stop < end:
+                columns[_OBSERVATION] = self._columns.read(_OBSERVATION, start, stop + 1)
+            yield self._piece(number, columns, following, start, stop)
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards and flags of one episode; all of it where next observations are stored."""
+        if self._file.has_next:
+            yield from self.read_episode(number)
+            return
+        begin, end = self._boundaries.span(number)
+        for start in range(begin, end, _TABLE_ROWS):
+            stop = min(start + _TABLE_ROWS, end)
+            yield self._piece(number, {REWARD: self._columns.read(REWARD, start, stop)}, {}, start, stop)
+
+    def _piece(
+        self, number: int, columns: dict[Key, Array], following: dict[Key, Array], start: int, stop: int
+    ) -> Piece:
+        boundaries = self._boundaries
+        begin, end = boundaries.span(number)
+        last = stop == end
+        terminated, truncated = self._columns.flags(start, stop)
+        if last and boundaries.is_timed_out(number) and not terminated[-1]:
+            truncated = truncated.copy()
+            truncated[-1] = True
+        return Piece(
+            number, columns, terminated, truncated, first=start == begin, last=last, next=following,
+            final=Final.OBSERVED if self._file.has_next else Final.MISSING,
+            inferred=last and boundaries.is_inferred(number),
+        )  # fmt: skip
+
+    def files(self) -> list[Path]:
+        """The one file."""
+        return [self._file.path]
+
+    def on_close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Columns:
+    """The columns of a file under their TED keys, read in blocks: an episode may be far shorter than a block."""
+
+    def __init__(self, file: D4rlFile, piece_bytes: int) -> None:
+        self._file = file
+        names: dict[Key, str] = {_OBSERVATION: "observations", ACTION: "actions", REWARD: "rewards"}
+        fields: list[tuple[Field, Timing]] = [
+            (Field(_OBSERVATION, *file.form("observations"), "observation"), "state"),
+            (Field(ACTION, *file.form("actions"), "action"), "step"),
+            (Field(REWARD, *file.form("rewards"), "reward"), "result"),
+        ]
+        for info in file.infos:
+            names[info.key] = info.path
+            fields.append((Field(info.key, info.dtype, info.shape, "info"), "step"))
+        self.fields = tuple(fields)
+        self.rows = max(1, piece_bytes // max(1, row_bytes(ted_fields(fields))))
+        self._blocks = {key: _Blocks(file, name, self.rows) for key, name in names.items()}
+        self._after = _Blocks(file, NEXT_OBSERVATIONS, self.rows)
+        self._flags = [_Blocks(file, name, self.rows) for name in ("terminals", TIMEOUTS)]
+
+    def read(self, key: Key, start: int, stop: int) -> Array:
+        return self._blocks[key].read(start, stop)
+
+    def after(self, start: int, stop: int) -> Array:
+        """The observation after each step."""
+        return self._after.read(start, stop)
+
+    def flags(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Terminated and timed out of each step; none is timed out where the file has no such flag."""
+        terminals, timeouts = self._flags
+        if not self._file.has_timeouts:
+            return terminals.read(start, stop), np.zeros(stop - start, bool)
+        return terminals.read(start, stop), timeouts.read(start, stop)
+
+
+class _Blocks:
+    """Rows of one column, of which a block is kept: what was given out stays valid when another block is read."""
+
+    def __init__(self, file: D4rlFile, name: str, rows: int) -> None:
+        self._file, self._name, self._rows = file, name, rows
+        self._start = self._stop = 0
+        self._block: Array = np.zeros(0)
+
+    def read(self, start: int, stop: int) -> Array:
+        if not self._start <= start <= stop <= self._stop:
+            end = min(self._file.rows, max(stop, start + self._rows))
+            read = self._file.read_flag if self._name in ("terminals", TIMEOUTS) else self._file.read
+            self._block = read(self._name, start, end)
+            self._start, self._stop = start, end
+        return self._block[start - self._start : stop - self._start]
+
+
+def _usual_name(path: str) -> str:
+    """The name of a column in TED, where nothing about it had to be changed."""
+    return ".".join(("info", *path.removeprefix("infos/").split("/"))) if path.startswith("infos/") else ""
+
+
+def _file_at(path: Path) -> Path | None:
+    """The file itself, or the only HDF5 file in a folder."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        return None
+    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES and file.is_file()]
+    return found[0] if len(found) == 1 else None

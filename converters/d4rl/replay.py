@@ -1,0 +1,93 @@
+"""Datasets of D4RL as buffers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.errors import UsageError
+
+
+class D4RLExperienceReplay(SourceExperienceReplay):
+    """A dataset of D4RL as a buffer of TED steps; one that is not stored yet is downloaded first.
+
+    - `dataset_id`: one of the 179 ids of `available_datasets`, like `hopper-medium-v2`. One without its version means
+      the latest.
+    - `batch_size`: how many elements `sample()` and iteration give.
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+      writer refuses to add anything.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
+      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
+    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `d4rl` below the storage root by default.
+    - `from_env`, `direct_download`: accepted for compatibility, without effect. The published file is read in every
+      case, and neither gym nor d4rl is needed.
+    - `use_truncated_as_done`: only True. `("next", "done")` is always terminated or truncated; `("next",
+      "terminated")` is the flag without time limits.
+    - `terminate_on_end`: only None or False. A last step without an observation after it that is not terminated is
+      left out; `rbtool.download("d4rl", ID, final_step="repeat")` keeps it in a dataset of its own.
+    - `env_kwargs`: refused, since no environment is made.
+
+    `("next", "observation")` is never that of another episode, and nowhere zero unless the data are. There is no
+    reward and no flag at the root. Rows are read from the disk when first touched; what is edited, in a batch or in
+    place, stays in this process. A dataset that is stored is opened without the network.
+
+    DatasetNotFoundError (a FileNotFoundError) for an id that D4RL does not have and for a dataset that is not there
+    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
+    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL; the values are those of
+    the source.
+    """
+
+    source = "d4rl"
+    local_option = 'rbtool.download("d4rl", ID, local=True) takes it from the cache of the d4rl package'
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        from_env: bool = False,
+        use_truncated_as_done: bool = True,
+        direct_download: bool | None = None,
+        terminate_on_end: bool | None = None,
+        download: bool | str = True,
+        root: str | os.PathLike[str] | None = None,
+        **env_kwargs: Any,
+    ) -> None:
+        if env_kwargs:
+            raise UsageError(
+                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
+                hint="leave them out: the published file is read",
+            )
+        if not use_truncated_as_done:
+            raise UsageError(
+                "use_truncated_as_done=False is not supported: done is always terminated or truncated",
+                hint='use ("next", "terminated") for the flag without time limits',
+            )
+        if terminate_on_end:
+            raise UsageError(
+                "terminate_on_end=True is not supported: it pairs last steps with the start of another episode",
+                hint=f"rbtool.download('d4rl', {dataset_id!r}, final_step='repeat') keeps them in another way",
+            )
+        super().__init__(
+            dataset_id,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            local=False,
+            batch_size=batch_size,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+        )

@@ -1,0 +1,371 @@
+"""`D4rlReader`: the contract of readers, every rule for the ends of episodes, and what a file holds besides rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from d4rl_files import Episode, after_final_step, flat, plain_rows, random_episodes, write
+
+import rbtool
+from rbtool.converters.d4rl.reader import D4rlReader
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.contracts import Piece
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.testing.readers import ReaderTests
+
+LENGTHS = (5, 1, 7, 4, 3)
+ENDS = ("terminal", "terminal", "timeout", "both", "none")
+
+
+def small(path: Path, **arguments: Any) -> D4rlReader:
+    return type("Small", (D4rlReader,), {"piece_bytes": 200})(path, **arguments)
+
+
+class _Contract(ReaderTests):
+    following = False
+
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        columns = flat(random_episodes(LENGTHS, ends=ENDS), following=self.following)
+        rows = len(columns["rewards"])
+        columns["infos/qpos"] = np.arange(rows * 2, dtype=np.float64).reshape(rows, 2)
+        self.file = write(tmp_path_factory.mktemp("d4rl") / "walk.hdf5", columns)
+
+    def source(self) -> Path:
+        return self.file
+
+    def reader(self) -> type[Reader]:
+        return D4rlReader
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.file)
+
+
+class TestReader(_Contract):
+    """A file without next observations."""
+
+
+class TestReaderOfNextObservations(_Contract):
+    """A file with next observations."""
+
+    following = True
+
+
+class TestReaderOfAFolder(_Contract):
+    """A folder with one file, as a download is."""
+
+    def source(self) -> Path:
+        return self.file.parent
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.file.parent)
+
+
+def converted(path: Path, folder: Path, **arguments: Any) -> TedReader:
+    return TedReader(rbtool.convert(path, folder, **arguments).path)
+
+
+def columns_of(reader: TedReader) -> dict[str, Any]:
+    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+
+
+def assert_equal_rows(reader: TedReader, expected: list[dict[str, Any]]) -> None:
+    """Compare a dataset row by row with plain rows after `after_final_step`."""
+    found = columns_of(reader)
+    assert reader.manifest.steps == len(expected)
+    episodes: dict[int, int] = {}
+    for at, row in enumerate(expected):
+        episodes[row["episode"]] = at
+        assert found["observation"][at].tobytes() == row["observation"].tobytes()
+        assert found["next.observation"][at].tobytes() == row["next"].tobytes()
+        assert found["action"][at].tobytes() == row["action"].tobytes()
+        assert found["next.reward"][at, 0].tobytes() == row["reward"].tobytes()
+        assert found["episode"][at] == row["episode"]
+        assert found["next.terminated"][at, 0] == row["terminated"]
+        ends_cut = row.get("cut", False) or (row["last"] and not row["terminated"])
+        assert found["next.truncated"][at, 0] == (bool(row["timeout"]) or ends_cut)
+    assert reader.episodes.episode.tolist() == list(episodes)
+    stops = (reader.episodes.start + reader.episodes.length - 1).tolist()
+    assert stops == list(episodes.values())
+
+
+@pytest.mark.parametrize("following", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("packing", [{}, {"compression": "gzip", "chunks": True}, {"chunks": True, "shuffle": True}])
+def test_every_row_equals_a_plain_reading(following: bool, dtype: str, packing: dict[str, Any], tmp_path: Path) -> None:
+    columns = flat(random_episodes(LENGTHS, ends=ENDS, dtype=dtype), following=following)
+    ends = np.flatnonzero(columns["terminals"] | columns["timeouts"])
+    with converted(write(tmp_path / "a.hdf5", columns, **packing), tmp_path / "out") as reader:
+        assert_equal_rows(reader, after_final_step(plain_rows(columns, ends.tolist())))
+        final = Final.OBSERVED if following else Final.REPEATED
+        assert reader.episodes.final[0] == final
+        assert {field.key: field.dtype for field in reader.fields}[("observation",)] == dtype
+
+
+def test_without_next_observations_a_truncated_last_step_ends_one_step_earlier(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4, 1, 2), ends=("timeout", "terminal", "timeout", "none"))
+    result = rbtool.convert(write(tmp_path / "a.hdf5", flat(episodes)), tmp_path / "out")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.episode.tolist() == [0, 1, 3]
+        assert reader.episodes.length.tolist() == [2, 4, 1]
+        assert reader.episodes.final.tolist() == [Final.DROPPED, Final.REPEATED, Final.DROPPED]
+    assert (result.boundary["final_repeated"], result.boundary["final_dropped"]) == (1, 2)
+    assert any("episode 2 is left out: one step" in note for note in result.notes)
+    assert any("the last 2 steps end without a flag" in note for note in result.notes)
+
+
+def test_the_unfinished_tail_is_kept_whole_where_the_next_observation_is_known(tmp_path: Path) -> None:
+    columns = flat(random_episodes((3, 4), ends=("terminal", "none")), following=True)
+    with converted(write(tmp_path / "a.hdf5", columns), tmp_path / "out") as reader:
+        assert reader.episodes.length.tolist() == [3, 4]
+        assert reader.episodes.end_reason.tolist() == [EndReason.TERMINATED, EndReason.END_OF_FILE]
+
+
+def test_next_observations_that_do_not_follow_are_data(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 4), ends=("terminal", "timeout")), following=True)
+    columns["next_observations"][1] += 1
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert result.boundary["explicit_next"] == 1
+    with TedReader(result.path) as reader:
+        assert reader.read(("next", "observation"), 0, 8).tobytes() == columns["next_observations"].tobytes()
+        assert reader.episodes.explicit_next.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("following", [False, True])
+def test_without_timeouts_the_horizon_ends_episodes(following: bool, tmp_path: Path) -> None:
+    episodes = random_episodes((4, 2, 4, 4, 3), ends=("timeout", "terminal", "both", "timeout", "none"))
+    columns = flat(episodes, timeouts=False, following=following)
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", horizon=4, final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 2, 4, 4, 3]
+        reasons = [EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TERMINATED, EndReason.TRUNCATED]
+        assert reader.episodes.end_reason.tolist() == [*reasons, EndReason.END_OF_FILE]
+    assert result.notes[0] == "there are no timeouts: episodes end at terminals and at the time limit of 4 steps"
+    assert result.request["options"] == {"horizon": 4}
+
+
+def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None:
+    episodes = random_episodes((280, 280, 5), ends=("timeout", "timeout", "none"))
+    file = tmp_path / "kitchen_microwave_kettle_light_slider-v0.hdf5"
+    write(file, flat(episodes, timeouts=False))
+    with D4rlReader(file) as reader:
+        facts = reader.facts()
+        assert (facts.id, list(facts.lengths or ())) == ("kitchen-partial-v0", [279, 279, 4])
+        assert any("280 steps of kitchen-partial-v0" in note for note in facts.notes)
+    with D4rlReader(file, options={"horizon": 5}, final_step="repeat") as reader:
+        assert len(reader.facts().episode_numbers) == 113
+    human = tmp_path / "pen-v0_demos_clipped.hdf5"
+    write(human, flat(episodes, timeouts=False))
+    for name, longest in (("pen-human-v0", 100), ("pen-human-longhorizon-v0", 200)):
+        with D4rlReader(human, options={"id": name}, final_step="repeat") as reader:
+            assert max(reader.facts().lengths or ()) == longest
+
+
+def test_without_any_other_sign_episodes_end_where_next_observations_do_not_follow(tmp_path: Path) -> None:
+    episodes = random_episodes((4, 1, 5, 3), ends=("timeout", "terminal", "timeout", "none"))
+    columns = flat(episodes, timeouts=False, following=True)
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 1, 5, 3]
+        reasons = [EndReason.INFERRED, EndReason.TERMINATED, EndReason.INFERRED, EndReason.END_OF_FILE]
+        assert reader.episodes.end_reason.tolist() == reasons
+        assert reader.episodes.truncated.tolist() == [True, False, True, True]
+        assert_equal_rows(reader, after_final_step(plain_rows(columns, [3, 4, 9])))
+    assert (result.boundary["inferred"], result.boundary["explicit_next"]) == (2, 0)
+    assert rbtool.check(result.path).errors == 0
+
+
+def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    with pytest.raises(FormatError, match="neither timeouts nor next_observations") as caught:
+        rbtool.convert(file, tmp_path / "out")
+    assert "--horizon N" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    assert rbtool.inspect(file, horizon=4).episodes == 2
+
+
+def maze_columns(goals: bool = True) -> dict[str, Any]:
+    """Two episodes that go on for a while after the goal: `terminals` mark every step near it."""
+    columns = flat(random_episodes((8, 6), ends=("timeout", "timeout")))
+    columns["terminals"] = np.isin(np.arange(14), (3, 4, 5, 7, 11, 12))
+    if goals:
+        columns["infos/goal"] = np.zeros((14, 2))
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("name", "goals"),
+    [("a.hdf5", True), ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", False)],
+)
+def test_in_antmaze_timeouts_alone_end_episodes_and_terminals_stay_flags(
+    name: str, goals: bool, tmp_path: Path
+) -> None:
+    columns = maze_columns(goals)
+    result = rbtool.convert(write(tmp_path / name, columns), tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [8, 6]
+        assert reader.read(("next", "terminated"), 0, 14)[:, 0].tolist() == columns["terminals"].tolist()
+        assert reader.read(("next", "observation"), 0, 7).tobytes() == columns["observations"][1:8].tobytes()
+    assert any("terminals are set in 5 steps inside episodes" in note for note in result.notes)
+
+
+def test_elsewhere_a_step_after_a_terminal_one_begins_an_episode(tmp_path: Path) -> None:
+    with D4rlReader(write(tmp_path / "a.hdf5", maze_columns(goals=False)), final_step="repeat") as reader:
+        assert list(reader.facts().lengths or ()) == [4, 1, 1, 2, 4, 1, 1]
+
+
+def test_rewards_and_flags_of_shape_n_1_are_squeezed_and_numbers_are_flags(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")))
+    plain = write(tmp_path / "plain.hdf5", columns)
+    odd = dict(columns, rewards=columns["rewards"][:, None])
+    odd["terminals"], odd["timeouts"] = (
+        columns["terminals"][:, None].astype("float32"),
+        columns["timeouts"].astype("u1"),
+    )
+    one, other = converted(plain, tmp_path / "1"), converted(write(tmp_path / "odd.hdf5", odd), tmp_path / "2")
+    assert one.manifest.content_digest == other.manifest.content_digest
+
+
+def test_integers_images_and_foreign_byte_order_keep_their_values(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")))
+    columns["actions"] = np.arange(7)
+    columns["observations"] = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
+    columns["rewards"] = columns["rewards"].astype(">f8")
+    with converted(write(tmp_path / "a.hdf5", columns), tmp_path / "out", final_step="repeat") as reader:
+        found = columns_of(reader)
+        assert (found["action"].dtype, found["action"].tolist()) == (np.int64, list(range(7)))
+        assert found["observation"].tobytes() == columns["observations"].tobytes()
+        assert found["next.reward"].dtype == np.float64
+        assert found["next.reward"][:, 0].tolist() == columns["rewards"].tolist()
+
+
+def test_infos_are_of_their_row_and_metadata_are_documents(tmp_path: Path) -> None:
+    columns: dict[str, Any] = dict(flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True))
+    columns |= {
+        "infos/qpos": np.arange(14.0).reshape(7, 2), "infos/sensors/touch": np.arange(7),
+        "orientations": np.arange(7) + 1, "infos/short": np.arange(6), "infos/names": np.array([b"x"] * 7),
+        "metadata/algorithm": "SAC", "metadata/iteration": 3, "metadata/rates": np.array([0.5, np.inf]),
+        "metadata/policy/fc0/weight": np.arange(70.0).reshape(7, 10),
+    }  # fmt: skip
+    file = write(tmp_path / "a.hdf5", columns)
+    with h5py.File(file, "r+") as opened:
+        opened.attrs["env"] = "Hopper-v2"
+    result = rbtool.convert(file, tmp_path / "out")
+    with TedReader(result.path) as reader:
+        found, documents = columns_of(reader), reader.documents()
+    assert found["info.qpos"].tobytes() == columns["infos/qpos"].tobytes()
+    assert found["info.sensors.touch"].tolist() == list(range(7))
+    assert found["info.orientations"].tolist() == list(range(1, 8))
+    assert result.renamed_keys == {"orientations": "info.orientations"}
+    assert {dropped["key"] for dropped in result.dropped_keys} == {"infos/short", "infos/names"}
+    assert b'"algorithm": "SAC"' in documents["metadata.json"]
+    assert b'"env": "Hopper-v2"' in documents["metadata.json"]
+    assert b'"inf"' in documents["metadata.json"]
+    assert not any(name.startswith("metadata") for name in found)
+    import io
+
+    weight = np.load(io.BytesIO(documents["metadata/policy/fc0/weight.npy"]), allow_pickle=False)
+    assert weight.tobytes() == columns["metadata/policy/fc0/weight"].tobytes()
+
+
+def test_nan_rewards_are_kept_counted_and_found_by_check(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True)
+    columns["rewards"][2] = np.nan
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert "the reward is NaN in 1 of 7 steps (first: step 2)" in result.notes
+    with TedReader(result.path) as reader:
+        assert reader.read(("next", "reward"), 0, 7)[:, 0].tobytes() == columns["rewards"].tobytes()
+    assert any(finding.rule == "TED007" for finding in rbtool.check(result.path).findings)
+
+
+def test_chosen_episodes_in_any_order_of_blocks(tmp_path: Path) -> None:
+    columns = flat(random_episodes(range(1, 30)), following=True)
+    with small(write(tmp_path / "a.hdf5", columns)) as reader:
+        starts = np.cumsum([0, *range(1, 30)])
+        for number in (17, 3, 28, 0, 4):
+            found: list[Piece] = list(reader.pieces([number]))
+            rows = np.concatenate([piece.rows_before(("observation",)) for piece in found])
+            assert rows.tobytes() == columns["observations"][starts[number] : starts[number + 1]].tobytes()
+
+
+def one_episode(steps: int = 6) -> Episode:
+    return random_episodes((steps,), ends=("terminal",))[0]
+
+
+def test_another_horizon_is_another_dataset(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat([one_episode()], timeouts=False))
+    rbtool.convert(file, tmp_path / "out", horizon=3)
+    assert rbtool.convert(file, tmp_path / "out", horizon=3).already_there
+    with pytest.raises(UsageError, match="is dataset d4rl:a, horizon 3, not d4rl:a, horizon 2"):
+        rbtool.convert(file, tmp_path / "out", horizon=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "sentence"),
+    [
+        (lambda c: c.update(observations=c["observations"][:-1]), FormatError, "different numbers of rows"),
+        (lambda c: c.update(observations=np.concatenate((c["observations"],) * 2)), FormatError, "observations 12"),
+        (lambda c: c.update(timeouts=c["timeouts"][:3]), FormatError, "timeouts 3"),
+        (lambda c: c.update(rewards=np.zeros((6, 2))), FormatError, r"rows of shape \[2\]"),
+        (lambda c: c.update(terminals=np.full(6, 2)), FormatError, "terminals is 2 in row 0, 0 or 1 is expected"),
+        (lambda c: c.update(actions=np.array([b"a"] * 6)), FormatError, "'actions' cannot be read as rows"),
+        (lambda c: c.update(next_observations=np.zeros((6, 4))), FormatError, "next_observations"),
+        (lambda c: c.update({name: values[:0] for name, values in c.items()}), FormatError, "has no steps"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_one_sentence(
+    change: Any, kind: type[Exception], sentence: str, tmp_path: Path
+) -> None:
+    columns: dict[str, Any] = dict(flat([one_episode()]))
+    change(columns)
+    with pytest.raises(kind, match=sentence):
+        rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_horizon_beside_timeouts_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat([one_episode()]))
+    with pytest.raises(UsageError, match="has timeouts"):
+        rbtool.convert(file, tmp_path / "out", horizon=3)
+    with pytest.raises(UsageError, match="above 0"):
+        rbtool.convert(write(tmp_path / "b.hdf5", flat([one_episode()], timeouts=False)), tmp_path / "out", horizon=0)
+    rbtool.convert(file, tmp_path / "out")
+    with pytest.raises(UsageError, match="--horizon is about raw datasets"):
+        rbtool.convert(tmp_path / "out", tmp_path / "again", horizon=3)
+
+
+@pytest.mark.parametrize("name", ["mine.hdf5", "hopper_medium-v2.hdf5"])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_truncated_file_names_the_sizes_and_how_to_fetch_it_again(name: str, share: float, tmp_path: Path) -> None:
+    file = write(tmp_path / name, flat(random_episodes((400, 400))))
+    whole = file.read_bytes()
+    cut = max(100, int(len(whole) * share))
+    file.write_bytes(whole[:cut])
+    with pytest.raises(CorruptDataError, match=f"it has {cut:,} bytes, and its header states {len(whole):,}") as caught:
+        rbtool.convert(file, tmp_path / "out")
+    assert ("rbtool download d4rl hopper-medium-v2" in caught.value.hint) == name.startswith("hopper")
+    with pytest.raises(CorruptDataError, match="truncated file"):
+        rbtool.inspect(file)
+
+
+def test_external_links_and_virtual_data_are_refused(tmp_path: Path) -> None:
+    other = write(tmp_path / "other.hdf5", flat([one_episode()]))
+    file = write(tmp_path / "a.hdf5", {k: v for k, v in flat([one_episode()]).items() if k != "rewards"})
+    with h5py.File(file, "r+") as opened:
+        opened["rewards"] = h5py.ExternalLink(str(other), "rewards")
+    with pytest.raises(CorruptDataError, match="is a link to another name or to another file"):
+        rbtool.convert(file, tmp_path / "out")
+
+
+def test_a_folder_of_many_files_is_no_dataset(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / "both" / f"{name}.hdf5", flat([one_episode()]))
+    assert not D4rlReader.recognises(tmp_path / "both")
+    with pytest.raises(FormatError, match="no format that is known here"):
+        rbtool.convert(tmp_path / "both", tmp_path / "out")
