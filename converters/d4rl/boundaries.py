@@ -38,7 +38,7 @@ class Ends(Enum):
 
 
 @dataclass(frozen=True)
-class Boundaries:
+class FileBoundaries:
     """The episodes of a file: `stops` has the row after each, ascending; `rule` is what ended them.
 
     `limit` is the time limit, where the rule has one. `ends_unflagged` states that the recording stops inside the last
@@ -80,7 +80,7 @@ class Boundaries:
 
 def find_boundaries(
     file: D4rlFile, known: D4rlDataset | None, horizon: int | None, progress: Callable[[int], None]
-) -> Boundaries:
+) -> FileBoundaries:
     """Read the flags of a file and find its episodes; `known` is the published dataset that it is, if it is one.
 
     `horizon` is the time limit that a user states. Raises UsageError for one that the file has no use for, and
@@ -113,7 +113,7 @@ def find_boundaries(
         unflagged = unflagged and (file.rows - (int(stops[-2]) if len(stops) > 1 else 0)) != limit
     progress(len(stops))
     last_terminated = np.isin(stops - 1, flags.terminals)
-    found = Boundaries(rule, stops, limit if rule is Ends.HORIZON else None, unflagged, last_terminated)
+    found = FileBoundaries(rule, stops, limit if rule is Ends.HORIZON else None, unflagged, last_terminated)
     return replace(found, notes=tuple(_notes(file, known, flags, found)))
 
 
@@ -168,7 +168,7 @@ def _cut(stops: Array, limit: int) -> Array:
     return found
 
 
-def _notes(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, found: Boundaries) -> Iterator[str]:
+def _notes(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, found: FileBoundaries) -> Iterator[str]:
     what = found.rule.value
     if found.rule is Ends.HORIZON:
         what += f" of {found.limit:,} steps" + (f" of {known.id}" if known and known.horizon == found.limit else "")

@@ -89,7 +89,7 @@ def reading(file: Path, what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FileContents:
     """What a file holds apart from the columns of `D4rlFile`.
 
     `documents` is its metadata; `dropped` names what is neither a row a step nor metadata.
@@ -142,7 +142,7 @@ class D4rlFile:
         documents = dict(found.arrays)
         if found.metadata:
             documents[_DOCUMENT] = (dump_json(found.metadata, indent=1) + "\n").encode()
-        self.contents = Contents(documents, tuple(found.dropped))
+        self.contents = FileContents(documents, tuple(found.dropped))
 
     @property
     def has_timeouts(self) -> bool:

@@ -15,7 +15,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from .boundaries import Boundaries, find_boundaries
+from .boundaries import FileBoundaries, find_boundaries
 from .datasets import D4rlDataset, dataset_named, dataset_of_file
 from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile, looks_like_d4rl
 
@@ -58,13 +58,13 @@ class D4rlReader(Reader):
         asked = self.options.get("id")
         self.known: D4rlDataset | None = dataset_of_file(file.name) if asked is None else dataset_named(str(asked))
         self._columns = _Columns(self._file, self.piece_bytes)
-        self._found: Boundaries | None = None
+        self._found: FileBoundaries | None = None
 
     @property
-    def _boundaries(self) -> Boundaries:
+    def _boundaries(self) -> FileBoundaries:
         return self._surveyed(lambda episodes: None)
 
-    def _surveyed(self, progress: Callable[[int], None]) -> Boundaries:
+    def _surveyed(self, progress: Callable[[int], None]) -> FileBoundaries:
         if self._found is None:
             horizon = self.options.get("horizon")
             self._found = find_boundaries(self._file, self.known, None if horizon is None else int(horizon), progress)
