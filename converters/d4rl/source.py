@@ -42,7 +42,7 @@ _URL = "D4RL_URL"
 _SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"
 _DEFAULT = (f"https://{_SERVER}", f"http://{_SERVER}")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_ADDRESS = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?", re.ASCII)
+_ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # no password: addresses are recorded
 
 
 class D4rlCache(LocalCache):
@@ -80,7 +80,7 @@ class D4rlSource(HttpSource):
         for base in named:
             if not _ADDRESS.fullmatch(base):
                 raise UsageError(
-                    f"{_URL} has {base!r}; base URLs like {_DEFAULT[0]} are expected",
+                    f"{_URL} has {re.sub('//[^/]*@', '//…@', base)!r}; base URLs like {_DEFAULT[0]} are expected",
                     hint=f"unset it for {_DEFAULT[0]}",
                 )
         return tuple(base.rstrip("/") for base in named) or _DEFAULT

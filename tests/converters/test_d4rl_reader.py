@@ -369,3 +369,39 @@ def test_a_folder_of_many_files_is_no_dataset(tmp_path: Path) -> None:
     assert not D4rlReader.recognises(tmp_path / "both")
     with pytest.raises(FormatError, match="no format that is known here"):
         rbtool.convert(tmp_path / "both", tmp_path / "out")
+
+
+def test_a_horizon_is_refused_where_the_format_has_no_such_option(tmp_path: Path) -> None:
+    minari = Path(__file__).parents[1] / "data" / "minari" / "tuple" / "trunc-v0"
+    for call in (rbtool.inspect, rbtool.check):
+        with pytest.raises(UsageError, match="has no option --horizon"):
+            call(minari, horizon=5)
+    with pytest.raises(UsageError, match="has no option --horizon"):
+        rbtool.convert(minari, tmp_path / "out", horizon=5)
+
+
+def test_check_of_a_raw_file_lists_the_episodes_of_each_problem(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3, 5), ends=("terminal", "timeout", "terminal")), following=True)
+    columns["rewards"][5] = np.nan
+    columns["next_observations"][9] += 1
+    found = rbtool.check(write(tmp_path / "a.hdf5", columns))
+    assert {finding.rule: finding.episodes for finding in found.findings} == {"TED004": (2,), "TED007": (1,)}
+    assert (found.steps, found.episodes, found.errors, found.warnings) == (12, 3, 1, 1)
+    assert (found.boundary["terminated"], found.boundary["truncated"], found.boundary["explicit_next"]) == (2, 1, 1)
+
+
+def test_check_of_a_damaged_raw_file_names_the_episodes_that_cannot_be_read(tmp_path: Path) -> None:
+    columns = flat(random_episodes((900, 900, 900), ends=("timeout",) * 3, width=64), following=True)
+    file = tmp_path / "a.hdf5"
+    with h5py.File(file, "w") as opened:
+        for name, values in columns.items():
+            packed = {"chunks": (300, *values.shape[1:]), "fletcher32": True} if values.ndim > 1 else {}
+            opened.create_dataset(name, data=values, **packed)
+        place = opened["actions"].id.get_chunk_info(4).byte_offset
+    data = bytearray(file.read_bytes())
+    data[place + 10] ^= 1
+    file.write_bytes(data)
+    with small(file) as reader, pytest.raises(CorruptDataError, match=r"'actions' of .* cannot be read"):
+        list(reader.pieces())
+    found = rbtool.check(file)
+    assert any(finding.rule == "TED014" and 1 in finding.episodes for finding in found.findings)

@@ -202,6 +202,13 @@ def test_mirrors_are_tried_in_order(server: StaticServer, monkeypatch: pytest.Mo
         rbtool.download("d4rl", KITCHEN, force=True)
 
 
+def test_a_password_in_a_base_url_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("D4RL_URL", "https://someone:secret@x.org/data")
+    with pytest.raises(UsageError, match="D4RL_URL has") as caught:
+        rbtool.download("d4rl", KITCHEN)
+    assert "secret" not in f"{caught.value}{caught.value.hint}"
+
+
 @pytest.mark.parametrize(
     "value", ["ftp://x/y", "x.org", "https://", "https://x.org/a?b=c", "https://ok.org file:///etc"]
 )
