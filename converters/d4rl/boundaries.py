@@ -4,7 +4,8 @@ A file is one long table of steps. In this order:
 
 - with `timeouts`, a step that has `terminals` or `timeouts` set ends an episode;
 - in the antmaze files `terminals` mark every step near the goal, and `timeouts` alone end episodes;
-- without `timeouts`, a step with `terminals` ends an episode, and so does the time limit of the environment;
+- without `timeouts`, a step with `terminals` ends an episode, and so does the time limit of the environment; in the
+  antmaze files the time limit alone does;
 - with neither a time limit, an episode also ends where `next_observations` is not the following observation.
 
 What comes after the last end is an episode too: the recording stops there.
@@ -22,7 +23,7 @@ import numpy as np
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
 from ...core.ted.episodes import rows_equal
-from .datasets import D4rlDataset
+from .datasets import D4rlDataset, same_file
 from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile
 
 _BLOCK_BYTES = 16 << 20
@@ -34,6 +35,10 @@ class Ends(Enum):
     FLAGS = "episodes end at terminals and timeouts"
     TIMEOUTS = "episodes end at timeouts alone: terminals mark steps near the goal, and stay flags of their steps"
     HORIZON = "there are no timeouts: episodes end at terminals and at the time limit"
+    LIMIT = (
+        "there are no timeouts: terminals mark steps near the goal, and stay flags of their steps; episodes end at the "
+        "time limit alone"
+    )
     FOLLOWING = "there are no timeouts: episodes end at terminals and where next_observations do not follow"
 
 
@@ -71,7 +76,7 @@ class FileBoundaries:
 
     def is_timed_out(self, number: int) -> bool:
         """Whether the time limit, which no flag states, ends an episode that no other flag ends."""
-        return self.rule is Ends.HORIZON and int(self.lengths[number]) == self.limit
+        return self.limit is not None and int(self.lengths[number]) == self.limit
 
     def is_inferred(self, number: int) -> bool:
         """Whether it ends, without a flag, where next observations do not follow."""
@@ -79,12 +84,18 @@ class FileBoundaries:
 
 
 def find_boundaries(
-    file: D4rlFile, known: D4rlDataset | None, horizon: int | None, progress: Callable[[int], None]
+    file: D4rlFile,
+    known: D4rlDataset | None,
+    horizon: int | None,
+    progress: Callable[[int], None],
+    *,
+    named: bool = False,
 ) -> FileBoundaries:
     """Read the flags of a file and find its episodes; `known` is the published dataset that it is, if it is one.
 
-    `horizon` is the time limit that a user states. Raises UsageError for one that the file has no use for, and
-    FormatError where the ends of episodes cannot be determined, or a flag is neither 0 nor 1.
+    `horizon` is the time limit that a user states, `named` whether the file name is all that states `known`. Raises
+    UsageError for a time limit that the file has no use for, and FormatError where the ends of episodes cannot be
+    determined, or a flag is neither 0 nor 1.
     """
     if horizon is not None and horizon < 1:
         raise UsageError(f"--horizon is {horizon}, a number of steps above 0 is expected")
@@ -101,20 +112,23 @@ def find_boundaries(
         )
     flags = _Flags(file)
     rule = _rule(file, known, flags, limit)
-    marked = flags.timeouts if rule is Ends.TIMEOUTS else np.union1d(flags.terminals, flags.timeouts)
+    alone = rule in (Ends.TIMEOUTS, Ends.LIMIT)
+    marked = flags.timeouts if alone else np.union1d(flags.terminals, flags.timeouts)
     if rule is Ends.FOLLOWING:
         marked = np.union1d(marked, _breaks(file))
     stops = marked + 1
     unflagged = not len(stops) or int(stops[-1]) != file.rows
     if unflagged:
         stops = np.append(stops, file.rows)
-    if rule is Ends.HORIZON and limit is not None:
+    timed = rule in (Ends.HORIZON, Ends.LIMIT)
+    if timed and limit is not None:
         stops = _cut(stops, limit)
         unflagged = unflagged and (file.rows - (int(stops[-2]) if len(stops) > 1 else 0)) != limit
     progress(len(stops))
     last_terminated = np.isin(stops - 1, flags.terminals)
-    found = FileBoundaries(rule, stops, limit if rule is Ends.HORIZON else None, unflagged, last_terminated)
-    return replace(found, notes=tuple(_notes(file, known, flags, found)))
+    found = FileBoundaries(rule, stops, limit if timed else None, unflagged, last_terminated)
+    guessed = timed and named and horizon is None
+    return replace(found, notes=tuple(_notes(file, known, flags, found, guessed=guessed)))
 
 
 class _Flags:
@@ -142,9 +156,11 @@ class _Flags:
 
 def _rule(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, limit: int | None) -> Ends:
     if file.has_timeouts:
-        is_maze = known.is_antmaze if known is not None else file.has_goals and flags.terminals_repeat
-        return Ends.TIMEOUTS if is_maze and len(flags.timeouts) else Ends.FLAGS
-    return Ends.HORIZON if limit is not None else Ends.FOLLOWING
+        looks_so = file.has_goals and flags.terminals_repeat and len(flags.timeouts) > 0
+        return Ends.TIMEOUTS if (known.is_antmaze if known is not None else looks_so) else Ends.FLAGS
+    if limit is None:
+        return Ends.FOLLOWING
+    return Ends.LIMIT if known is not None and known.is_antmaze else Ends.HORIZON
 
 
 def _breaks(file: D4rlFile) -> Array:
@@ -168,15 +184,29 @@ def _cut(stops: Array, limit: int) -> Array:
     return found
 
 
-def _notes(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, found: FileBoundaries) -> Iterator[str]:
+def _notes(
+    file: D4rlFile, known: D4rlDataset | None, flags: _Flags, found: FileBoundaries, *, guessed: bool
+) -> Iterator[str]:
     what = found.rule.value
-    if found.rule is Ends.HORIZON:
+    if found.limit is not None:
         what += f" of {found.limit:,} steps" + (f" of {known.id}" if known and known.horizon == found.limit else "")
+        what += ", which the file name states (--horizon N states another)" if guessed else ""
     yield what
+    if guessed and known is not None:
+        for other in same_file(known):
+            if other.horizon != known.horizon:
+                yield f"{other.id} is the same file with a time limit of {other.horizon:,} steps"
+    if found.limit is not None and file.has_next:
+        yield from _unended(np.setdiff1d(_breaks(file), found.stops - 1))
+    if found.rule is Ends.FLAGS and file.has_goals and flags.terminals_repeat and known is None:
+        yield (
+            "timeouts are set nowhere, and terminals in steps that follow each other: if they mark steps near a goal, "
+            "episodes do not end there"
+        )
     if found.ends_unflagged:
         last = int(found.lengths[-1])
         yield f"the last {last:,} {'step ends' if last == 1 else 'steps end'} without a flag: an unfinished episode"
-    if found.rule is Ends.TIMEOUTS:
+    if found.rule in (Ends.TIMEOUTS, Ends.LIMIT):
         inside = len(np.setdiff1d(flags.terminals, found.stops - 1))
         yield f"terminals are set in {inside:,} steps inside episodes"
     if known is not None:
@@ -193,6 +223,15 @@ def _notes(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, found: File
             yield f"the file has {size:,} bytes, and the one that D4RL publishes as {known.file_name} {known.size:,}"
     if len(flags.nan):
         yield f"the reward is NaN in {len(flags.nan):,} of {file.rows:,} steps (first: step {int(flags.nan[0]):,})"
+
+
+def _unended(rows: Array) -> Iterator[str]:
+    if len(rows):
+        steps = f"{len(rows):,} {'step' if len(rows) == 1 else 'steps'} inside episodes (first: step {int(rows[0]):,})"
+        yield (
+            f"next_observations are not the following observations in {steps}: "
+            "if episodes end there, the time limit is another"
+        )
 
 
 def blocks(rows: int, size: int) -> Iterator[tuple[int, int]]:

@@ -103,6 +103,11 @@ def dataset_of_file(name: str) -> D4rlDataset | None:
     return min(found, key=lambda dataset: (len(dataset.id), dataset.id), default=None)
 
 
+def same_file(dataset: D4rlDataset) -> list[D4rlDataset]:
+    """Return the other datasets that have the same file."""
+    return [other for other in published().values() if other.file == dataset.file and other.id != dataset.id]
+
+
 def require_published(dataset_id: str) -> None:
     """Raise DatasetNotFoundError for an id that D4RL does not have."""
     dataset_named(dataset_id)

@@ -258,7 +258,9 @@ class D4rlFile:
 
     def _sort_in(self, path: str, column: Column, found: _Found) -> None:
         """Take a column with a row a step, and name what is none."""
-        why = _not_numbers(column) or absurd_size(column.id)
+        why = "it has no data" if column.shape is None else _not_numbers(column) or absurd_size(column.id)
+        if not why and not path.startswith(_INFOS) and (other := self._info_of_that_name(path)):
+            why = f"{other} has its name"
         if not why and column.shape[:1] != (self.rows,):
             rows = f"{len(column):,} rows" if column.shape else "a single value"
             why = f"it has {rows}, and there are {self.rows:,} steps"
@@ -269,8 +271,20 @@ class D4rlFile:
         key = ("info", *map(safe_part, parts))
         found.infos.append(InfoColumn(path, key, dtype_name(column.dtype), column.shape[1:]))
 
+    def _info_of_that_name(self, path: str) -> str:
+        """Return what below `infos/` would have the same key as another column, or be inside it or around it."""
+        name = _INFOS.rstrip("/")
+        for part in path.split("/"):
+            name = f"{name}/{part}"
+            if not isinstance(self._file.get(name), h5py.Group):
+                return name if name in self._file else ""
+        return name
+
     def _keep(self, path: str, value: Column, found: _Found) -> None:
         """Keep a value of the metadata: single values and text in one document, arrays each in a file."""
+        if value.shape is None:  # a null dataspace of HDF5
+            _put(found.metadata, path.removeprefix(_METADATA).split("/"), None)
+            return
         found.taken += max(0, math.prod(value.shape) * value.dtype.itemsize)
         if found.taken > _MOST_METADATA:
             found.dropped.append(Dropped(path, f"the metadata have more than {_MOST_METADATA >> 20} MiB"))

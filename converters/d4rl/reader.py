@@ -67,7 +67,10 @@ class D4rlReader(Reader):
     def _surveyed(self, progress: Callable[[int], None]) -> FileBoundaries:
         if self._found is None:
             horizon = self.options.get("horizon")
-            self._found = find_boundaries(self._file, self.known, None if horizon is None else int(horizon), progress)
+            self._found = find_boundaries(
+                self._file, self.known, None if horizon is None else int(horizon), progress,
+                named="id" not in self.options,
+            )  # fmt: skip
         return self._found
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:

@@ -137,36 +137,6 @@ def test_next_observations_that_do_not_follow_are_data(tmp_path: Path) -> None:
         assert reader.episodes.explicit_next.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("following", [False, True])
-def test_without_timeouts_the_horizon_ends_episodes(following: bool, tmp_path: Path) -> None:
-    episodes = random_episodes((4, 2, 4, 4, 3), ends=("timeout", "terminal", "both", "timeout", "none"))
-    columns = flat(episodes, timeouts=False, following=following)
-    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out", horizon=4, final_step="repeat")
-    with TedReader(result.path) as reader:
-        assert reader.episodes.length.tolist() == [4, 2, 4, 4, 3]
-        reasons = [EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TERMINATED, EndReason.TRUNCATED]
-        assert reader.episodes.end_reason.tolist() == [*reasons, EndReason.END_OF_FILE]
-    assert result.notes[0] == "there are no timeouts: episodes end at terminals and at the time limit of 4 steps"
-    assert result.request["options"] == {"horizon": 4}
-
-
-def test_the_name_of_a_published_file_states_its_horizon(tmp_path: Path) -> None:
-    episodes = random_episodes((280, 280, 5), ends=("timeout", "timeout", "none"))
-    file = tmp_path / "kitchen_microwave_kettle_light_slider-v0.hdf5"
-    write(file, flat(episodes, timeouts=False))
-    with D4rlReader(file) as reader:
-        facts = reader.facts()
-        assert (facts.id, list(facts.lengths or ())) == ("kitchen-partial-v0", [279, 279, 4])
-        assert any("280 steps of kitchen-partial-v0" in note for note in facts.notes)
-    with D4rlReader(file, options={"horizon": 5}, final_step="repeat") as reader:
-        assert len(reader.facts().episode_numbers) == 113
-    human = tmp_path / "pen-v0_demos_clipped.hdf5"
-    write(human, flat(episodes, timeouts=False))
-    for name, longest in (("pen-human-v0", 100), ("pen-human-longhorizon-v0", 200)):
-        with D4rlReader(human, options={"id": name}, final_step="repeat") as reader:
-            assert max(reader.facts().lengths or ()) == longest
-
-
 def test_without_any_other_sign_episodes_end_where_next_observations_do_not_follow(tmp_path: Path) -> None:
     episodes = random_episodes((4, 1, 5, 3), ends=("timeout", "terminal", "timeout", "none"))
     columns = flat(episodes, timeouts=False, following=True)
@@ -179,45 +149,6 @@ def test_without_any_other_sign_episodes_end_where_next_observations_do_not_foll
         assert_equal_rows(reader, after_final_step(plain_rows(columns, [3, 4, 9])))
     assert (result.boundary["inferred"], result.boundary["explicit_next"]) == (2, 0)
     assert rbtool.check(result.path).errors == 0
-
-
-def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
-    with pytest.raises(FormatError, match="neither timeouts nor next_observations") as caught:
-        rbtool.convert(file, tmp_path / "out")
-    assert "--horizon N" in caught.value.hint
-    assert not (tmp_path / "out").exists()
-    assert rbtool.inspect(file, horizon=4).episodes == 2
-
-
-def maze_columns(goals: bool = True) -> dict[str, Any]:
-    """Two episodes that go on for a while after the goal: `terminals` mark every step near it."""
-    columns = flat(random_episodes((8, 6), ends=("timeout", "timeout")))
-    columns["terminals"] = np.isin(np.arange(14), (3, 4, 5, 7, 11, 12))
-    if goals:
-        columns["infos/goal"] = np.zeros((14, 2))
-    return columns
-
-
-@pytest.mark.parametrize(
-    ("name", "goals"),
-    [("a.hdf5", True), ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", False)],
-)
-def test_in_antmaze_timeouts_alone_end_episodes_and_terminals_stay_flags(
-    name: str, goals: bool, tmp_path: Path
-) -> None:
-    columns = maze_columns(goals)
-    result = rbtool.convert(write(tmp_path / name, columns), tmp_path / "out", final_step="repeat")
-    with TedReader(result.path) as reader:
-        assert reader.episodes.length.tolist() == [8, 6]
-        assert reader.read(("next", "terminated"), 0, 14)[:, 0].tolist() == columns["terminals"].tolist()
-        assert reader.read(("next", "observation"), 0, 7).tobytes() == columns["observations"][1:8].tobytes()
-    assert any("terminals are set in 5 steps inside episodes" in note for note in result.notes)
-
-
-def test_elsewhere_a_step_after_a_terminal_one_begins_an_episode(tmp_path: Path) -> None:
-    with D4rlReader(write(tmp_path / "a.hdf5", maze_columns(goals=False)), final_step="repeat") as reader:
-        assert list(reader.facts().lengths or ()) == [4, 1, 1, 2, 4, 1, 1]
 
 
 def test_rewards_and_flags_of_shape_n_1_are_squeezed_and_numbers_are_flags(tmp_path: Path) -> None:
@@ -274,6 +205,29 @@ def test_infos_are_of_their_row_and_metadata_are_documents(tmp_path: Path) -> No
     assert weight.tobytes() == columns["metadata/policy/fc0/weight"].tobytes()
 
 
+def test_a_column_that_has_the_name_of_an_info_is_left_out_and_named(tmp_path: Path) -> None:
+    columns: dict[str, Any] = flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True)
+    columns |= {"goal": np.zeros(7), "infos/goal": np.arange(7), "part": np.zeros(7), "infos/part/x": np.arange(7)}
+    columns |= {"whole/x": np.zeros(7), "infos/whole": np.arange(7)}
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert {entry["key"]: entry["why"] for entry in result.dropped_keys} == {
+        "goal": "infos/goal has its name", "part": "infos/part has its name", "whole/x": "infos/whole has its name"
+    }  # fmt: skip
+    with TedReader(result.path) as reader:
+        found = columns_of(reader)
+    for name in ("info.goal", "info.part.x", "info.whole"):
+        assert found[name].tolist() == list(range(7))
+
+
+def test_arrays_without_data_are_no_damage(tmp_path: Path) -> None:
+    columns: dict[str, Any] = flat(random_episodes((4,), ends=("terminal",)))
+    columns |= {"metadata/nothing": h5py.Empty("f4"), "infos/nothing": h5py.Empty("f4")}
+    result = rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
+    assert [(entry["key"], entry["why"]) for entry in result.dropped_keys] == [("infos/nothing", "it has no data")]
+    with TedReader(result.path) as reader:
+        assert b'"nothing": null' in reader.documents()["metadata.json"]
+
+
 def test_nan_rewards_are_kept_counted_and_found_by_check(tmp_path: Path) -> None:
     columns = flat(random_episodes((4, 3), ends=("terminal", "timeout")), following=True)
     columns["rewards"][2] = np.nan
@@ -298,14 +252,6 @@ def one_episode(steps: int = 6) -> Episode:
     return random_episodes((steps,), ends=("terminal",))[0]
 
 
-def test_another_horizon_is_another_dataset(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat([one_episode()], timeouts=False))
-    rbtool.convert(file, tmp_path / "out", horizon=3)
-    assert rbtool.convert(file, tmp_path / "out", horizon=3).already_there
-    with pytest.raises(UsageError, match="is dataset d4rl:a, horizon 3, not d4rl:a, horizon 2"):
-        rbtool.convert(file, tmp_path / "out", horizon=2)
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "sentence"),
     [
@@ -327,17 +273,6 @@ def test_columns_that_contradict_each_other_are_one_sentence(
     with pytest.raises(kind, match=sentence):
         rbtool.convert(write(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_horizon_beside_timeouts_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.hdf5", flat([one_episode()]))
-    with pytest.raises(UsageError, match="has timeouts"):
-        rbtool.convert(file, tmp_path / "out", horizon=3)
-    with pytest.raises(UsageError, match="above 0"):
-        rbtool.convert(write(tmp_path / "b.hdf5", flat([one_episode()], timeouts=False)), tmp_path / "out", horizon=0)
-    rbtool.convert(file, tmp_path / "out")
-    with pytest.raises(UsageError, match="--horizon is about raw datasets"):
-        rbtool.convert(tmp_path / "out", tmp_path / "again", horizon=3)
 
 
 @pytest.mark.parametrize("name", ["mine.hdf5", "hopper_medium-v2.hdf5"])
