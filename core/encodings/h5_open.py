@@ -132,7 +132,7 @@ def stated_bytes(path: Path) -> int | None:
 
     A file with fewer was cut: libhdf5 does not open it. OSError for a file that cannot be read.
     """
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         head = file.read(_HEADER)
     place = _END_OF_FILE.get(head[len(_SIGNATURE)]) if len(head) == _HEADER and head.startswith(_SIGNATURE) else None
     return None if place is None else int.from_bytes(head[place : place + 8], "little")
@@ -140,7 +140,7 @@ def stated_bytes(path: Path) -> int | None:
 
 def begins_as_h5(path: Path) -> bool:
     """Return whether a file begins with the signature of HDF5. OSError for one that cannot be read."""
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read(len(_SIGNATURE)) == _SIGNATURE
 
 
