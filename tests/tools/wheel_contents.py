@@ -12,7 +12,8 @@ import source_tree
 def main(wheel: str) -> int:
     """Compare the wheel with the checkout."""
     expected = {f"rbtool/{file.relative_to(source_tree.ROOT).as_posix()}" for file in source_tree.package_files()}
-    expected |= {"rbtool/__init__.pyi", "rbtool/py.typed"}
+    data = source_tree.project()["tool"]["setuptools"]["package-data"]
+    expected |= {f"{package.replace('.', '/')}/{name}" for package, names in data.items() for name in names}
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     for name in sorted(expected - found):
