@@ -1,4 +1,4 @@
-"""Time `rbtool.convert` on a D4RL file of 1,000,000 steps: beside copying its arrays, and beside a loop over rows.
+"""Compare `rbtool.convert` of a D4RL file of 1,000,000 steps with copying its arrays, and with a loop over rows.
 
     python benchmarks/d4rl.py [--episodes 1000] [--steps 1000] [--rounds 5] [--loop-rounds 1] [--following] [--gzip]
                               [--folder DIR] [--limit 6.0] [--faster 5.0]

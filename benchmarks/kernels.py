@@ -1,4 +1,4 @@
-"""Time the loops compiled by numba beside their equals without it, which users without numba get.
+"""Compare the loops that numba compiles with those that run where numba is not installed.
 
     python benchmarks/kernels.py [--rows 1000000] [--rounds 15]
 

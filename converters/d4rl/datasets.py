@@ -108,11 +108,6 @@ def same_file(dataset: D4rlDataset) -> list[D4rlDataset]:
     return [other for other in published().values() if other.file == dataset.file and other.id != dataset.id]
 
 
-def require_published(dataset_id: str) -> None:
-    """Raise DatasetNotFoundError for an id that D4RL does not have."""
-    dataset_named(dataset_id)
-
-
 def not_in_cache(dataset: D4rlDataset, folder: Path, variable: str) -> DatasetNotFoundError:
     """Make the error for a dataset whose file is not in the cache of the d4rl package."""
     return DatasetNotFoundError(

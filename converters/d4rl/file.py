@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_open import absurd_size, begins_as_h5, open_h5, root_members, stated_bytes
+from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
+from ...core.encodings.h5_open import absurd_size, open_h5, root_members
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json

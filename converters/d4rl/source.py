@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...core.encodings.h5_layout import HDF5_SIGNATURE
 from ...core.errors import (
     AuthorisationError,
     CorruptDataError,
@@ -41,7 +42,6 @@ from .datasets import D4rlDataset, dataset_named, not_in_cache, published
 _URL = "D4RL_URL"
 _SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"
 _DEFAULT = (f"https://{_SERVER}", f"http://{_SERVER}")
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # no password: addresses are recorded
 
 
@@ -140,9 +140,9 @@ class D4rlSource(HttpSource):
     def _asked(self, path: str, address: str) -> tuple[int | None, str | None]:
         with self.transport.open_version(address, 0) as answer:
             head = b""
-            while len(head) < len(_SIGNATURE) and (block := next(answer.blocks, b"")):
+            while len(head) < len(HDF5_SIGNATURE) and (block := next(answer.blocks, b"")):
                 head += block
-            if not head.startswith(_SIGNATURE):
+            if not head.startswith(HDF5_SIGNATURE):
                 raise _no_file(path, address, f"it begins with {head[:16]!r}")
             return answer.size, answer.version
 

@@ -141,7 +141,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def host_array(tensor: torch.Tensor, field: Field) -> Array:
-    """Bring a tensor from wherever it is into an array; bfloat16 as its bits."""
+    """Return the values of a tensor on any device as an array; bfloat16 as its bits."""
     return _array(tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg(), field)
 
 

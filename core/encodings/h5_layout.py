@@ -35,7 +35,10 @@ def h5_path(place: Key) -> str:
     return "/".join(map(file_stem, place))
 
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_END_OF_FILE = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Where a header states the end of the file, by its version; addresses have 8 bytes in files that h5py writes."""
+_HEADER = 52
 _SMALLEST = 512
 _ROOM = 1024
 _FOR_PROVENANCE = 8192
@@ -102,13 +105,34 @@ def _require_readable(path: Path) -> None:
         raise CorruptDataError(f"{path}: HDF5 cannot read the file: {error}") from error
 
 
+def stated_bytes(path: Path) -> int | None:
+    """Return how many bytes a file has by its own HDF5 header; None for one that does not begin with such a header.
+
+    A file with fewer was cut: libhdf5 does not open it. OSError for a file that cannot be read.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(_HEADER)
+    place = (
+        _END_OF_FILE.get(head[len(HDF5_SIGNATURE)])
+        if len(head) == _HEADER and head.startswith(HDF5_SIGNATURE)
+        else None
+    )
+    return None if place is None else int.from_bytes(head[place : place + 8], "little")
+
+
+def begins_as_h5(path: Path) -> bool:
+    """Return whether a file begins with the signature of HDF5. OSError for one that cannot be read."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
+
+
 def data_start(path: Path) -> int | None:
     """Find where HDF5 begins."""
     size, offset = path.stat().st_size, 0
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        while offset + len(_SIGNATURE) <= size:
+        while offset + len(HDF5_SIGNATURE) <= size:
             file.seek(offset)
-            if file.read(len(_SIGNATURE)) == _SIGNATURE:
+            if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
                 return offset
             offset = offset * 2 or _SMALLEST
     return None

@@ -88,10 +88,6 @@ def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: li
     return total > size + _SLACK
 
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_END_OF_FILE = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Where a header states the end of the file, by its version; addresses have 8 bytes in files that h5py writes."""
-_HEADER = 52
 _DEEPEST = 64
 _UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
@@ -125,23 +121,6 @@ def root_members(path: Path) -> list[str]:
         return [name.decode(errors="surrogateescape") for name in members(h5g.open(file, b"/"))]
     finally:
         file.close()
-
-
-def stated_bytes(path: Path) -> int | None:
-    """Return how many bytes a file has by its own HDF5 header; None for one that does not begin with such a header.
-
-    A file with fewer was cut: libhdf5 does not open it. OSError for a file that cannot be read.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        head = file.read(_HEADER)
-    place = _END_OF_FILE.get(head[len(_SIGNATURE)]) if len(head) == _HEADER and head.startswith(_SIGNATURE) else None
-    return None if place is None else int.from_bytes(head[place : place + 8], "little")
-
-
-def begins_as_h5(path: Path) -> bool:
-    """Return whether a file begins with the signature of HDF5. OSError for one that cannot be read."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        return file.read(len(_SIGNATURE)) == _SIGNATURE
 
 
 def members(group: h5g.GroupID) -> list[bytes]:

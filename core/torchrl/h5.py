@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.h5_layout import Compression
+from ..encodings.h5_layout import Compression, begins_as_h5
 from ..encodings.h5_reader import H5Source
 from ..encodings.streams import LatchedFile
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format import fs
 from ..format.contracts import Array
-from ..format.digest import bytes_of, open_regular
+from ..format.digest import bytes_of
 from ..format.open_files import OpenFiles
 from ..ted.schema import Field, Key, dtype_name, key_name, role_of
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys, TorchrlSink
@@ -30,14 +30,12 @@ if TYPE_CHECKING:
 
 TRAJECTORY = "traj"
 H5_LENGTH = "_len"
-_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
 def looks_like_torchrl(path: Path) -> bool:
     """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            return False
+    if not begins_as_h5(path):
+        return False
     from ..encodings.h5_open import root_members  # loads h5py, which is needed for such files alone
 
     try:
