@@ -1,0 +1,241 @@
+"""NumPy arrays in bytes of the `.npy` form, read in rows: the header, the rows after it, and files of one array.
+
+No pickle is ever unpacked: an array of Python objects is recognised by its header, and refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, SchemaError
+from ..format.contracts import Array, Closing
+from ..format.digest import bytes_of, open_regular
+
+MAGIC = b"\x93NUMPY"
+"""What every `.npy` file begins with."""
+_FETCH_AGAIN = "copy or fetch the file again, whole"
+_LONGEST_HEADER = 10_000
+"""Characters of a header; NumPy reads no longer ones either, since a long literal can exhaust the parser."""
+_MOST_BYTES = 1 << 62
+_FORTRAN_BYTES = 64 << 20
+"""Bytes up to which an array is read whole whose rows are not in one piece."""
+
+
+class ByteRange(Closing, ABC):
+    """`size` bytes, read in any order; ascending order is never slow."""
+
+    size: int
+
+    @abstractmethod
+    def read_into(self, target: memoryview, position: int) -> None:
+        """Fill `target` with the bytes from `position` on, which are all inside; CorruptDataError where some lack."""
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position` on."""
+        data = bytearray(count)
+        self.read_into(memoryview(data), position)
+        return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a `.npy` header states: element type as stored, shape, order, and how many bytes the header itself has."""
+
+    stored: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    size: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type in the byte order of this machine."""
+        return self.stored.newbyteorder("=")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row along the first axis; of the value itself where there are no axes."""
+        return self.stored.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.stored.itemsize * math.prod(self.shape)
+
+
+def read_header(data: ByteRange, what: str) -> NpyHeader:
+    """Read the header at the start of `data`; `what` names the array in errors.
+
+    Raises FormatError for what is no `.npy`, and for types that contain arrays; CorruptDataError for headers that
+    make no sense, or that state another number of bytes than there is.
+    """
+    head = data.read(0, min(data.size, 12))
+    if not head.startswith(MAGIC) or len(head) < 12:
+        raise FormatError(f"{what} is no array of NumPy: it has not the header of one")
+    version = head[6]
+    if version not in (1, 2, 3):
+        raise FormatError(f"{what} has version {version} of NumPy's header; known are 1, 2 and 3")
+    start = 10 if version == 1 else 12
+    length = int.from_bytes(head[8:start], "little")
+    if length > _LONGEST_HEADER:
+        raise damaged(what, f"its header has {length:,} bytes, at most {_LONGEST_HEADER:,} are expected")
+    if start + length > data.size:
+        raise damaged(what, "its header is cut")
+    text = data.read(start, length)
+    header = _parsed(text.decode("utf-8" if version == 3 else "latin-1", "replace"), what, start + length)
+    if not header.stored.hasobject and header.size + header.data_bytes != data.size:
+        raise damaged(
+            what,
+            f"its header states {header.stored} {list(header.shape)}, which is {header.data_bytes:,} bytes, and "
+            f"{data.size - header.size:,} follow",
+        )
+    return header
+
+
+def _parsed(text: str, what: str, size: int) -> NpyHeader:
+    try:
+        try:
+            stated = ast.literal_eval(text)
+        except SyntaxError:
+            stated = ast.literal_eval(re.sub(r"(?<=\d)L(?=\s*[,)])", "", text))  # long integers of Python 2
+        described, shape, fortran = stated["descr"], stated["shape"], stated["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(described)
+    except (SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError) as error:
+        raise damaged(what, f"its header cannot be read ({type(error).__name__})") from error
+    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
+        raise damaged(what, "its header states no shape")
+    if type(fortran) is not bool:
+        raise damaged(what, "its header does not state the order of elements")
+    if dtype.subdtype is not None:
+        raise FormatError(f"{what} has elements of type {dtype}, which are arrays themselves")
+    if len(shape) > 64 or math.prod(side for side in shape if side) * max(1, dtype.itemsize) > _MOST_BYTES:
+        raise damaged(what, "its header states a shape that no array has")
+    return NpyHeader(dtype, shape, fortran, size)
+
+
+class ArrayRows(Closing):
+    """An array in `.npy` form, whose rows are read one range after the other; it owns `data`.
+
+    Raises what `read_header` raises.
+    """
+
+    def __init__(self, data: ByteRange, what: str) -> None:
+        self._data = data
+        self._what = what
+        self._kept: Array | None = None
+        self.header = read_header(data, what)
+
+    @property
+    def is_pickled(self) -> bool:
+        """Whether its elements are Python objects, in a pickle."""
+        return bool(self.header.stored.hasobject)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` as a fresh array `[stop - start, *shape[1:]]` in the machine's byte order.
+
+        SchemaError for rows that are not there; FormatError for pickles, for a single value, and for a large array in
+        Fortran order, whose rows are spread over all of it.
+        """
+        header = self.header
+        if not header.shape:
+            raise FormatError(f"{self._what} is a single value, rows are expected")
+        if not 0 <= start <= stop <= header.shape[0]:
+            raise SchemaError(f"rows {start}:{stop} of {self._what} asked for, there are {header.shape[0]}")
+        if header.fortran and len(header.shape) > 1:
+            return self._whole_fortran()[start:stop].copy()
+        return self._elements((stop - start, *header.shape[1:]), header.size + start * header.row_bytes)
+
+    def whole(self, most_bytes: int) -> Array:
+        """Read all of it as a fresh array; FormatError where it has more than `most_bytes`, and for pickles."""
+        header = self.header
+        if header.data_bytes > most_bytes:
+            raise FormatError(f"{self._what} has {header.data_bytes:,} bytes, at most {most_bytes:,} are read at once")
+        shape = header.shape[::-1] if header.fortran else header.shape
+        found = self._elements(shape, header.size)
+        return np.ascontiguousarray(found.T) if header.fortran and len(shape) > 1 else found
+
+    def raw(self, most_bytes: int) -> bytes:
+        """Return the bytes after the header: the pickle of an array of Python objects. Errors as of `whole`."""
+        count = self._data.size - self.header.size
+        if count > most_bytes:
+            raise FormatError(f"{self._what} has {count:,} bytes, at most {most_bytes:,} are read at once")
+        return self._data.read(self.header.size, count)
+
+    def close(self) -> None:
+        self._data.close()
+
+    def _whole_fortran(self) -> Array:
+        if self._kept is None:
+            if self.header.data_bytes > _FORTRAN_BYTES:
+                raise FormatError(
+                    f"{self._what} is stored column by column (Fortran order) and has {self.header.data_bytes:,} "
+                    f"bytes: rows of such arrays are read up to {_FORTRAN_BYTES:,} bytes",
+                    hint="save it again with numpy.ascontiguousarray(ARRAY)",
+                )
+            self._kept = self.whole(_FORTRAN_BYTES)
+        return self._kept
+
+    def _elements(self, shape: tuple[int, ...], position: int) -> Array:
+        header = self.header
+        if self.is_pickled:
+            raise FormatError(f"{self._what} is a pickle of Python objects, which can run any code: it is not unpacked")
+        array: Array = np.empty(shape, header.stored)
+        if array.nbytes:
+            self._data.read_into(bytes_of(array), position)
+        if header.stored.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+            raise damaged(self._what, "a truth value in it is neither 0 nor 1")
+        return array if header.stored.isnative else array.astype(header.dtype)
+
+
+class NpyFile(ArrayRows):
+    """A `.npy` file, open for reading. Not for several threads at once.
+
+    Raises FormatError for what is no such file, CorruptDataError for one that is cut or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = open_regular(path)
+        data = StoredBytes(descriptor, 0, os.fstat(descriptor).st_size, str(path), owned=True)
+        try:
+            super().__init__(data, str(path))
+        except BaseException:
+            data.close()
+            raise
+
+
+class StoredBytes(ByteRange):
+    """Bytes as they are in a file: `size` from `start` on. `owned` closes the descriptor at the end."""
+
+    def __init__(self, descriptor: int, start: int, size: int, what: str, *, owned: bool = False) -> None:
+        self.size = size
+        self._descriptor = descriptor
+        self._start = start
+        self._what = what
+        self._owned = owned
+
+    def read_into(self, target: memoryview, position: int) -> None:
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._descriptor, [target[done:]], self._start + position + done)
+            if not count:
+                raise damaged(self._what, "the file ends inside")
+            done += count
+
+    def close(self) -> None:
+        if self._owned:
+            self._owned = False
+            os.close(self._descriptor)
+
+
+def damaged(what: str, why: str) -> CorruptDataError:
+    """Make the error for an array, or a file, that is damaged."""
+    return CorruptDataError(f"{what} is damaged: {why}", hint=_FETCH_AGAIN)
