@@ -21,13 +21,14 @@ from .text import Cell, Line, Styled, Table, ago, counted, folded
 if TYPE_CHECKING:
     from ..core.verbs.cache import CacheLsResult, CacheRemoval, CacheVerifyResult
     from ..core.verbs.cache_entries import CacheEntry
-    from ..core.verbs.listing import RemoteEntry, StoredDataset
+    from ..core.verbs.listing import ReadableFormat, RemoteEntry, StoredDataset
 
 LIST_EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
     Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name fits a pattern"),
     Example("rbtool list -q | head -1", "the name of the first one"),
     Example(f"rbtool list --remote {SOURCE} door", "what can be fetched, by part of a name"),
+    Example("rbtool list --formats", "what can be read, and what ends an episode there"),
 )
 LS_EXAMPLES = (
     Example("rbtool cache ls", "what takes how much, and when it was last used"),
@@ -250,9 +251,14 @@ def list_datasets(
         typer.Option("--remote", metavar="SOURCE", help=f"Those that a source offers: {declared_sources()}."),
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the remote again, however new the listing.")] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="The formats that are read.")] = False,
     root: Root = None,
 ) -> None:
-    """List the stored datasets, or those that can be fetched."""
+    """List the stored datasets, those that can be fetched, or the formats that are read."""
+    if formats:
+        if remote is not None or pattern is not None:
+            raise UsageError("--formats lists all formats, and no datasets", hint="leave out what names datasets")
+        return _list_formats(out)
     if remote is not None:
         return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
     if refresh:
@@ -293,6 +299,32 @@ def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | N
     out.summary(Styled(f"{counted(len(entries), 'dataset')} of {result.remote}{like}{age}", "dim"))
     if entries:
         out.suggest(f"rbtool download {next((e.name for e in entries if not e.stored), entries[0].name)}")
+
+
+def _list_formats(out: Output) -> None:
+    from ..core.verbs.listing import list_formats as run
+
+    result = run()
+    out.show(result, [one.name for one in result.formats], lambda width: _format_lines(result.formats, width))
+    out.suggest(f"rbtool list --remote {source_example()}, or: rbtool convert PATH DEST")
+
+
+def _format_lines(formats: Sequence[ReadableFormat], width: int | None) -> list[list[Cell]]:
+    """A format takes a line, and one below it for each thing about it."""
+    lines: list[list[Cell]] = []
+    for one in formats:
+        facts = {
+            "found by": one.found,
+            "episodes end": one.ends,
+            "last observation": one.final,
+            "needs": f"pip install 'rbtool[{one.extra}]'" if one.extra else "",
+            "remote": f"rbtool download {one.name} ID" if one.remote else "",
+        }
+        lines.append([Styled(one.name, "bold"), f"  {one.title}" if one.title else ""])
+        for label, text in facts.items():
+            if text:
+                lines += folded([Styled(f"  {label:<18}", "dim"), text], width, 20)
+    return lines
 
 
 def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[list[Cell]]:

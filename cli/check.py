@@ -9,7 +9,7 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import Example
-from .options import Dataset, DryRun, Horizon, Root, ends, verb
+from .options import Dataset, DryRun, FromFormat, RawOptions, Root, ends, verb
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded
 
@@ -45,8 +45,9 @@ def check(
     *,
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
-    horizon: Horizon = None,
     root: Root = None,
+    source_format: FromFormat = None,
+    raw: RawOptions,
 ) -> int:
     """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 
@@ -56,7 +57,7 @@ def check(
     from ..core.verbs.check import check as run
 
     with out.progress() as progress:
-        result = run(dataset, horizon=horizon, root=root, progress=progress)
+        result = run(dataset, format=source_format, root=root, progress=progress, **raw)
     out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: lines(result, width))
     return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
 

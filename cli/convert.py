@@ -19,9 +19,10 @@ from .options import (
     FinalStep,
     FinalStepName,
     Force,
-    Horizon,
+    FromFormat,
     Layout,
     LayoutName,
+    RawOptions,
     Root,
     SkipBad,
     show_published,
@@ -97,6 +98,7 @@ def download(
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
+    raw: RawOptions,
 ) -> None:
     """Fetch a dataset, verify it, and store it as TED.
 
@@ -109,7 +111,7 @@ def download(
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
-            frozen=frozen, final_step=final_step.value, progress=progress,
+            frozen=frozen, final_step=final_step.value, progress=progress, **raw,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
@@ -151,11 +153,12 @@ def convert(
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
-    horizon: Horizon = None,
     root: Root = None,
     skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
+    source_format: FromFormat = None,
+    raw: RawOptions,
 ) -> None:
     """Turn a dataset on this machine into TED.
 
@@ -167,7 +170,8 @@ def convert(
     with out.progress() as progress:
         result = run(
             path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
-            force=force, dry_run=dry_run, final_step=final_step.value, horizon=horizon, progress=progress,
+            force=force, dry_run=dry_run, final_step=final_step.value, format=source_format, progress=progress,
+            **raw,
         )  # fmt: skip
     show_published(out, result, dest)
 

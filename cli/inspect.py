@@ -11,7 +11,7 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
-from .options import Dataset, Horizon, Root, ends, not_following, verb, without_final
+from .options import Dataset, FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
@@ -286,8 +286,9 @@ def inspect(
     head: Annotated[
         int | None, typer.Option("--head", metavar="N", help="Only its first N steps, and the last.")
     ] = None,
-    horizon: Horizon = None,
     root: Root = None,
+    source_format: FromFormat = None,
+    raw: RawOptions,
 ) -> None:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
@@ -295,7 +296,7 @@ def inspect(
     """
     from ..core.verbs.inspect import inspect as run
 
-    result = run(dataset, episode=episode, head=head, horizon=horizon, root=root)
+    result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
     out.show(result, [str(result.path)], lambda width: lines(result, width))
     if result.episode is None and result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ..core import __version__
+from ..core.declarations import READER_OPTIONS
 from ..core.errors import UsageError
 from ..core.progress import readable_size as size
 from .failures import Stopped, report
@@ -51,10 +52,6 @@ Episodes: TypeAlias = Annotated[
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dataset or checkpoint that is there.")]
 Layout: TypeAlias = Annotated[
     LayoutName, typer.Option("--layout", help="ted: plain tensors; packed: smaller, and faster to draw from.")
-]
-Horizon: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--horizon", metavar="N", help="Time limit of episodes in steps, for D4RL files without timeouts."),
 ]
 Root: TypeAlias = Annotated[
     str | None,
@@ -114,6 +111,32 @@ class OptionGroup:
                 default=False if switch else None,
                 annotation=Annotated[values if switch else values | None, option],
             )
+
+
+_RAW = "Datasets of other libraries"
+
+FromFormat: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        help="The format, in place of its detection; rbtool list --formats names them.",
+        rich_help_panel=_RAW,
+    ),
+]
+RawOptions: TypeAlias = Annotated[
+    dict[str, Any],
+    OptionGroup(
+        tuple(
+            (
+                one.name,
+                one.values,
+                typer.Option(f"--{one.name}", metavar=one.metavar, help=one.help, rich_help_panel=_RAW),
+            )
+            for one in READER_OPTIONS
+        )
+    ),
+]
 
 
 def _group_of(parameter: inspect.Parameter) -> OptionGroup | None:

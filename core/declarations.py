@@ -1,4 +1,4 @@
-"""What the command line reads when it starts: the declared formats, and the operations of `rbtool preprocess`.
+"""What the command line reads when it starts: the declared formats, their options, and operations of `preprocess`.
 
 Each package in `rbtool.converters` lists its formats in `FORMATS`, and imports nothing else. This is the one module of
 core that imports from `rbtool.converters`.
@@ -10,7 +10,7 @@ import functools
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 _CONVERTERS = "rbtool.converters"
 
@@ -22,7 +22,9 @@ class FormatDeclaration:
     `order` is its position in lists. `written` describes an export; `opened` has what follows its path, and a line of
     Python that opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the
     source, and words that name it; `variable` the environment variable of the source's local cache. `demo` is a
-    `DemoRecorder`, like `reader`.
+    `DemoRecorder`, like `reader`. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are
+    recognised, `ends` what ends an episode, `final` whether files have an observation after the last step, `extra` the
+    extra of this package that has to be installed.
     """
 
     name: str
@@ -37,6 +39,10 @@ class FormatDeclaration:
     example: tuple[str, str] = ("", "")
     variable: str = ""
     demo: str | None = None
+    found: str = ""
+    ends: str = ""
+    final: Literal["", "yes", "no", "where stored"] = ""
+    extra: str = ""
 
     def target(self, kind: Literal["reader", "source", "sink", "demo"]) -> str | None:
         """The class of that kind as `module:Class` with the full name of the module; None where there is none."""
@@ -68,6 +74,55 @@ def source_example() -> str:
 def declared_sources() -> str:
     """The names of all sources, for help."""
     return ", ".join(one.name for one in declared() if one.source is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOption:
+    """An option about raw datasets of other libraries; a reader names those that its format has in `option_names`.
+
+    `values` is the type of what is typed: bool for a switch, `list[str]` where it may be repeated. `metavar` and `help`
+    are for the help page.
+    """
+
+    name: str
+    values: Any
+    metavar: str | None
+    help: str
+
+    @property
+    def key(self) -> str:
+        """The name in Python: in `ReaderOptions`, and in `Reader.options`."""
+        return self.name.replace("-", "_")
+
+
+READER_OPTIONS = (
+    ReaderOption("horizon", int, "N", "Time limit of episodes in steps, for D4RL files without timeouts."),
+    ReaderOption(
+        "ends", str, "HOW",
+        "What a flag that marks terminations and time limits alike means: terminated or truncated. Of a table: the "
+        "columns of both flags, like terminals,timeouts.",
+    ),
+    ReaderOption("filter-key", str, "NAME", "Only the episodes of this split, like train, of a robomimic file."),
+    ReaderOption("reward", str, "zero", "zero: rewards of 0, for a dataset that has none."),
+    ReaderOption("map", list[str], "KEY=COLUMN", "Columns of a table by TED key, or a TOML file of them. Repeatable."),
+    ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
+    ReaderOption(
+        "trust-pickle", bool, None,
+        "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
+    ),
+)  # fmt: skip
+
+
+class ReaderOptions(TypedDict, total=False):
+    """The options in `READER_OPTIONS`, as `convert`, `check`, `inspect` and `download` take them."""
+
+    horizon: int | None
+    ends: str | None
+    filter_key: str | None
+    reward: str | None
+    map: list[str] | None
+    episode_key: str | None
+    trust_pickle: bool
 
 
 @dataclass(frozen=True, slots=True)

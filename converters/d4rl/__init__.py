@@ -16,5 +16,8 @@ FORMATS = (
         title="D4RL",
         example=("hopper-medium-v2", "hopper-medium"),
         variable="D4RL_DATASET_DIR",
+        found="HDF5 with observations, actions, rewards and terminals at the root",
+        ends="terminals or timeouts; without timeouts the time limit of the id, or --horizon",
+        final="where stored",
     ),
 )

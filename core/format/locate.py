@@ -228,10 +228,21 @@ def sink_class(name: str) -> type[Sink]:
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
-def open_source(path: Path, *, final_step: str = "auto", options: Mapping[str, Any] | None = None) -> Reader:
-    """Open a dataset in whatever known format is at `path`, recognised by its content; the rest as for `Reader`."""
+def open_source(
+    path: Path, *, format: str | None = None, final_step: str = "auto", options: Mapping[str, Any] | None = None
+) -> Reader:
+    """Open a dataset in whatever known format is at `path`, recognised by its content unless `format` names it.
+
+    The rest as for `Reader`. UsageError for a format that is not known.
+    """
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
+    if format is not None:
+        known = reader_names()
+        if format not in known:
+            meant = did_you_mean(format, known)
+            raise UsageError(f"format {format!r} is unknown{meant}", hint=f"known are {', '.join(known)}")
+        return reader_class(format)(path, final_step=final_step, options=options)
     for name in reader_names():
         reader = reader_class(name)
         if reader.recognises(path):

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from ..declarations import ReaderOptions
 from ..encodings.layout import STORAGE
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import fs
@@ -30,7 +31,7 @@ from ..ted.episodes import EndReason
 from ..ted.rules import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
-from .results import Result, seconds_since, source_options
+from .results import Result, given_options, refuse_raw_options, seconds_since
 from .saved_steps import BUFFER_RULES, NO_DIGESTS, buffer_findings, has_steps, open_saved
 
 _IN_ANY = (
@@ -74,25 +75,28 @@ class CheckResult(Result):
 def check(
     dataset: str | os.PathLike[str],
     *,
-    horizon: int | None = None,
+    format: str | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    **options: Unpack[ReaderOptions],
 ) -> CheckResult:
     """Run every rule on a dataset, a checkpoint, or a TED folder that another tool wrote.
 
     `dataset` is a path or `source:id`. The checkpoint of a buffer (rbtool's or TorchRL's) is also checked for
     consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
     are read once for the digests and once for the rows, in bounded memory. Of a raw dataset of another library, the
-    rules about rows run on what a conversion would make of it; `horizon` is that of `convert`.
+    rules about rows run on what a conversion would make of it; `format` and `options` are those of `convert`.
 
     Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
     Raises DatasetNotFoundError and FormatError if there is nothing to check.
     """
-    started, path = time.perf_counter(), find_dataset(dataset, root)
+    started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options("check", options)
     if (path / BUFFER).is_file():
+        refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
     if not has_steps(path, raw=True):
-        return _check_raw(path, source_options(horizon), progress or Silent(), started)
+        return _check_raw(path, format, given, progress or Silent(), started)
+    refuse_raw_options(path, {"format": format, **given})
     try:
         reader = open_steps(path, damaged=True)
     except FormatError as error:
@@ -113,8 +117,10 @@ def check(
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
-def _check_raw(path: Path, options: Mapping[str, Any], progress: Progress, started: float) -> CheckResult:
-    with open_source(path, options=options) as reader:
+def _check_raw(
+    path: Path, format: str | None, options: Mapping[str, Any], progress: Progress, started: float
+) -> CheckResult:
+    with open_source(path, format=format, options=options) as reader:
         report = check_source(reader, progress)
     result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
     return replace(result, rules=len(DATA_RULES) + 1, notes=report.notes, boundary=report.boundary.to_dict())

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
+from ..declarations import ReaderOptions
 from ..encodings.save import dataset_digest
 from ..errors import CorruptDataError, UsageError
 from ..format import fs
@@ -30,13 +31,14 @@ from .results import (
     Published,
     existing_result,
     final_step_arguments,
+    given_options,
     layout_arguments,
     occupied_error,
     published_entries,
     refuse_other_compression,
+    refuse_raw_options,
     require_layout,
     seconds_since,
-    source_options,
 )
 from .saved_steps import is_of_buffer, open_saved, verified_steps
 from .source_conversion import SourceConversion, facts_of, rows_bytes
@@ -62,8 +64,9 @@ def convert(
     force: bool = False,
     dry_run: bool = False,
     final_step: str = "auto",
-    horizon: int | None = None,
+    format: str | None = None,
     progress: Progress | None = None,
+    **options: Unpack[ReaderOptions],
 ) -> ConvertResult:
     """Convert the dataset at `path`, whose format is detected from its content, into a TED dataset at `dest`.
 
@@ -75,8 +78,9 @@ def convert(
     of a damaged TED dataset; notes name the others. `final_step` applies to a last step without a next observation in
     the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops it otherwise, so
     that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The episode table
-    records which. `horizon` is the time limit of episodes, in steps, for a D4RL file that does not mark where they
-    reach it.
+    records which. `format` names the format in place of its detection; `options` are those that only some formats
+    have (`ReaderOptions`): `horizon` is the time limit of episodes, in steps, for a D4RL file that does not mark where
+    they reach it.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
 
@@ -87,8 +91,14 @@ def convert(
     progress = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     ends = require_final_step(final_step)
+    given = given_options("convert", options)
     if is_steps(source) or is_of_buffer(source):
-        _refuse_choices(source, episodes, final_step, horizon)
+        chosen_end = None if final_step == "auto" else final_step
+        refuse_raw_options(source, {"final_step": chosen_end, "format": format, **given})
+        if episodes is not None:
+            raise UsageError(
+                "--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED"
+            )
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
@@ -100,31 +110,20 @@ def convert(
             hint="choose the sound episodes: --episodes A:B,C",
         )
     chosen = normal_form(episodes) if episodes is not None else None
-    options = source_options(horizon)
-    with open_source(source, final_step=ends, options=options) as reader:
+    with open_source(source, format=format, final_step=ends, options=given) as reader:
         facts = facts_of(reader, episodes if chosen else None, progress)
         ends = ends if facts.final_missing else "auto"
         request = Request(
             facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends,
-            options=options,
+            options=given,
         )  # fmt: skip
         named = {"path": os.fspath(path), "episodes": chosen}
         conversion = SourceConversion(
             reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
-            arguments=named | layout_arguments(wanted, methods) | final_step_arguments(ends) | options,
+            arguments=named | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
             force=force, dry_run=dry_run, progress=progress, compress=methods,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
-
-
-def _refuse_choices(source: Path, episodes: str | None, final_step: str, horizon: int | None) -> None:
-    """Raise UsageError if options for raw datasets are given for a TED dataset."""
-    if final_step != "auto":
-        raise UsageError("--final-step is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
-    if horizon is not None:
-        raise UsageError("--horizon is about raw datasets of other libraries", hint=f"leave it out: {source} is TED")
-    if episodes is not None:
-        raise UsageError("--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED")
 
 
 _SMALL_FILES = 64 << 10

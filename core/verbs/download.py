@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from ..declarations import declared, example_source
+from ..declarations import ReaderOptions, declared, example_source
 from ..errors import UsageError, nearest
 from ..format.episodes import normal_form
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
@@ -19,7 +19,7 @@ from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from .remote_download import Fetch, RemoteDownload
-from .results import Published, final_step_arguments, layout_arguments, require_layout
+from .results import Published, final_step_arguments, given_options, layout_arguments, require_layout
 from .source_conversion import SourceConversion, facts_of
 
 
@@ -61,6 +61,7 @@ def download(
     frozen: bool = False,
     final_step: str = "auto",
     progress: Progress | None = None,
+    **options: Unpack[ReaderOptions],
 ) -> DownloadResult:
     """Fetch dataset `id` of `source`, verify it, and convert it into `<root>/<source>/<id>`.
 
@@ -73,9 +74,9 @@ def download(
     request is repeated. `keep_source` keeps the original files. With `local` the original is taken from the source's
     own local cache (its `local_cache`), by exact id and without the network.
 
-    `layout`, `compress`, `final_step`, `force` and `dry_run` are those of `convert`. A selection of `episodes`, a
-    revision, another layout or another `final_step` is another dataset, at `<id>@<8 hex digits>`. Another `compress`
-    is not: without `force` an existing dataset stays, with a note on how it is compressed.
+    `layout`, `compress`, `final_step`, `force`, `dry_run` and `options` are those of `convert`. A selection of
+    `episodes`, a revision, another layout, `final_step` or option is another dataset, at `<id>@<8 hex digits>`.
+    Another `compress` is not: without `force` an existing dataset stays, with a note on how it is compressed.
 
     Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
@@ -88,11 +89,13 @@ def download(
     progress = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
-    ends = require_final_step(final_step)
+    ends, given = require_final_step(final_step), given_options("download", options)
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
         return DownloadResult(
-            **_from_cache(origin, id, storage_root(root), chosen, (wanted, methods), ends, force, dry_run, progress)
+            **_from_cache(
+                origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, progress
+            )
         )
     with origin:
         fetching = RemoteDownload(
@@ -110,6 +113,7 @@ def download(
             frozen=frozen,
             progress=progress,
             final_step=ends,
+            options=given,
         )
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
@@ -145,6 +149,7 @@ def _from_cache(
     chosen: str | None,
     layout: tuple[Layout, tuple[str, ...]],
     final_step: FinalStep,
+    given: dict[str, Any],
     force: bool,
     dry_run: bool,
     progress: Progress,
@@ -155,9 +160,9 @@ def _from_cache(
     normal = normal_form(chosen) if chosen else None
     request = Request(
         source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
-        final_step=final_step,
+        final_step=final_step, options=given,
     )  # fmt: skip
-    options = source.reader_options(dataset_id)
+    options = {**source.reader_options(dataset_id), **given}
     with reader_class(source.name)(original, final_step=final_step, options=options) as reader:
         facts = facts_of(reader, chosen, progress)
         if facts.id != dataset_id:
@@ -171,7 +176,8 @@ def _from_cache(
             verb="download",
             arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": normal}
             | layout_arguments(*layout)
-            | final_step_arguments(final_step),
+            | final_step_arguments(final_step)
+            | given,
             force=force,
             dry_run=dry_run,
             progress=progress,

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from ..declarations import ReaderOptions
 from ..errors import UsageError
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
@@ -24,7 +25,7 @@ from ..opening import open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, row_bytes, ted_fields
-from .results import Result, source_options
+from .results import Result, given_options, refuse_raw_options
 from .saved_steps import has_steps
 
 _MOST_NUMBERS = 64
@@ -245,15 +246,16 @@ def inspect(
     *,
     episode: int | None = None,
     head: int | None = None,
-    horizon: int | None = None,
+    format: str | None = None,
     root: str | os.PathLike[str] | None = None,
+    **options: Unpack[ReaderOptions],
 ) -> InspectResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
-    source's number of an episode of which the first `head` steps (all by default) and the last are included. `horizon`
-    is that of `convert`.
+    source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
+    and `options` are those of `convert`.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -262,11 +264,12 @@ def inspect(
         raise UsageError(f"--head is {head}, it must be 1 or more")
     if head is not None and episode is None:
         raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
-    path = find_dataset(dataset, root)
+    path, given = find_dataset(dataset, root), given_options("inspect", options)
     if has_steps(path, raw=True):
+        refuse_raw_options(path, {"format": format, **given})
         with open_steps(path, damaged=True) as steps:
             return _of_steps(steps, root, episode, head)
-    with open_source(path, options=source_options(horizon)) as reader:
+    with open_source(path, format=format, options=given) as reader:
         return _of_source(reader, path, episode, head)
 
 

@@ -1,4 +1,4 @@
-"""`list`: the datasets that are stored below the root, and `list --remote`: those that a source offers."""
+"""`list`: the datasets that are stored below the root, those that a source offers, and the formats that are read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
+from ..declarations import declared
 from ..errors import NetworkError, UsageError
-from ..format.locate import source_class, storage_root, stored_datasets
+from ..format.locate import reader_names, source_class, storage_root, stored_datasets
 from ..format.manifest import Manifest, has_manifest
 from ..format.sources import Catalogue, Source
 from ..progress import Progress, Silent
@@ -58,6 +59,46 @@ def list_datasets(pattern: str | None = None, *, root: str | os.PathLike[str] | 
         if fits(name := stored_name(path, folder), pattern)
     ]
     return ListResult(root=folder, datasets=tuple(sorted(found, key=lambda entry: entry.name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadableFormat:
+    """A format that can be read: how files are recognised, what ends an episode, and what it needs.
+
+    `final` states whether files have an observation after the last step (yes, no, where stored), `extra` the extra of
+    rbtool that has to be installed, `remote` whether datasets can be downloaded. A format that another package adds
+    has a name alone.
+    """
+
+    name: str
+    title: str = ""
+    found: str = ""
+    ends: str = ""
+    final: str = ""
+    extra: str = ""
+    remote: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatsResult(Result):
+    """The formats of raw datasets, and the sources without a format of files."""
+
+    kind: ClassVar[str] = "list formats"
+    formats: tuple[ReadableFormat, ...]
+
+
+def list_formats() -> FormatsResult:
+    """List the formats that are read, those of other installed packages last, and sources that have no files."""
+    ours = {one.name: one for one in declared() if one.reader is not None or one.source is not None}
+    described = [
+        ReadableFormat(
+            name=one.name, title=one.title, found=one.found, ends=one.ends, final=one.final, extra=one.extra,
+            remote=one.source is not None,
+        )
+        for one in ours.values()
+    ]  # fmt: skip
+    plugged = [ReadableFormat(name=name) for name in reader_names() if name not in ours]
+    return FormatsResult(formats=(*described, *plugged))
 
 
 def existing_root(root: str | os.PathLike[str] | None) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class RemoteDownload:
     frozen: bool
     progress: Progress
     final_step: FinalStep = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def _normal(self) -> str | None:
@@ -144,7 +146,15 @@ class RemoteDownload:
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
         return Request(
-            self.source.name, asked, found.id, self.revision, self._normal, self.layout, "remote", self.final_step
+            self.source.name,
+            asked,
+            found.id,
+            self.revision,
+            self._normal,
+            self.layout,
+            "remote",
+            self.final_step,
+            self.options,
         )
 
     def _destination(self, found: Resolution) -> Path:
@@ -311,6 +321,7 @@ class RemoteDownload:
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
             "from": remote.address, "episodes": self._normal, "revision": self.revision,
             **layout_arguments(self.layout, self.compress), **final_step_arguments(self.final_step),
+            **self.options,
         }  # fmt: skip
         received = originals.take_digests(remote.unverified)
         if received:
@@ -318,7 +329,7 @@ class RemoteDownload:
         record = originals.record()
         partly = record is not None and len(record.files) > len(remote.files)
         kind = reader_class(self.source.name)
-        options = self.source.reader_options(found.id)
+        options = {**self.source.reader_options(found.id), **self.options}
         with (
             originals.only(remote.paths) as folder,
             kind(folder, final_step=self.final_step, options=options) as reader,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import CorruptDataError, RbtoolError, UsageError
+from ..declarations import READER_OPTIONS, ReaderOptions
+from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
 from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
@@ -148,9 +149,24 @@ def final_step_arguments(final_step: str) -> dict[str, Any]:
     return {} if final_step == "auto" else {"final_step": final_step}
 
 
-def source_options(horizon: int | None) -> dict[str, Any]:
-    """Return the options of a reader that are given; {} for none."""
-    return {} if horizon is None else {"horizon": horizon}
+def given_options(verb: str, options: ReaderOptions) -> dict[str, Any]:
+    """Return the options of a reader that are given; {} for none. TypeError for one that `verb` does not have."""
+    known = [one.key for one in READER_OPTIONS]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+    return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
+    """Raise UsageError if options for raw datasets of other libraries are given for what rbtool wrote.
+
+    `options` are by their name in Python; those that are not given are None or not there.
+    """
+    for name, value in options.items():
+        if value is not None:
+            option = "--" + {"format": "from"}.get(name, name).replace("_", "-")
+            raise UsageError(f"{option} is about raw datasets of other libraries", hint=f"leave it out: {path} is TED")
 
 
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:

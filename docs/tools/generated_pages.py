@@ -145,6 +145,25 @@ def floors_table() -> str:
     return chr(10).join(text)
 
 
+def formats_page() -> str:
+    """All formats that can be read, from their declarations."""
+    from rbtool.core.verbs.listing import list_formats
+
+    text = [
+        "# Formats", "", "What `convert`, `check` and `inspect` read; `rbtool list --formats` prints it.", "",
+        "| format | found by | what ends an episode | observation after the last step | install | remote |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for one in list_formats().formats:
+        page = ROOT / "docs/reference" / f"{one.name}.md"
+        title = f"[{one.title}]({page.name})" if page.exists() else one.title
+        extra = f"`rbtool[{one.extra}]`" if one.extra else ""
+        remote = f"`{one.name}`" if one.remote else ""
+        cells = (title, _cell(one.found), _cell(one.ends), one.final, extra, remote)
+        text.append(f"| {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
+
+
 def contributing_page() -> str:
     """CONTRIBUTING.md, with its links as they are inside the site."""
     return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
@@ -153,6 +172,7 @@ def contributing_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api_page,
     "reference/cli.md": cli_page,
+    "reference/formats.md": formats_page,
     "reference/json.md": json_page,
     "modules.md": modules_page,
     "contributing.md": contributing_page,
