@@ -93,12 +93,8 @@ def convert(
     ends = require_final_step(final_step)
     given = given_options("convert", options)
     if is_steps(source) or is_of_buffer(source):
-        chosen_end = None if final_step == "auto" else final_step
-        refuse_raw_options(source, {"final_step": chosen_end, "format": format, **given})
-        if episodes is not None:
-            raise UsageError(
-                "--episodes chooses from a dataset of another library", hint=f"leave it out: {source} is TED"
-            )
+        final = None if final_step == "auto" else final_step
+        refuse_raw_options(source, {"final_step": final, "format": format, "episodes": episodes, **given})
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,

@@ -99,22 +99,10 @@ def download(
         )
     with origin:
         fetching = RemoteDownload(
-            source=origin,
-            asked=id,
-            root=storage_root(root),
-            episodes=chosen,
-            revision=revision,
-            layout=wanted,
-            compress=methods,
-            force=force,
-            dry_run=dry_run,
-            keep_source=keep_source,
-            exact_id=exact_id,
-            frozen=frozen,
-            progress=progress,
-            final_step=ends,
-            options=given,
-        )
+            source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
+            compress=methods, force=force, dry_run=dry_run, keep_source=keep_source, exact_id=exact_id, frozen=frozen,
+            progress=progress, final_step=ends, options=given,
+        )  # fmt: skip
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
 

@@ -363,24 +363,12 @@ class RemoteDownload:
         unknown = self.episodes is not None and self.source.episode_numbers(whole) is None
         fetch = self._fetch_ahead(remote, self._originals(found))
         return {
-            "path": self._destination(found),
-            "layout": self.layout,
-            "steps": remote.steps or 0,
-            "episodes": remote.episodes or 0,
-            "bytes": 0,
-            "content_digest": None,
-            "boundary": {},
-            "renamed_keys": {},
-            "dropped_keys": (),
-            "notes": (_NUMBERS_UNKNOWN,) if unknown else (),
-            "request": self._request(found).to_dict(),
-            "dry_run": True,
-            "id": found.id,
-            "resolved": found.how,
-            "fetched_from": remote.address,
-            "fetch": fetch,
-            "seconds": seconds_since(started),
-        }
+            "path": self._destination(found), "layout": self.layout, "request": self._request(found).to_dict(),
+            "steps": remote.steps or 0, "episodes": remote.episodes or 0, "bytes": 0, "content_digest": None,
+            "boundary": {}, "renamed_keys": {}, "dropped_keys": (), "notes": (_NUMBERS_UNKNOWN,) if unknown else (),
+            "id": found.id, "resolved": found.how, "fetched_from": remote.address, "fetch": fetch,
+            "dry_run": True, "seconds": seconds_since(started),
+        }  # fmt: skip
 
 
 def _announcement(fetch: Fetch, address: str) -> str:
