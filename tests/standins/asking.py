@@ -1,4 +1,4 @@
-"""Asks a hub, a bucket or the Minari source in a process of its own, whose environment is set before any of them.
+"""Asks a hub, a bucket or a source in a process of its own, whose environment is set before any of them.
 
 `main` reads what to do from stdin and prints the outcomes; `ask` is the other end of that.
 """
@@ -32,9 +32,9 @@ class Failed:
 
 
 def ask(environment: Mapping[str, str], made: str, *calls: list[Any], arguments: tuple[str, ...] = ()) -> list[Any]:
-    """Make a `hub`, a `bucket` or a `source`, call its methods, and return what each returned, or Failed.
+    """Make a `hub`, a `bucket` or a `source:NAME` (`source` is Minari's), call its methods, and return their results.
 
-    Nothing may reach stderr, and the token must be in nothing that is said.
+    What a call raised on purpose is Failed. Nothing may reach stderr, and the token must be in nothing that is said.
     """
     order = json.dumps({"made": made, "arguments": arguments, "calls": calls})
     ran = subprocess.run(
@@ -81,8 +81,18 @@ def _make(what: str, arguments: list[str]) -> Any:
     from rbtool.core.remote.bucket import Bucket
     from rbtool.core.remote.hub import Hub
 
-    makers: dict[str, Any] = {"hub": Hub, "bucket": Bucket, "source": source_class("minari")}
-    return makers[what](*arguments)
+    makers: dict[str, Any] = {"hub": Hub, "bucket": Bucket, "source": source_class("minari"), "toys": _toys}
+    kind, _, name = what.partition(":")
+    return (source_class(name) if name else makers[kind])(*arguments)
+
+
+def _toys() -> Any:
+    """A source of folders in the repository `acme/toys`, whose ids are paths below `kinds`."""
+    from rbtool.core.remote.hub_source import HubFolderSource
+
+    return type("Toys", (HubFolderSource,), {
+        "name": "toys", "repository": "acme/toys", "folder": "kinds", "suffixes": (".h5", ".npz"),
+    })()  # fmt: skip
 
 
 def _call(made: Any, name: str, arguments: list[Any]) -> Any:
