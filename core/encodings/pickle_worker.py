@@ -1,0 +1,347 @@
+"""The process that reads a pickle: run as a script by `pickles`, which has what holds for it.
+
+Only the standard library is imported, and no code that a pickle names is run: NumPy's arrays, scalars and element types
+are built by the classes of this module from their bytes. Requests are lines of JSON on the standard input; an answer is
+its length, a line of JSON, and the bytes that it announces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import math
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+_DEEPEST = 24
+_MOST_KEYS = 100_000
+_MOST_DIMENSIONS = 32
+_PIECE = 1 << 20
+_NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x10000000, 0x40000000, 38
+_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
+_BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
+_BUILTINS = ("builtins", "__builtin__")
+_SPEC = re.compile(r"([biufcSUO])(\d*)")
+
+
+class Refused(Exception):
+    """A pickle holds something else than data."""
+
+
+class Broken(Exception):
+    """A pickle does not make sense."""
+
+
+class Made:
+    """What replaces a function or a class that a pickle may name: callable, and nothing can be set on it."""
+
+    __slots__ = ("_make", "name")
+    _make: Callable[..., Any]
+    name: str
+
+    def __init__(self, name: str, make: Callable[..., Any]) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "_make", make)
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self._make(*arguments)
+        except (TypeError, ValueError, LookupError, AttributeError, UnicodeError) as error:
+            raise Broken(f"{self.name} has arguments that make no sense") from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Refused(f"{self.name} with attributes")
+
+    def __setstate__(self, state: Any) -> None:
+        raise Refused(f"{self.name} with a state")
+
+
+class ElementType:
+    """An element type of NumPy, from the text that names it and its byte order."""
+
+    __slots__ = ("kind", "order", "size")
+
+    def __init__(self, spec: Any, *flags: Any) -> None:
+        found = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
+        if found is None:
+            raise Refused(f"a numpy element type {str(spec)[:40]!r}")
+        self.kind, self.order = found[1], "<" if sys.byteorder == "little" else ">"
+        self.size = 0 if self.kind == "O" else int(found[2] or 0) * (4 if self.kind == "U" else 1)
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
+            raise Broken("a numpy element type has a state that makes no sense")
+        if any(part is not None for part in state[2:5]):
+            raise Refused("a structured numpy element type")
+        self.order = state[1] if state[1] in "<>" else self.order
+
+    def __str__(self) -> str:
+        count = self.size // 4 if self.kind == "U" else self.size
+        return f"{self.order}{self.kind}{count}"
+
+
+class PickledArray:
+    """An array of NumPy: its element type, its shape and its bytes, or the objects in it."""
+
+    __slots__ = ("data", "fortran", "kind", "shape")
+
+    def __init__(self) -> None:
+        self.kind, self.shape, self.fortran = ElementType("b1"), (0,), False
+        self.data: Any = b""
+
+    def __setstate__(self, state: Any) -> None:
+        parts = state[-4:] if isinstance(state, tuple) else ()
+        if len(parts) != 4:
+            raise Broken("a numpy array has a state that makes no sense")
+        self.fill(*parts)
+
+    def fill(self, shape: Any, kind: Any, fortran: Any, data: Any) -> PickledArray:
+        whole = isinstance(shape, tuple) and all(type(part) is int and part >= 0 for part in shape)
+        if not whole or not isinstance(kind, ElementType) or len(shape) > _MOST_DIMENSIONS:
+            raise Broken("a numpy array has a form that makes no sense")
+        if isinstance(data, str):  # what Python 2 wrote as bytes
+            data = data.encode("latin-1")
+        count = math.prod(shape)
+        fits = (
+            isinstance(data, list) and len(data) == count
+            if kind.kind == "O"
+            else isinstance(data, bytes | bytearray) and len(data) == count * kind.size
+        )
+        if not fits:
+            raise Broken("a numpy array has more or fewer data than its form states")
+        self.kind, self.shape, self.fortran, self.data = kind, shape, bool(fortran) and len(shape) > 1, data
+        return self
+
+
+_NDARRAY = Made("numpy.ndarray", lambda *arguments: _never("numpy.ndarray that is called"))
+_DTYPE = Made("numpy.dtype", ElementType)
+
+
+def _never(what: str) -> Any:
+    raise Refused(what)
+
+
+def _reconstruct(kind: Any, *form: Any) -> PickledArray:
+    return PickledArray() if kind is _NDARRAY else _never("a kind of numpy array of its own")
+
+
+def _scalar(kind: Any, data: Any) -> PickledArray:
+    return PickledArray().fill((), kind, False, data)
+
+
+def _from_buffer(data: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
+    return PickledArray().fill(shape, kind, order == "F", data)
+
+
+def _bytes_of(text: Any = b"", *encoding: Any) -> bytes:
+    if isinstance(text, bytes | bytearray):
+        return bytes(text)
+    if not isinstance(text, str):
+        raise Broken("bytes are made of something else than text")
+    return text.encode("latin-1")
+
+
+def _items(items: Any = ()) -> list[Any]:
+    return list(items) if isinstance(items, list | tuple | set | frozenset) else _never("a set of something odd")
+
+
+KNOWN: dict[tuple[str, str], Made] = {
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _DTYPE,
+    ("_codecs", "encode"): Made("_codecs.encode", _bytes_of),
+    ("collections", "OrderedDict"): Made("collections.OrderedDict", dict),
+}
+KNOWN |= {
+    (module, name): Made(f"{module}.{name}", make)
+    for modules, name, make in (
+        (_ARRAYS, "_reconstruct", _reconstruct), (_ARRAYS, "scalar", _scalar), (_BUFFERS, "_frombuffer", _from_buffer),
+        (_BUILTINS, "bytes", _bytes_of), (_BUILTINS, "bytearray", _bytes_of), (_BUILTINS, "set", _items),
+        (_BUILTINS, "frozenset", _items),
+    )
+    for module in modules
+}  # fmt: skip
+"""All that a pickle may name, with what takes its place."""
+
+
+class Unpickler(pickle.Unpickler):
+    """Unpickles data; whatever else a pickle names is refused."""
+
+    def find_class(self, module: str, name: str) -> Made:
+        found = KNOWN.get((module, name))
+        if found is None:
+            raise Refused(f"{module}.{name}")
+        return found
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise Refused("a reference to something outside of the pickle")
+
+
+def unpickled(file: BinaryIO) -> Any:
+    """Read one pickle; Refused for what is not data, Broken and anything else for damage."""
+    return Unpickler(file, fix_imports=False, encoding="latin-1").load()
+
+
+class Described:
+    """What was unpickled, in values of JSON; arrays and lists by numbers, with which parts of them are asked for."""
+
+    def __init__(self, value: Any) -> None:
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._keys = 0
+        self.whole = self.describe(value, 0)
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return number
+
+    def describe(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"scalar": value}
+        if isinstance(value, PickledArray) and value.kind.kind != "O":
+            return {"array": self._number(value), "kind": str(value.kind), "shape": list(value.shape)}
+        if isinstance(value, PickledArray):
+            return {"list": self._number(value.data), "length": len(value.data), "shape": list(value.shape)}
+        if isinstance(value, list | tuple | set | frozenset):
+            return {"list": self._number(_in_order(value)), "length": len(value), "shape": [len(value)]}
+        if isinstance(value, dict):
+            return {"dict": self._describe_keys(value, depth)}
+        if isinstance(value, bytes | bytearray):
+            return {"bytes": value.hex()}
+        raise Refused(f"a value of type {getattr(value, 'name', type(value).__name__)}")
+
+    def _describe_keys(self, value: dict[Any, Any], depth: int) -> list[Any]:
+        self._keys += len(value)
+        if depth == _DEEPEST or self._keys > _MOST_KEYS:
+            raise Broken("its dictionaries are nested too deep, or in circles, or have too many keys")
+        found = []
+        for name, part in value.items():
+            text = name.decode("latin-1") if isinstance(name, bytes) else name
+            if not isinstance(text, str | int):
+                raise Refused(f"a dictionary with keys of type {type(name).__name__}")
+            found.append([str(text), self.describe(part, depth + 1)])
+        return found
+
+    def items(self, number: int, start: int, stop: int) -> list[Any]:
+        self._keys = 0
+        return [self.describe(value, 0) for value in self._kept[number][start:stop]]
+
+    def is_fortran(self, number: int) -> bool:
+        return bool(self._kept[number].fortran)
+
+    def rows(self, number: int, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes of rows; those of an array in Fortran's order in that order."""
+        array: PickledArray = self._kept[number]
+        data, size = memoryview(array.data), array.kind.size
+        if not array.shape:
+            return [data]
+        count = array.shape[0]
+        if not array.fortran:
+            row = size * math.prod(array.shape[1:])
+            return [data[start * row : stop * row]]
+        places = range(0, math.prod(array.shape), max(1, count))
+        return [data[(at + start) * size : (at + stop) * size] for at in places]
+
+
+def _in_order(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else list(value)
+
+
+class _Announced(io.RawIOBase):
+    """So many bytes of another file."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._file.read(min(len(buffer), self._left))
+        buffer[: len(part)] = part
+        self._left -= len(part)
+        return len(part)
+
+    def drain(self) -> None:
+        while self._left and (part := self._file.read(min(self._left, _PIECE))):
+            self._left -= len(part)
+
+
+def _load(file: BinaryIO, size: int) -> Described:
+    announced = _Announced(file, size)
+    try:
+        return Described(unpickled(io.BufferedReader(announced, _PIECE)))
+    finally:
+        announced.drain()
+
+
+def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
+    """Answer the requests in a file, one by one; each answer has the bytes that follow it."""
+    known = Described(None)
+    while line := requests.readline():
+        asked, parts = json.loads(line), list[memoryview]()
+        try:
+            if "load" in asked:
+                known = Described(None)
+                known = _load(requests, asked["load"])
+                yield {"value": known.whole}, ()
+            elif "array" in asked:
+                parts = known.rows(asked["array"], asked["start"], asked["stop"])
+                yield {"bytes": sum(map(len, parts)), "fortran": known.is_fortran(asked["array"])}, parts
+            else:
+                yield {"items": known.items(asked["list"], asked["start"], asked["stop"])}, ()
+        except Refused as error:
+            yield {"refused": str(error)[:200]}, ()
+        except MemoryError:
+            yield {"memory": True}, ()
+        except Exception as error:
+            yield {"broken": f"{type(error).__name__}: {error}"[:200]}, ()
+
+
+def confine(memory: int) -> None:
+    """Bound what this process may do for all its life; OSError or ValueError where that is not possible."""
+    import resource  # there is none on Windows
+
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        libc.unshare(_NEW_USER | _NEW_NETWORK)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NOFILE: 3,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    except (OSError, ValueError):
+        if sys.platform != "darwin":  # which does not enforce it
+            raise
+
+
+def main() -> None:
+    """Confine this process to as much memory as its argument states, and answer requests until there are no more."""
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    confine(int(sys.argv[1]))
+    for answer, parts in answers(requests):
+        try:
+            text = json.dumps(answer).encode()
+        except (MemoryError, ValueError, RecursionError):
+            text, parts = b'{"broken": "a value that is too large"}', ()
+        replies.write(len(text).to_bytes(8, "little") + text)
+        for part in parts:
+            replies.write(part)
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Reads data out of pickles in a process of its own, which can do nothing else.
+
+A pickle is a program. It is read only where a user trusts it (`--trust-pickle`), and even then:
+
+- its globals are NumPy's arrays, scalars and element types, and plain containers; any other is refused by its name, and
+  none is imported: `pickle_worker` builds all values from their bytes;
+- it is read in a process that imports neither NumPy nor rbtool, has no environment, can open no file and no socket
+  (`RLIMIT_NOFILE` leaves it its two pipes), writes no file, starts no process (`RLIMIT_NPROC`, which root is exempt
+  from), and has a network of its own without any device where Linux allows that to users;
+- its memory is bounded (`RLIMIT_AS`, which macOS does not enforce), and so is the time for each answer;
+- answers are JSON and the bytes of arrays.
+
+Where those limits cannot be set, as on Windows, nothing is read.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, UsageError
+from ..format.contracts import Array, Closing
+
+_WORKER = Path(__file__).with_name("pickle_worker.py")
+_MEMORY = 1 << 30
+"""Bytes that a worker may take, added to three times the size of the pickle."""
+_SECONDS = 60.0
+_BYTES_A_SECOND = 10 << 20
+_PIECE = 1 << 20
+_LONGEST_ANSWER = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PickledArray:
+    """An array in a pickle that is open: `number` is its handle there."""
+
+    number: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True, slots=True)
+class PickledList:
+    """A list, a tuple, a set or an array of objects in a pickle that is open; objects are in C order."""
+
+    number: int
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+Value: TypeAlias = "PickledArray | PickledList | dict[str, Value] | bytes | str | int | float | None"
+
+
+def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
+    """Raise UsageError unless the user trusts a file; `why` is the reason that this takes trust."""
+    if not trusted:
+        raise UsageError(
+            f"{path} is not read: {why}",
+            hint="if you trust its origin, add --trust-pickle: arrays and plain containers are then read from it, in a "
+            "process without network",
+        )
+
+
+class PickleReader(Closing):
+    """Reads pickles, one at a time, in one process; `what` names the file in messages. Not for several threads.
+
+    `largest` is the size of the largest pickle in bytes. The process may take `memory` bytes and three times that, and
+    an answer `seconds` and the time to read it.
+    """
+
+    def __init__(self, what: str, largest: int = 0, *, memory: int = _MEMORY, seconds: float = _SECONDS) -> None:
+        self._what = what
+        self._memory = memory + 3 * largest
+        self._seconds = seconds + largest / _BYTES_A_SECOND
+        self._late = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(_WORKER), str(self._memory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, close_fds=True,
+        )  # fmt: skip
+
+    def load(self, file: BinaryIO, size: int) -> Value:
+        """Unpickle the next `size` bytes of a file; what was loaded before is gone.
+
+        Returns plain values; arrays and lists are read by `rows` and `items`. FormatError for a pickle of something
+        else than data, CorruptDataError for one that is damaged or takes too much memory or time.
+        """
+        return self._value(self._ask({"load": size}, file, size)["value"])
+
+    def items(self, found: PickledList, start: int = 0, stop: int | None = None) -> list[Value]:
+        """Return the items `[start, stop)` of a list."""
+        stop = len(found) if stop is None else stop
+        answer = self._ask({"list": found.number, "start": start, "stop": stop})
+        return [self._value(one) for one in answer["items"]]
+
+    def rows(self, found: PickledArray, start: int = 0, stop: int | None = None) -> Array:
+        """Return the rows `[start, stop)` of an array as a fresh array in this machine's byte order."""
+        stop = len(found) if stop is None else stop
+        shape = (stop - start, *found.shape[1:]) if found.shape else ()
+        if not all(shape):
+            return np.zeros(shape, found.dtype.newbyteorder("="))
+        answer, data = self._exchange({"array": found.number, "start": start, "stop": stop}, None, 0)
+        fortran = bool(answer.get("fortran"))
+        rows = np.frombuffer(data, found.dtype).reshape(shape, order="F" if fortran else "C")
+        return np.array(rows, found.dtype.newbyteorder("="), order="C")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:  # what was still to be written
+                    continue
+        self._process.wait()
+
+    def _value(self, found: dict[str, Any]) -> Value:
+        if "array" in found:
+            return PickledArray(found["array"], np.dtype(found["kind"]), tuple(found["shape"]))
+        if "list" in found:
+            return PickledList(found["list"], tuple(found["shape"]))
+        if "dict" in found:
+            return {name: self._value(part) for name, part in found["dict"]}
+        if "bytes" in found:
+            return bytes.fromhex(found["bytes"])
+        scalar: str | int | float | None = found["scalar"]
+        return scalar
+
+    def _ask(self, request: dict[str, Any], file: BinaryIO | None = None, size: int = 0) -> dict[str, Any]:
+        return self._exchange(request, file, size)[0]
+
+    def _exchange(self, request: dict[str, Any], file: BinaryIO | None, size: int) -> tuple[dict[str, Any], bytes]:
+        watch = threading.Timer(self._seconds, self._end_late)
+        watch.daemon = True
+        watch.start()
+        try:
+            self._send(request, file, size)
+            answer = json.loads(self._take(int.from_bytes(self._take(8), "little")))
+            data = self._take(answer["bytes"]) if "bytes" in answer else b""
+        except (BrokenPipeError, EOFError) as error:
+            raise self._ended() from error
+        finally:
+            watch.cancel()
+        self._require_read(answer)
+        return answer, data
+
+    def _send(self, request: dict[str, Any], file: BinaryIO | None, size: int) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        pipe.write(json.dumps(request).encode() + b"\n")
+        while size and file is not None:
+            part = file.read(min(size, _PIECE))
+            if not part:
+                raise CorruptDataError(f"{self._what} is cut: {size:,} bytes of a pickle are missing")
+            pipe.write(part)
+            size -= len(part)
+        pipe.flush()
+
+    def _take(self, size: int) -> bytes:
+        pipe = self._process.stdout
+        assert pipe is not None
+        if size > max(_LONGEST_ANSWER, self._memory):
+            raise EOFError
+        data = pipe.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def _end_late(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _ended(self) -> CorruptDataError:
+        if self._late:
+            return CorruptDataError(f"{self._what}: reading a pickle took more than {self._seconds:.0f} s")
+        code = self._process.wait()
+        how = f"was ended by signal {-code}" if code < 0 else "could not be confined" if code == 1 else "ended"
+        return CorruptDataError(f"{self._what}: the process that reads a pickle {how}")
+
+    def _require_read(self, answer: dict[str, Any]) -> None:
+        if "refused" in answer:
+            raise FormatError(
+                f"{self._what} is a pickle of more than data: it has {answer['refused']}; NumPy arrays, numbers, text "
+                "and plain containers are read"
+            )
+        if "memory" in answer:
+            raise CorruptDataError(
+                f"{self._what}: reading a pickle takes more than {self._memory >> 20:,} MiB of memory"
+            )
+        if "broken" in answer:
+            raise CorruptDataError(f"{self._what}: a pickle cannot be read ({answer['broken']})")
