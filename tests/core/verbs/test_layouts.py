@@ -179,7 +179,7 @@ def test_a_damaged_source_is_refused_and_the_destination_untouched(walks: Path, 
         ({"layout": "packed", "compress": ["observation=gzip"]}, "codec 'gzip' is unknown"),
         ({"layout": "packed", "compress": ["next.observation=zstd"]}, "is stored with 'observation'"),
         ({"layout": "packed", "compress": ["observation=zstd", "observation=lz4"]}, "twice"),
-        ({"episodes": "0:2"}, "chooses from a dataset of another library"),
+        ({"episodes": "0:2"}, "--episodes is about raw datasets of other libraries"),
     ],
 )
 def test_what_cannot_be_asked_for(walks: Path, tmp_path: Path, options: dict[str, object], match: str) -> None:
