@@ -95,8 +95,8 @@ def _ended(piece: Piece) -> Piece:
 
 
 _FINAL = {
-    "__init__": "on_open", "facts": "survey", "pieces": "read_episode", "episode_table": "read_outcomes",
-    "digests": "files", "size": "files", "close": "on_close",
+    "__init__": "on_open", "facts": "survey", "stated": "survey", "pieces": "read_episode",
+    "episode_table": "read_outcomes", "digests": "files", "size": "files", "close": "on_close",
 }  # fmt: skip
 """The methods that a reader has for its users, and what it implements in place of each."""
 
@@ -189,6 +189,7 @@ class Reader(Closing, ABC):
             raise UsageError(f"{path} is in a format that has no option --{name}", hint=f"leave out --{name}")
         self.path = path
         self.__facts: SourceFacts | None = None
+        self.__numbers: frozenset[int] | None = None
         self.__closed = False
         if not path.exists():
             raise DatasetNotFoundError(f"there is nothing at {path}")
@@ -219,6 +220,11 @@ class Reader(Closing, ABC):
             lengths = self.__lengths(whole, numbers)
             steps = sum(lengths)
         return replace(whole, episode_numbers=numbers, steps=steps, lengths=lengths, notes=tuple(notes))
+
+    @final
+    def stated(self, *, progress: Callable[[int], None] | None = None) -> SourceFacts:
+        """Return what the source states about all its episodes, whether they can be read or not."""
+        return self.__survey(progress)
 
     @final
     def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
@@ -276,9 +282,10 @@ class Reader(Closing, ABC):
     def __known(self, whole: SourceFacts, episodes: Sequence[int] | None) -> Sequence[int]:
         if episodes is None:
             return whole.episode_numbers
-        known = set(whole.episode_numbers)
+        if self.__numbers is None:
+            self.__numbers = frozenset(whole.episode_numbers)
         for number in episodes:
-            if number not in known:
+            if number not in self.__numbers:
                 raise UsageError(f"{self.path} has no episode {number}")
         return episodes
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import FormatError
-from ..format.contracts import Array, Piece, SourceFacts
-from ..format.episodes import EpisodeRow, EpisodeTable
+from ..errors import CorruptDataError, FormatError
+from ..format.contracts import Array, Piece
+from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest
 from ..format.reader import Reader
 from ..format.returns import Ingest
@@ -22,6 +23,7 @@ from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
 _READS = "TED014", "opens"
 _MOST_ROWS = 1 << 14
 _MOST_BYTES = 16 << 20
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +43,64 @@ def check_source(reader: Reader, progress: Progress) -> SourceReport:
     Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
     """
     try:
-        facts = reader.facts()
+        run = _Run(reader, None, progress)
     except FormatError as error:
         return SourceReport((Finding(*_READS, "error", _said(error)),), 0, 0, BoundaryCounts(), ())
-    rules = [rule(ted_fields(facts.fields), facts.steps) for rule in DATA_RULES]
-    rows, unread = _run(reader, facts, rules, progress)
-    findings = [finding for rule in rules for finding in rule.findings()]
-    table = EpisodeTable.from_rows(rows)
-    return SourceReport((*findings, *unread), table.steps, len(table), table.counts(), tuple(facts.notes))
+    findings = [finding for rule in run.rules for finding in rule.findings()]
+    findings += [Finding(*_READS, "error", f"episode {one}: {why}", episodes=(one,)) for one, why in run.unread.items()]
+    table, notes = EpisodeTable.from_rows(run.rows), run.facts.notes
+    try:
+        notes = reader.facts().notes
+    except FormatError as error:  # of the source as a whole, or of an episode that is named already
+        findings += [] if run.unread else [Finding(*_READS, "error", _said(error))]
+    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), tuple(notes))
 
 
-def _run(
-    reader: Reader, facts: SourceFacts, rules: Sequence[Rule], progress: Progress
-) -> tuple[list[EpisodeRow], list[Finding]]:
-    feeder = _Feeder(rules, row_bytes(ted_fields(facts.fields)))
-    ingest, unread = Ingest(feeder, facts.fields), list[Finding]()
-    progress.start("checking", facts.steps, "steps")
-    for number in facts.episode_numbers:
-        try:
-            for piece in reader.pieces([number]):
-                feeder.piece = piece
-                ingest.add(piece)
-                progress.advance(len(piece))
-        except FormatError as error:
-            feeder.break_off()
-            unread.append(Finding(*_READS, "error", f"episode {number}: {_said(error)}", episodes=(number,)))
-    feeder.flush()
-    progress.done()
-    return ingest.rows, unread
+def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -> tuple[list[int], list[str]]:
+    """Return those of these episodes that can be read and break no rule as an error, and notes on the others.
+
+    CorruptDataError where no episode is sound.
+    """
+    run = _Run(reader, numbers, progress)
+    why = dict(run.unread)
+    for finding in (finding for rule in run.rules for finding in rule.findings()):
+        for first, after in finding.steps if finding.severity == "error" else ():
+            for number in run.feeder.numbers_at(first, after):
+                why.setdefault(number, finding.message)
+    sound = [number for number in numbers if number not in why]
+    if not sound:
+        named = "".join(f": episode {number}: {text}" for number, text in list(why.items())[:1])
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{named}")
+    notes = [f"episode {number} is left out: {text}" for number, text in list(why.items())[:_MOST_NAMED]]
+    if len(why) > _MOST_NAMED:
+        rest = ", ".join(map(str, list(why)[_MOST_NAMED:]))
+        notes.append(f"{len(why) - _MOST_NAMED:,} more of {len(sound) + len(why):,} episodes are left out: {rest}")
+    return sound, notes
+
+
+class _Run:
+    """A pass over all episodes: `rows` of the episode table, the `rules`, and why episodes in `unread` are not read."""
+
+    def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:
+        self.facts = reader.stated()
+        fields = ted_fields(self.facts.fields)
+        self.rules: list[Rule] = [rule(fields, self.facts.steps) for rule in DATA_RULES]
+        self.unread: dict[int, str] = {}
+        self.feeder = feeder = _Feeder(self.rules, row_bytes(fields))
+        ingest = Ingest(feeder, self.facts.fields)
+        progress.start("checking", self.facts.steps, "steps")
+        for number in self.facts.episode_numbers if numbers is None else numbers:
+            try:
+                for piece in reader.pieces([number]):
+                    feeder.piece = piece
+                    ingest.add(piece)
+                    progress.advance(len(piece))
+            except FormatError as error:
+                feeder.break_off()
+                self.unread[number] = _said(error)
+        feeder.flush()
+        progress.done()
+        self.rows = ingest.rows
 
 
 def _said(error: FormatError) -> str:
@@ -82,6 +114,7 @@ class _Feeder(RowBuilder):
     rules: Sequence[Rule]
     bytes_a_row: int
     piece: Piece | None = None
+    _episodes: list[tuple[int, int]] = field(default_factory=list)  # first row and number of each
     _start: int = 0
     _pending: list[tuple[Mapping[Key, Array], Array, bool, bool]] = field(default_factory=list)
     _rows: int = 0
@@ -90,6 +123,8 @@ class _Feeder(RowBuilder):
         """Take the rows of `piece`."""
         if self.piece is None or last is None:
             raise FormatError("rows came without their piece")
+        if self.piece.first:
+            self._episodes.append((self._start + self._rows, self.piece.episode))
         self._pending.append((columns, last, self.piece.first, bool(self.piece.next)))
         self._rows += len(last)
         if self._rows >= _MOST_ROWS or self._rows * self.bytes_a_row >= _MOST_BYTES:
@@ -100,6 +135,11 @@ class _Feeder(RowBuilder):
         if self._pending:
             columns, last, first, explicit = self._pending[-1]
             self._pending[-1] = columns, np.append(last[:-1], True), first, explicit
+
+    def numbers_at(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the episodes that have rows in `[start, stop)`."""
+        low, high = (bisect.bisect_right(self._episodes, row, key=lambda one: one[0]) for row in (start, stop - 1))
+        return [number for _, number in self._episodes[low - 1 : high]]
 
     def flush(self) -> None:
         """Give what is pending to the rules."""

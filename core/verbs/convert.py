@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions
 from ..encodings.save import dataset_digest
-from ..errors import CorruptDataError, UsageError
+from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
-from ..format.contracts import StepReader
-from ..format.episodes import normal_form
+from ..format.contracts import SourceFacts, StepReader
+from ..format.episodes import normal_form, parse_episodes, select_episodes
 from ..format.locate import find_dataset, open_source, require_apart
 from ..format.manifest import Layout, Manifest, Request
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.reader import require_final_step
+from ..format.reader import Reader, require_final_step
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, is_steps
 from ..progress import Progress, Silent
+from .check_source import sound_episodes
 from .results import (
     Published,
     existing_result,
@@ -74,13 +76,13 @@ def convert(
     written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from. `compress` compresses
     fields of layout `packed`: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). Values and element
     types are those of the source in every layout.
-    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the valid episodes
-    of a damaged TED dataset; notes name the others. `final_step` applies to a last step without a next observation in
-    the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops it otherwise, so
-    that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The episode table
-    records which. `format` names the format in place of its detection; `options` are those that only some formats
-    have (`ReaderOptions`): `horizon` is the time limit of episodes, in steps, for a D4RL file that does not mark where
-    they reach it.
+    `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the sound
+    episodes of a damaged dataset, which is then read twice; notes name the others. `final_step` applies to a last step
+    without a next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated,
+    and drops it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps
+    all. The episode table records which. `format` names the format in place of its detection; `options` are those
+    that only some formats have (`ReaderOptions`): `horizon` is the time limit of episodes, in steps, for a D4RL file
+    that does not mark where they reach it.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
 
@@ -100,18 +102,17 @@ def convert(
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
-    if skip_bad:
-        raise UsageError(
-            f"--skip-bad chooses from a damaged dataset in TED, and {source} is none",
-            hint="choose the sound episodes: --episodes A:B,C",
-        )
     chosen = normal_form(episodes) if episodes is not None else None
-    with open_source(source, format=format, final_step=ends, options=given) as reader:
-        facts = facts_of(reader, episodes if chosen else None, progress)
+    with (
+        open_source(source, format=format, final_step=ends, options=given) as reader,
+        _hinting_at_skip_bad(reader, possible=not skip_bad),
+    ):
+        facts = _facts(reader, episodes if chosen else None, progress, skip_bad=skip_bad)
+        given |= {"skip_bad": True} if skip_bad else {}
         ends = ends if facts.final_missing else "auto"
         request = Request(
-            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file", final_step=ends,
-            options=given,
+            facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file",
+            final_step=ends, options=given,
         )  # fmt: skip
         named = {"path": os.fspath(path), "episodes": chosen}
         conversion = SourceConversion(
@@ -120,6 +121,29 @@ def convert(
             force=force, dry_run=dry_run, progress=progress, compress=methods,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
+
+
+def _facts(reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool) -> SourceFacts:
+    """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
+    if not skip_bad:
+        return facts_of(reader, selection, progress)
+    numbers = reader.stated().episode_numbers
+    chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
+    sound, notes = sound_episodes(reader, chosen, progress)
+    facts = reader.facts([(number, number + 1) for number in sound])
+    return replace(facts, notes=(*facts.notes, *notes))
+
+
+@contextlib.contextmanager
+def _hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
+    """Name --skip-bad in the hint of an error about the data, where other episodes may be sound."""
+    try:
+        yield
+    except FormatError as error:
+        with contextlib.suppress(RbtoolError, OSError):
+            if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
+                error.hint = "add --skip-bad to convert the episodes that are sound"
+        raise
 
 
 _SMALL_FILES = 64 << 10

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.checks import UNVERIFIED
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
@@ -142,8 +143,6 @@ def test_nothing_is_made_where_nothing_is_sound(walks: Path, tmp_path: Path) -> 
         converted(walks, tmp_path / "made", skip_bad=True)
     assert caught.value.hint == f"see what is damaged: rbtool check {walks}"
     assert not (tmp_path / "made").exists()
-    with pytest.raises(UsageError, match="--skip-bad chooses from a damaged dataset in TED"):
-        converted(Path("tests/data/minari/cartpole/scripted-v0"), tmp_path / "made", skip_bad=True)
 
 
 def test_sound_episodes_of_a_packed_dataset_that_was_cut(walks: Path, tmp_path: Path) -> None:
@@ -336,3 +335,77 @@ def test_other_episodes_are_not_taken_for_the_same(walks: Path, tmp_path: Path) 
     edited(("next.reward", 3, 0.5))(walks)
     with pytest.raises(UsageError, match="while other files of the dataset were damaged"):
         converted(walks, tmp_path / str(damage), skip_bad=True)
+
+
+MINARI = Path("tests/data/minari/cartpole/scripted-v0")
+
+
+def damaged_minari(tmp_path: Path) -> Path:
+    """A dataset of Minari in which episode 3 lacks an observation and episode 7 its rewards."""
+    folder = Path(shutil.copytree(MINARI, tmp_path / "raw"))
+    with h5py.File(folder / "data/main_data.hdf5", "r+") as file:
+        rows = file["episode_3/observations"][:-1]
+        del file["episode_3/observations"]
+        file["episode_3/observations"] = rows
+        del file["episode_7/rewards"]
+    return folder
+
+
+def test_the_sound_episodes_of_a_raw_dataset(tmp_path: Path) -> None:
+    raw, whole = damaged_minari(tmp_path), rbtool.inspect(MINARI)
+    with pytest.raises(FormatError) as caught:
+        converted(raw, tmp_path / "made")
+    assert caught.value.hint == "add --skip-bad to convert the episodes that are sound"
+    result = converted(raw, tmp_path / "made", skip_bad=True)
+    assert result.episodes == whole.episodes - 2
+    left = [note for note in result.notes if "is left out" in note]
+    assert [note.partition(":")[0] for note in left] == ["episode 3 is left out", "episode 7 is left out"]
+    numbers = [number for number in range(whole.episodes) if number not in (3, 7)]
+    with open_steps(result.path) as reader:
+        assert reader.episodes.episode.tolist() == numbers
+    chosen = ",".join(map(str, numbers))
+    plain = converted(MINARI, tmp_path / "chosen", episodes=chosen)
+    assert result.content_digest == plain.content_digest
+    assert result.request["options"] == {"skip_bad": True}
+    assert converted(raw, tmp_path / "made", skip_bad=True).already_there
+    with pytest.raises(UsageError, match="is there already and is dataset"):
+        converted(MINARI, tmp_path / "made")
+
+
+def test_skip_bad_looks_at_the_chosen_episodes_alone(tmp_path: Path) -> None:
+    raw = damaged_minari(tmp_path)
+    result = converted(raw, tmp_path / "made", skip_bad=True, episodes="2:5")
+    assert (result.episodes, [note for note in result.notes if "7" in note.partition(":")[0]]) == (2, [])
+    sound = converted(raw, tmp_path / "sound", skip_bad=True, episodes="4:7")
+    assert (sound.episodes, [note for note in sound.notes if "left out" in note]) == (3, [])
+
+
+def test_check_lists_the_problems_of_each_episode_of_a_raw_dataset(tmp_path: Path) -> None:
+    result = rbtool.check(damaged_minari(tmp_path))
+    document = to_document(result)
+    found = {tuple(finding["episodes"]): finding["message"] for finding in document["findings"]}
+    assert sorted(found) == [(3,), (7,)]
+    assert "episode 3" in found[3,]
+    assert result.episodes == rbtool.inspect(MINARI).episodes - 2
+    assert sum(document["boundary"][kind] for kind in ("terminated", "truncated")) == result.episodes
+
+
+def test_rows_that_break_a_rule_leave_out_their_episode_of_a_raw_dataset(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MINARI, tmp_path / "raw"))
+    with h5py.File(folder / "data/main_data.hdf5", "r+") as file:
+        for name in ("episode_2", "episode_9"):
+            file[name]["rewards"][3] = np.nan
+    errors = [one for one in rbtool.check(folder).findings if one.severity == "error"]
+    result = converted(folder, tmp_path / "made", skip_bad=True)
+    assert result.episodes == rbtool.inspect(MINARI).episodes - (2 if errors else 0)
+    assert rbtool.check(result.path).errors == 0
+
+
+def test_nothing_is_made_where_no_episode_of_a_raw_dataset_is_sound(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MINARI, tmp_path / "raw"))
+    with h5py.File(folder / "data/main_data.hdf5", "r+") as file:
+        for group in file.values():
+            del group["rewards"]
+    with pytest.raises(CorruptDataError, match="has no episode that is sound: episode 0"):
+        converted(folder, tmp_path / "made", skip_bad=True)
+    assert not (tmp_path / "made").exists()
