@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from ..ted.schema import (
 from .contracts import Array, Piece, StepReader
 from .episodes import EpisodeRow, EpisodeTable
 from .manifest import Manifest
-from .ted.builder import RowBuilder
 
 
 def running_return(total: float, rewards: Array) -> float:
@@ -88,6 +87,13 @@ class EpisodeSummary:
         )  # fmt: skip
 
 
+class RowTarget(Protocol):
+    """What TED rows are appended to, as `RowBuilder.append` describes it."""
+
+    def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
+        """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
+
+
 class Ingest:
     """Feeds pieces to a builder and gathers `rows` and `text` of the episode table.
 
@@ -96,7 +102,7 @@ class Ingest:
     own next rows, those are what is under `next`, and the table marks an episode in which they do not follow.
     """
 
-    def __init__(self, builder: RowBuilder, source: Sequence[tuple[Field, Timing]]) -> None:
+    def __init__(self, builder: RowTarget, source: Sequence[tuple[Field, Timing]]) -> None:
         self.rows: list[EpisodeRow] = []
         self.text: list[dict[str, str]] = []
         self._builder = builder

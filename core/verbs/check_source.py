@@ -11,10 +11,8 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, Piece
 from ..format.episodes import EpisodeTable
-from ..format.manifest import Manifest
 from ..format.reader import Reader
 from ..format.returns import Ingest
-from ..format.ted.builder import Origin, RowBuilder
 from ..progress import Progress
 from ..ted.episodes import BoundaryCounts
 from ..ted.rules import DATA_RULES, Finding, Rows, Rule
@@ -108,7 +106,7 @@ def _said(error: FormatError) -> str:
 
 
 @dataclass
-class _Feeder(RowBuilder):
+class _Feeder:
     """Gives rows to the rules, some thousands at a time: episodes may be short."""
 
     rules: Sequence[Rule]
@@ -158,12 +156,6 @@ class _Feeder(RowBuilder):
         for rule in self.rules:
             rule.see(rows)
         self._start, self._rows = self._start + len(rows), 0
-
-    def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
-        raise NotImplementedError("nothing is written")
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def _marked(length: int, first: bool) -> Array:
