@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
-from ...core.encodings.h5_open import absurd_size, open_h5, root_members
+from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
@@ -246,7 +246,7 @@ class D4rlFile:
         attributes = {str(name): value for name, value in self._file.attrs.items()}
         if attributes:
             found.metadata["attributes"] = {name: _plain(value) for name, value in sorted(attributes.items())}
-        for path, item in _walk(self._file):
+        for path, item in datasets_in(self._file):
             if path in self._columns:
                 continue
             if not isinstance(item, h5py.Dataset):
@@ -300,21 +300,6 @@ class D4rlFile:
             file = io.BytesIO()
             np.lib.format.write_array(file, np.ascontiguousarray(content), allow_pickle=False)
             found.arrays[f"{path}.npy"] = file.getvalue()
-
-
-def _walk(file: h5py.File) -> Iterator[tuple[str, Any]]:
-    """Yield everything but groups with its path, sorted; the opener bounds how deep groups are nested."""
-    pending: list[tuple[str, Any]] = [("", file)]
-    found: list[tuple[str, Any]] = []
-    while pending:
-        prefix, group = pending.pop()
-        for name in group:
-            path, item = f"{prefix}{name}", group.get(name)
-            if isinstance(item, h5py.Group):
-                pending.append((f"{path}/", item))
-            else:
-                found.append((path, item))
-    yield from sorted(found, key=lambda one: one[0])
 
 
 def _not_numbers(column: Column) -> str:

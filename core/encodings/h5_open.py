@@ -16,8 +16,9 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from h5py import h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
+from h5py import Group, h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
 
 from ..errors import CorruptDataError, UsageError
 from ..format.digest import open_regular, require_regular
@@ -128,6 +129,21 @@ def members(group: h5g.GroupID) -> list[bytes]:
     names: list[bytes] = []
     h5g.iterate(group, names.append)
     return names
+
+
+def datasets_in(file: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an open file of h5py has apart from groups, each with its path, sorted."""
+    pending: list[tuple[str, Any]] = [("", file)]
+    found: list[tuple[str, Any]] = []
+    while pending:
+        prefix, group = pending.pop()
+        for name in group:
+            path, item = f"{prefix}{name}", group.get(name)
+            if isinstance(item, Group):
+                pending.append((f"{path}/", item))
+            else:
+                found.append((path, item))
+    yield from sorted(found, key=lambda one: one[0])
 
 
 def _require_contained(root: h5g.GroupID, path: Path) -> None:
