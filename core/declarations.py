@@ -100,11 +100,14 @@ READER_OPTIONS = (
     ReaderOption(
         "ends", str, "HOW",
         "What a flag that marks terminations and time limits alike means: terminated or truncated. Of a table: the "
-        "columns of both flags, like terminals,timeouts.",
+        "columns of termination and of time limit, like terminals,timeouts, or - for none.",
     ),
     ReaderOption("filter-key", str, "NAME", "Only the episodes of this split, like train, of a robomimic file."),
     ReaderOption("reward", str, "zero", "zero: rewards of 0, for a dataset that has none."),
-    ReaderOption("map", list[str], "KEY=COLUMN", "Columns of a table by TED key, or a TOML file of them. Repeatable."),
+    ReaderOption(
+        "map", list[str], "KEY=COLUMN",
+        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Repeatable.",
+    ),
     ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
     ReaderOption(
         "trust-pickle", bool, None,
@@ -120,7 +123,7 @@ class ReaderOptions(TypedDict, total=False):
     ends: str | None
     filter_key: str | None
     reward: str | None
-    map: list[str] | None
+    map: list[str] | str | None
     episode_key: str | None
     trust_pickle: bool
 

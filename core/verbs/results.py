@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from ..declarations import READER_OPTIONS, ReaderOptions
 from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
+from ..format.column_map import normal_map
 from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
@@ -150,12 +151,19 @@ def final_step_arguments(final_step: str) -> dict[str, Any]:
 
 
 def given_options(verb: str, options: ReaderOptions) -> dict[str, Any]:
-    """Return the options of a reader that are given; {} for none. TypeError for one that `verb` does not have."""
+    """Return the options of a reader that are given; {} for none. TypeError for one that `verb` does not have.
+
+    A map of columns is in its normal form, with what its files have: UsageError for one that makes no sense.
+    """
     known = [one.key for one in READER_OPTIONS]
     for name in options:
         if name not in known:
             raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
-    return {name: value for name, value in options.items() if value is not None and value is not False}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    texts = options.get("map")
+    if texts is not None:
+        given["map"] = normal_map([texts] if isinstance(texts, str) else texts)
+    return given
 
 
 def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:

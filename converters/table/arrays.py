@@ -1,0 +1,95 @@
+"""Columns that are NumPy arrays: those of a npz file, or the `.npy` files in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.encodings.npy import NpyFile
+from ...core.encodings.npz import NpzFile
+from ...core.errors import FormatError
+from ...core.format.contracts import Array
+from .columns import TEXT, Column, TableFile, array_column
+
+_DEEPEST = 8
+_MOST_FILES = 1000
+
+
+class NpzTable(TableFile):
+    """A npz file, of which each array is a column. Rows that are read forward are unpacked once."""
+
+    kind = "npz file"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = NpzFile(path)
+        try:
+            self.columns = {name: _column(name, *self._file.form(name)) for name in self._file.names}
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        return {name: self._file.read(name, start, stop) for name in names}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NpyFolder(TableFile):
+    """A folder of `.npy` files, each a column; those in folders inside it are in groups."""
+
+    kind = "folder of npy files"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._arrays: dict[str, NpyFile] = {}
+        self._files = [file for _, file in npy_files(path)]
+        try:
+            for name, file in npy_files(path):
+                self._arrays[name] = NpyFile(file)
+            headers = {name: array.header for name, array in self._arrays.items()}
+            self.columns = {name: _column(name, header.dtype, header.shape) for name, header in headers.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        return {name: self._arrays[name].read(start, stop) for name in names}
+
+    def files(self) -> list[Path]:
+        return self._files
+
+    def close(self) -> None:
+        for array in self._arrays.values():
+            array.close()
+
+
+def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
+    if dtype.kind in "US" and shape:
+        return Column(name, TEXT, shape[1:], shape[0])
+    return array_column(name, dtype, shape)
+
+
+def npy_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the `.npy` files below a folder, by their path in it without the suffix; links to folders are passed over.
+
+    FormatError for folders that are nested too deep, and for more files than can be columns.
+    """
+    pending = [("", folder, 0)]
+    found = []
+    while pending:
+        prefix, here, depth = pending.pop()
+        if depth > _DEEPEST:
+            raise FormatError(f"{here} is nested more than {_DEEPEST} folders deep")
+        for entry in here.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                pending.append((f"{prefix}{entry.name}/", entry, depth + 1))
+            elif entry.suffix == ".npy" and entry.is_file():
+                found.append((f"{prefix}{entry.stem}", entry))
+        if len(found) > _MOST_FILES:
+            raise FormatError(f"{folder} has more than {_MOST_FILES:,} npy files: they are no columns of one table")
+    yield from sorted(found)

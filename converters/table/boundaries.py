@@ -1,0 +1,218 @@
+"""Where the episodes of a table end: at flags, where the episode key changes, and at the end of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import FormatError, UsageError
+from ...core.format.contracts import Array
+from .columns import Column, TableFile
+from .mapping import columns_text, lookup, unknown_column
+
+_BLOCK_ROWS = 1 << 18
+_NONE = "-"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EndColumns:
+    """The columns that `--ends` and `--episode-key` name; None where there is none."""
+
+    terminated: Column | None
+    truncated: Column | None
+    key: Column | None
+
+    @classmethod
+    def of(cls, file: TableFile, ends: str | None, key: str | None) -> EndColumns:
+        """Look the columns up. `ends` is `TERMINATED,TRUNCATED`, with `-` for one that there is not.
+
+        UsageError for a column that is not there, and where nothing states the ends; FormatError for one that cannot
+        be a flag or a key.
+        """
+        if ends is None and key is None:
+            raise UsageError(
+                f"{file.path}: where episodes end is not stated",
+                hint="name the columns with the flags (--ends TERMINATED,TRUNCATED), or the one with the episode "
+                f"(--episode-key COLUMN), or state that all rows are one episode (--ends -); {columns_text(file)}",
+            )
+        names = [name.strip() for name in (ends or _NONE).split(",")]
+        if len(names) > 2 or not all(names):
+            raise UsageError(
+                f"--ends is {ends!r}, one or two columns are expected: termination, then time limit",
+                hint="write - for one that there is not: --ends -,TIMEOUTS",
+            )
+        terminated, truncated = (_flag(file, name) for name in (*names, _NONE)[:2])
+        if terminated is not None and terminated == truncated:
+            raise UsageError(f"--ends has {terminated.name!r} twice")
+        return cls(terminated, truncated, None if key is None else _key(file, key))
+
+    @property
+    def flags(self) -> list[Column]:
+        """The columns of flags that there are."""
+        return [one for one in (self.terminated, self.truncated) if one is not None]
+
+    @property
+    def all(self) -> list[Column]:
+        """The columns that there are."""
+        return self.flags + ([] if self.key is None else [self.key])
+
+
+def _flag(file: TableFile, name: str) -> Column | None:
+    if name == _NONE:
+        return None
+    found = lookup(name, file.columns)
+    if found is None:
+        raise unknown_column(file, f"--ends {name}", name)
+    column = file.columns[found]
+    file.require_numbers(column)
+    if not column.is_scalar:
+        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and a flag is one value")
+    return column
+
+
+def _key(file: TableFile, name: str) -> Column:
+    found = lookup(name, file.columns)
+    if found is None:
+        raise unknown_column(file, f"--episode-key {name}", name)
+    column = file.columns[found]
+    file.require_key(column)
+    if not column.is_scalar:
+        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and a key is one value")
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class TableBoundaries:
+    """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `names` their text.
+
+    `names` is None where the key is the number, and where there is no key.
+    """
+
+    stops: Array
+    numbers: Sequence[int]
+    last_terminated: Array
+    names: Sequence[str] | None
+    notes: tuple[str, ...]
+
+    @property
+    def starts(self) -> Array:
+        """The first row of each episode, int64."""
+        return np.concatenate(([0], self.stops[:-1])).astype(np.int64)
+
+
+def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Callable[[int], None]) -> TableBoundaries:
+    """Read the flags and the key, and find the episodes of a table with so many rows.
+
+    FormatError for a flag that is neither 0 nor 1, and for an episode key that comes again after another.
+    """
+    terminated: list[Array] = []
+    truncated: list[Array] = []
+    changes: list[Array] = []
+    values: list[Any] = []
+    last: Any = None
+    for start in range(0, rows, _BLOCK_ROWS):
+        stop = min(start + _BLOCK_ROWS, rows)
+        read = file.read([column.name for column in ends.flags], start, stop) if ends.flags else {}
+        for column, found in ((ends.terminated, terminated), (ends.truncated, truncated)):
+            if column is not None:
+                found.append(start + np.flatnonzero(_as_flags(file, column, read[column.name], start)))
+        if ends.key is not None:
+            keys = _as_keys(file, ends.key, file.read_key(ends.key, start, stop), start)
+            differs = np.concatenate(([start == 0 or keys[0] != last], keys[1:] != keys[:-1]))
+            changes.append(start + np.flatnonzero(differs))
+            values += keys[differs].tolist()
+            last = keys[-1]
+    begins = _joined(changes)
+    flagged = np.union1d(_joined(terminated), _joined(truncated))
+    stops = np.union1d(np.union1d(flagged + 1, begins[1:]), [rows]).astype(np.int64)
+    progress(len(stops))
+    last_terminated = np.isin(stops - 1, _joined(terminated))
+    numbers: Sequence[int] = range(len(stops))
+    names: list[str] | None = None
+    notes = list(_flag_notes(ends, flagged, stops, rows))
+    if ends.key is not None:
+        _require_once(file, ends.key, values, begins)
+        owner = np.searchsorted(begins, np.concatenate(([0], stops[:-1])), side="right") - 1
+        if len(stops) == len(values) and all(type(value) is int and 0 <= value < 1 << 63 for value in values):
+            numbers = values
+        else:
+            names = [str(values[at]) for at in owner]
+        if len(stops) > len(values):
+            more = len(stops) - len(values)
+            notes.append(
+                f"flags end {more:,} more episodes than {ends.key.name} has values: episodes are numbered from 0, and "
+                f"{ends.key.name} is kept as text of each"
+            )
+    return TableBoundaries(stops, numbers, last_terminated, names, tuple(notes))
+
+
+def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> Iterator[str]:
+    names = " and ".join(one.name for one in (ends.terminated, ends.truncated) if one is not None)
+    what = [f"episodes end at {names}"] if names else []
+    what += [f"episodes end where {ends.key.name} changes"] if ends.key is not None else []
+    yield ", and ".join(what) if what else "all rows are one episode"
+    if ends.terminated is not None and ends.truncated is None:
+        yield f"{ends.terminated.name} counts as termination: --ends -,{ends.terminated.name} makes it a time limit"
+    following = int((np.diff(flagged) == 1).sum())
+    if following:
+        yield (
+            f"{names} {'are' if ' and ' in names else 'is'} set in {following:,} rows that follow another such row: "
+            "each is an episode of one step"
+        )
+    if names and ends.key is None and (not len(flagged) or flagged[-1] != rows - 1):
+        left = rows - (int(flagged[-1]) + 1 if len(flagged) else 0)
+        yield f"the last {left:,} {'row ends' if left == 1 else 'rows end'} without a flag: an unfinished episode"
+    unflagged = len(stops) - len(flagged)
+    if names and ends.key is not None and unflagged:
+        yield f"{unflagged:,} of {len(stops):,} episodes end where {ends.key.name} changes, without a flag"
+
+
+def _as_flags(file: TableFile, column: Column, rows: Array, start: int) -> Array:
+    values = rows.reshape(len(rows))
+    odd = (values != 0) & (values != 1)
+    if odd.any():
+        at = int(odd.argmax())
+        raise FormatError(
+            f"{file.path}: {column.name} is {values[at]} in {file.place(start + at)}, and a flag is 0 or 1",
+            hint="a column with the number of the episode is named with --episode-key",
+        )
+    return np.asarray(values != 0)
+
+
+def _as_keys(file: TableFile, column: Column, rows: Array, start: int) -> Array:
+    """Return keys as they are compared: whole numbers as int64 where they are, text as objects."""
+    values = rows.reshape(len(rows))
+    if values.dtype.kind == "f":
+        if np.isnan(values).any():
+            raise FormatError(
+                f"{file.path}: {column.name} is NaN in {file.place(start + int(np.isnan(values).argmax()))}, and "
+                "belongs to no episode"
+            )
+        if (values == np.floor(values)).all() and (np.abs(values) < 1 << 53).all():
+            return values.astype(np.int64)
+    return values
+
+
+def _require_once(file: TableFile, key: Column, values: Sequence[Any], begins: Array) -> None:
+    """Raise FormatError for an episode key that comes again after another: its rows may or may not be one episode."""
+    seen: dict[Any, int] = {}
+    again = [(value, seen[value], at) for at, value in enumerate(values) if seen.setdefault(value, at) != at]
+    if not again:
+        return
+    shown = "; ".join(
+        f"{value!r} ends before {file.place(int(begins[first + 1]))}, and {file.place(int(begins[at]))} has it again"
+        for value, first, at in again[:_MOST_NAMED]
+    )
+    more = f" and {len(again) - _MOST_NAMED:,} more" if len(again) > _MOST_NAMED else ""
+    raise FormatError(
+        f"{file.path}: {len(again):,} of the values of {key.name} come again after another one: {shown}{more}",
+        hint=f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED",
+    )
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return np.concatenate(arrays).astype(np.int64) if arrays else np.zeros(0, np.int64)

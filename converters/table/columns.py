@@ -1,0 +1,108 @@
+"""What a table is to the reader, whatever file it is in: named columns with a row a step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...core.errors import CorruptDataError, FormatError, SchemaError
+from ...core.format.contracts import Array, Closing
+from ...core.ted.schema import dtype_name
+
+TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: `name` with the groups that it is in, the element type, the shape of a row, the number of rows.
+
+    The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    why: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are strings, which can be an episode key and nothing else."""
+        return self.dtype == TEXT
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether a row is one value."""
+        return math.prod(self.shape) == 1
+
+
+class TableFile(Closing, ABC):
+    """An open file, or a folder of files, with columns. Raises FormatError and CorruptDataError for damaged ones."""
+
+    kind: ClassVar[str]
+    """What such a file is called in sentences."""
+    path: Path
+    columns: Mapping[str, Column]
+    notes: tuple[str, ...] = ()
+    """Sentences on the file that a user should read."""
+
+    @abstractmethod
+    def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        """Read rows `[start, stop)` of columns as fresh arrays `[n, *shape]`, of strings where a column is text.
+
+        Reading forward in ranges that follow each other is fast in every format.
+        """
+
+    def files(self) -> list[Path]:
+        """The files that the columns are in."""
+        return [self.path]
+
+    def require_numbers(self, column: Column) -> None:
+        """Raise FormatError, which names the row, for a column that cannot be mapped as numbers."""
+        if column.why or column.is_text:
+            raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {column.why or 'it is text'}")
+
+    def require_key(self, column: Column) -> None:
+        """Raise FormatError for a column that cannot be the episode key."""
+        if column.why:
+            raise FormatError(f"{self.path}: column {column.name!r} cannot be the episode key: {column.why}")
+
+    def read_key(self, column: Column, start: int, stop: int) -> Array:
+        """Read rows of a column to compare them: text where numbers would not be exact."""
+        return self.read([column.name], start, stop)[column.name]
+
+    def place(self, row: int) -> str:
+        """Where a row is, in words for a message."""
+        return f"row {row:,}"
+
+
+def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Column:
+    """Describe an array of a file whose first axis counts the rows; `shape` is None for one without data."""
+    if shape is None:
+        return Column(name, str(dtype), (), 0, "it has no data")
+    if not shape:
+        return Column(name, str(dtype), (), 0, "it is a single value")
+    try:
+        return Column(name, dtype_name(dtype), shape[1:], shape[0])
+    except (SchemaError, TypeError, ValueError):
+        why = "its elements are Python objects, which only unpickling would read" if dtype.hasobject else ""
+        return Column(name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are no numbers")
+
+
+def native(rows: Array) -> Array:
+    """Return rows in the byte order of this machine."""
+    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+
+
+def require_rows(path: Path, name: str, rows: Array, start: int, stop: int) -> None:
+    """Raise CorruptDataError unless as many rows of a column came as were asked for."""
+    if len(rows) != stop - start:
+        raise CorruptDataError(
+            f"{path}: {len(rows):,} of rows {start:,} to {stop:,} of {name!r} can be read; the file changed or was cut"
+        )

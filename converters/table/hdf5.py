@@ -1,0 +1,53 @@
+"""Columns of HDF5 files: every dataset, by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
+from ...core.errors import CorruptDataError
+from ...core.format.contracts import Array
+from .columns import TEXT, Column, TableFile, array_column, native
+
+
+class Hdf5File(TableFile):
+    """An HDF5 file. What leads out of it (external links, virtual datasets) is refused."""
+
+    kind = "HDF5 file"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = h5py.File(open_h5(path))
+        try:
+            self._datasets = {name: item for name, item in datasets_in(self._file) if isinstance(item, h5py.Dataset)}
+            self.columns = {name: self._column(name, dataset) for name, dataset in self._datasets.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def _column(self, name: str, dataset: h5py.Dataset) -> Column:
+        if why := absurd_size(dataset.id) if dataset.shape is not None else "":
+            raise CorruptDataError(f"{self.path}: {name!r} {why}", hint="copy or fetch the file again, whole")
+        if h5py.check_string_dtype(dataset.dtype) and dataset.shape:
+            return Column(name, TEXT, dataset.shape[1:], dataset.shape[0])
+        return array_column(name, dataset.dtype, dataset.shape)
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        found = {}
+        for name in names:
+            dataset = self._datasets[name]
+            if self.columns[name].is_text:
+                found[name] = np.asarray(dataset.asstr(errors="backslashreplace")[start:stop], object)
+                continue
+            rows = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
+            if rows.size:
+                dataset.read_direct(rows, np.s_[start:stop])
+            found[name] = native(rows)
+        return found
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,219 @@
+"""Which columns of a file become which fields: the keys of `--map`, looked up in what the file has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import FormatError, UsageError, did_you_mean
+from ...core.format.column_map import quoted_name
+from ...core.format.contracts import Array
+from ...core.ted.schema import EPISODE, FLAGS, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
+from .columns import Column, TableFile
+
+STATES = frozenset({"observation", "state", "pixels"})
+"""Keys, with all that is nested in them, that are known before and after each step."""
+_MOST_SHOWN = 40
+_EXACT = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A field made of columns, one after the other in a row where there are several.
+
+    `after` are the columns with the same after each step; None where the following row has it.
+    """
+
+    field: Field
+    timing: Timing
+    columns: tuple[Column, ...]
+    after: tuple[Column, ...] | None = None
+
+
+def lookup(name: str, columns: Iterable[str]) -> str | None:
+    """Find a column by its name, in which groups may be separated by `.` or `/`; None where there is none, or two."""
+    known = list(columns)
+    if name in known:
+        return name
+    same = [one for one in known if parts(one) == parts(name)]
+    return same[0] if len(same) == 1 else None
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """The groups that a column is in, and its own name."""
+    return tuple(re.split(r"[./]", name.strip("/")))
+
+
+class TableMapping:
+    """The fields that a map makes of the columns of a file; UsageError for one that the file has not.
+
+    FormatError for columns that cannot be mapped, or have different numbers of rows.
+    """
+
+    def __init__(self, file: TableFile, given: Mapping[Key, Sequence[str]]) -> None:
+        self._file = file
+        if not given:
+            raise UsageError(
+                f"{file.path}: which columns are the observation and the action is not stated",
+                hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file)}",
+            )
+        found: dict[Key, tuple[Column, ...]] = {}
+        for key, names in given.items():
+            for made, columns in self._expanded(key, names):
+                if made in found:
+                    raise UsageError(f"--map gives two columns for {key_name(made)!r}")
+                found[made] = columns
+        self.fields = tuple(self._fields(found))
+        if not any(one.timing == "state" for one in self.fields):
+            raise UsageError(
+                f"--map has no observation for {file.path}", hint=f"add observation=COLUMN; {columns_text(file)}"
+            )
+
+    @property
+    def columns(self) -> list[Column]:
+        """All columns that are mapped, once each."""
+        used = [column for one in self.fields for column in (*one.columns, *(one.after or ()))]
+        return list({column.name: column for column in used}.values())
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The key of each column whose name differs from it."""
+        names: dict[str, str] = {}
+        for one in self.fields:
+            for columns, key in ((one.columns, one.field.key), (one.after or (), (NEXT, *one.field.key))):
+                for at, column in enumerate(columns):
+                    name = key_name(key) + (f"[{at}]" if len(columns) > 1 else "")
+                    if one.field.key == REWARD:
+                        name = key_name((NEXT, *REWARD))
+                    if column.name != name:
+                        names[column.name] = name
+        return names
+
+    def _expanded(self, key: Key, names: Sequence[str]) -> Iterator[tuple[Key, tuple[Column, ...]]]:
+        """Yield the keys that one pair makes: several where it names a group."""
+        if len(names) == 1 and re.search(r"[./]\*$", names[0]):
+            group = parts(names[0])[:-1]
+            inside = [one for one in self._file.columns if parts(one)[: len(group)] == group and parts(one) != group]
+            if not inside:
+                raise self._unknown(key, names[0])
+            for name in inside:
+                yield (*key, *map(safe_part, parts(name)[len(group) :])), (self._numbers(name),)
+            return
+        found = [self._numbers(one) for name in names for one in self._named(key, name)]
+        yield tuple(map(safe_part, key)), tuple(found)
+
+    def _named(self, key: Key, name: str) -> list[str]:
+        known = lookup(name, self._file.columns)
+        if known is not None:
+            return [known]
+        if not name.endswith("*"):
+            raise self._unknown(key, name)
+        pattern = re.compile(re.escape(name[:-1]) + r"(\d+)")
+        numbered = {int(match[1]): one for one in self._file.columns if (match := pattern.fullmatch(one))}
+        if not numbered:
+            raise self._unknown(key, name)
+        numbers = sorted(numbered)
+        missing = set(range(numbers[0], numbers[-1] + 1)) - set(numbers)
+        if missing or numbers[0] > 1:
+            gap = min(missing, default=0)
+            raise UsageError(
+                f"--map {key_name(key)}={name}: the columns are numbered from {numbers[0]} to {numbers[-1]}, and "
+                f"{name[:-1]}{gap} is not there",
+                hint="name the columns in the order that they have in a row, separated by commas",
+            )
+        return [numbered[number] for number in numbers]
+
+    def _numbers(self, name: str) -> Column:
+        column = self._file.columns[name]
+        self._file.require_numbers(column)
+        return column
+
+    def _unknown(self, key: Key, name: str) -> UsageError:
+        return unknown_column(self._file, f"--map {key_name(key)}={quoted_name(name)}", name)
+
+    def _fields(self, found: Mapping[Key, tuple[Column, ...]]) -> Iterator[Mapped]:
+        after = {key[1:]: columns for key, columns in found.items() if key[0] == NEXT and len(key) > 1}
+        before = {key: columns for key, columns in found.items() if key[0] != NEXT}
+        for key in {**before, **after}:
+            if key in FLAGS or key == EPISODE or key == (NEXT,):
+                how = "--episode-key COLUMN" if key == EPISODE else "--ends TERMINATED,TRUNCATED"
+                raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes", hint=f"use {how}")
+        if REWARD in before and REWARD in after:
+            raise UsageError("--map has reward and next.reward, which are the same", hint="leave out one of them")
+        for key, columns in before.items():
+            yield self._field(key, columns, after.pop(key, None))
+        for key, columns in after.items():
+            made = self._field(key, columns, None)
+            if made.timing == "state":
+                raise UsageError(
+                    f"--map has next.{key_name(key)} and no {key_name(key)}", hint=f"add {key_name(key)}=COLUMN"
+                )
+            yield Mapped(made.field, "result", columns)
+
+    def _field(self, key: Key, columns: tuple[Column, ...], after: tuple[Column, ...] | None) -> Mapped:
+        dtype, shape = self._form(key, columns)
+        if key == REWARD:
+            if not all(one.is_scalar for one in columns) or len(columns) > 1:
+                raise FormatError(
+                    f"{self._file.path}: the reward has to be one number a row, {key_name(key)} is {shape}"
+                )
+            return Mapped(Field(key, dtype, (), "reward"), "result", columns)
+        if after is not None and (form := self._form((NEXT, *key), after)) != (dtype, shape):
+            raise FormatError(
+                f"{self._file.path}: {key_name(key)} is {dtype} {list(shape)}, and next.{key_name(key)} {form[0]} "
+                f"{list(form[1])}"
+            )
+        is_state = key[0] in STATES or after is not None
+        return Mapped(Field(key, dtype, shape, role_of(key)), "state" if is_state else "step", columns, after)
+
+    def _form(self, key: Key, columns: tuple[Column, ...]) -> tuple[str, tuple[int, ...]]:
+        if len(columns) == 1:
+            return columns[0].dtype, columns[0].shape
+        if wide := [one.name for one in columns if len(one.shape) > 1]:
+            raise FormatError(
+                f"{self._file.path}: {wide[0]!r} has rows of more than one axis, and cannot be part of the vector "
+                f"{key_name(key)}"
+            )
+        common = np.result_type(*(np.dtype(one.dtype) for one in columns))
+        if any((one.dtype == "bool") != (common.kind == "b") for one in columns) or common.kind == "O":
+            kinds = ", ".join(sorted({one.dtype for one in columns}))
+            raise FormatError(f"{self._file.path}: the columns of {key_name(key)} have different types ({kinds})")
+        return common.name, (sum(one.shape[0] if one.shape else 1 for one in columns),)
+
+
+def unknown_column(file: TableFile, what: str, name: str) -> UsageError:
+    """Make the error for a column that a user names and that the file has not."""
+    inside = [one for one in file.columns if parts(one)[: len(parts(name))] == parts(name)]
+    if inside:
+        return UsageError(f"{what}: {name!r} is a group of {file.path}", hint=f"map all of it with {name}.*")
+    meant = did_you_mean(name, file.columns)
+    return UsageError(f"{what}: {file.path} has no column {name!r}{meant}", hint=columns_text(file))
+
+
+def columns_text(file: TableFile) -> str:
+    """List the columns of a file for a hint."""
+    names = sorted(file.columns)
+    more = f", … ({len(names):,} in all)" if len(names) > _MOST_SHOWN else ""
+    return f"columns are {', '.join(names[:_MOST_SHOWN])}{more}"
+
+
+def rows_of(path: Path, one: Mapped, columns: Sequence[Column], read: Mapping[str, Array]) -> Array:
+    """Put the columns of a field side by side, `[n, *shape]`."""
+    if len(columns) == 1:
+        rows = read[columns[0].name]
+        return rows.reshape(len(rows), *one.field.shape)
+    dtype = one.field.numpy
+    for column in columns:
+        values = read[column.name]
+        if dtype.kind == "f" and values.dtype.kind in "iu" and ((values > _EXACT) | (values < -_EXACT)).any():
+            raise FormatError(
+                f"{path}: {column.name!r} has whole numbers above 2**53, which are not exact as {dtype} in "
+                f"{one.field.name}"
+            )
+    return np.concatenate([read[one.name].reshape(len(read[one.name]), -1) for one in columns], 1).astype(
+        dtype, copy=False
+    )

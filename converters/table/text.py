@@ -1,0 +1,320 @@
+"""Columns of CSV files. A first pass over the whole file finds the element types, and where blocks of rows begin."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array
+from ...core.format.digest import open_regular
+from .columns import TEXT, Column, TableFile, require_rows
+
+_BLOCK_BYTES = 4 << 20
+_LONGEST_ROW = 64 << 20
+_MOST_COLUMNS = 20_000
+_DELIMITERS = (",", "\t", ";")
+_ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), TEXT: pa.string()}
+_LINE_END, _QUOTE = b'\n"'
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows `[row, row + rows)` are the bytes `[offset, offset + size)`, the first of which is in line `line`."""
+
+    offset: int
+    size: int
+    row: int
+    rows: int
+    line: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a column has: kinds of values by the first row with one."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, row: int) -> None:
+        self.kinds.setdefault(kind, row)
+
+    @property
+    def dtype(self) -> str:
+        """The element type that holds all values; `text` where there is none."""
+        kinds = self.kinds.keys() - {"empty", "nan"}
+        if kinds == {"int64", "float64"}:
+            return "float64"
+        return next(iter(kinds)) if len(kinds) == 1 else TEXT
+
+
+class CsvFile(TableFile):
+    """A CSV file in UTF-8 whose first line names the columns, separated by commas, tabs or semicolons.
+
+    A column is bool (`true`, `false`), int64, float64, or else text. Cells that are empty or NaN make a column one that
+    cannot be mapped.
+    """
+
+    kind = "CSV file"
+
+    def __init__(self, path: Path, *, block_bytes: int = _BLOCK_BYTES) -> None:
+        self.path = path
+        self._block_bytes = block_bytes
+        self._opened = os.fdopen(open_regular(path), "rb")
+        try:
+            self._delimiter, self._names, begin = read_header(self._opened, path)
+            self._blocks = list(self._scanned(begin))
+        except BaseException:
+            self.close()
+            raise
+        self._parsed: tuple[Mapping[str, str], int, dict[str, Array]] | None = None
+
+    def _scanned(self, begin: int) -> Iterator[_Block]:
+        """Parse the whole file once, and yield its blocks."""
+        found = {name: _Found() for name in self._names}
+        row, line, content = 0, 1, b""
+        for offset, content in self._raw_blocks(begin):
+            first_line = line + 1
+            line += content.count(b"\n")
+            if len(self._names) > 1 and not content.strip():
+                continue
+            table = self._parse(content, None, None, first_line)
+            for name in self._names:
+                _look_at(table.column(name).combine_chunks(), row, found[name])
+            if table.num_rows:
+                yield _Block(offset, len(content), row, table.num_rows, first_line)
+            row += table.num_rows
+        if not row:
+            raise FormatError(f"{self.path} has no steps: no row follows its first line")
+        if content and not content.endswith(b"\n"):
+            self.notes = (f"the last line of {self.path.name} has no line end: the file may have been cut there",)
+        self._kinds = {name: seen.dtype for name, seen in found.items()}
+        self._odd = found
+        self.columns = {name: Column(name, self._kinds[name], (), row) for name in self._names}
+
+    def _raw_blocks(self, begin: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes of whole rows with their offset."""
+        self._opened.seek(begin)
+        held, offset = b"", begin
+        while True:
+            more = self._opened.read(self._block_bytes)
+            held += more
+            end = len(held) if not more else _last_row_end(held)
+            if end:
+                yield offset, held[:end]
+                held, offset = held[end:], offset + end
+            if not more:
+                return
+            if len(held) > _LONGEST_ROW:
+                raise CorruptDataError(
+                    f"{self.path}: a row of more than {_LONGEST_ROW >> 20} MiB begins at byte {offset:,}: a quote is "
+                    "not closed, or it is no CSV file"
+                )
+
+    def _parse(self, content: bytes, names: Sequence[str] | None, types: dict[str, Any] | None, line: int) -> Any:
+        wrong: list[str] = []
+
+        def odd(row: Any) -> str:
+            at = "" if row.number is None else f" of line {line + row.number - 1:,} or below"
+            wrong.append(f"{row.actual_columns} cells{at}, {row.expected_columns} are expected ({row.text[:80]!r})")
+            return "error"
+
+        try:
+            return arrow_csv.read_csv(
+                pa.BufferReader(content),
+                arrow_csv.ReadOptions(
+                    column_names=list(self._names), use_threads=False, block_size=len(content) + 1
+                ),
+                arrow_csv.ParseOptions(
+                    delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=odd,
+                    ignore_empty_lines=len(self._names) > 1,
+                ),
+                arrow_csv.ConvertOptions(
+                    null_values=[""], strings_can_be_null=True, include_columns=list(names) if names else None,
+                    column_types=types, auto_dict_encode=False,
+                ),
+            )  # fmt: skip
+        except pa.ArrowInvalid as error:
+            said = f"a row has {wrong[0]}" if wrong else " ".join(str(error).split())[:200]
+            raise CorruptDataError(f"{self.path}, from line {line:,} on: {said}") from error
+
+    def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        return self._read({name: self._kinds[name] for name in names}, start, stop)
+
+    def read_key(self, column: Column, start: int, stop: int) -> Array:
+        kind = "int64" if column.dtype == "int64" else TEXT
+        return self._read({column.name: kind}, start, stop)[column.name]
+
+    def _read(self, kinds: Mapping[str, str], start: int, stop: int) -> dict[str, Array]:
+        parts: dict[str, list[Array]] = {name: [] for name in kinds}
+        for number in self._overlapping(start, stop):
+            block, rows = self._blocks[number], self._rows_of(kinds, number)
+            for name in kinds:
+                parts[name].append(rows[name][max(0, start - block.row) : stop - block.row])
+        found = {}
+        for name, kind in kinds.items():
+            found[name] = np.concatenate(parts[name]) if parts[name] else np.zeros(0, object if kind == TEXT else kind)
+            require_rows(self.path, name, found[name], start, stop)
+        return found
+
+    def _overlapping(self, start: int, stop: int) -> range:
+        rows = [block.row for block in self._blocks]
+        first = max(0, int(np.searchsorted(rows, start, side="right")) - 1)
+        return range(first, int(np.searchsorted(rows, stop, side="left")))
+
+    def _rows_of(self, kinds: Mapping[str, str], number: int) -> dict[str, Array]:
+        """Parse the cells of some columns in a block as these kinds; the last one parsed is kept."""
+        if self._parsed is not None and self._parsed[:2] == (kinds, number):
+            return self._parsed[2]
+        block = self._blocks[number]
+        types = {name: _ARROW[kind] for name, kind in kinds.items()}
+        table = self._parse(self._bytes_of(block), list(kinds), types, block.line)
+        if table.num_rows != block.rows:
+            raise CorruptDataError(f"{self.path} changed while it was read")
+        found = {}
+        for name, kind in kinds.items():
+            values = table.column(name).combine_chunks()
+            if kind == TEXT:
+                values = pc.fill_null(values, "")
+            elif values.null_count:
+                raise CorruptDataError(f"{self.path} changed while it was read")
+            found[name] = np.asarray(values.to_numpy(zero_copy_only=False))
+        self._parsed = (dict(kinds), number, found)
+        return found
+
+    def _bytes_of(self, block: _Block) -> bytes:
+        self._opened.seek(block.offset)
+        return self._opened.read(block.size)
+
+    def require_numbers(self, column: Column) -> None:
+        kinds = self._odd[column.name].kinds
+        for kind, row in kinds.items():
+            if kind in ("empty", "nan"):
+                what = "is empty" if kind == "empty" else "is NaN"
+                raise FormatError(
+                    f"{self.path}: column {column.name!r} {what} in {self.place(row)}, a number is expected",
+                    hint="fill or remove such rows first",
+                )
+        if column.is_text:
+            row, cell = self._first_text(column.name)
+            raise FormatError(
+                f"{self.path}: column {column.name!r} has {cell!r} in {self.place(row)}, a number is expected"
+            )
+
+    def require_key(self, column: Column) -> None:
+        row = self._odd[column.name].kinds.get("empty")
+        if row is not None:
+            raise FormatError(
+                f"{self.path}: column {column.name!r} is empty in {self.place(row)}, and that row belongs to no episode"
+            )
+
+    def _first_text(self, name: str) -> tuple[int, str]:
+        """The first cell that is no number; for truth values among numbers, the first that is of another kind."""
+        kinds = self._odd[name].kinds
+        row = kinds.get(TEXT, max(kinds.values(), default=0))
+        for block in self._blocks:
+            if block.row <= row < block.row + block.rows:
+                table = self._parse(self._bytes_of(block), [name], {name: pa.string()}, block.line)
+                cells = table.column(name).to_pylist()
+                odd = (at for at, cell in enumerate(cells) if TEXT in kinds and not _is_number(cell))
+                at = next(odd, row - block.row)
+                return block.row + at, cells[at]
+        return row, ""
+
+    def place(self, row: int) -> str:
+        """The line of a row: those inside quotes are lines of the file too."""
+        for block in self._blocks:
+            if block.row <= row < block.row + block.rows:
+                content = self._bytes_of(block)
+                ends = [*_row_ends(content).tolist(), len(content)]
+                begins = [at for at, end in pairwise([0, *ends]) if len(self._names) == 1 or content[at:end].strip()]
+                return f"line {block.line + content[: begins[row - block.row]].count(_LINE_END):,}"
+        return super().place(row)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
+    """Read the line that names the columns: the delimiter, the names, and the offset of what follows.
+
+    FormatError for what is no text, for a first line of numbers, and for names that are empty or there twice.
+    """
+    file.seek(0)
+    raw = file.readline(1 << 20)
+    if b"\0" in raw or not raw.endswith(b"\n"):
+        raise FormatError(f"{path} is no table: it is neither HDF5, npz nor Parquet, and has no first line of text")
+    try:
+        line = raw.removeprefix(_BOM).decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: its first line is no text in UTF-8") from error
+    delimiter = next((one for one in _DELIMITERS if one in line), ",")
+    names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
+    if all(_is_number(name) for name in names):
+        raise FormatError(
+            f"{path}: its first line has numbers, and the names of the columns are expected",
+            hint="add a first line such as obs_0,obs_1,action,reward,done",
+        )
+    for at, name in enumerate(names):
+        if not name:
+            raise FormatError(f"{path}: column {at + 1} of {len(names)} has no name in the first line")
+        if name in names[:at]:
+            raise FormatError(f"{path}: two columns are called {name!r}", hint="rename one in the first line")
+    if len(names) > _MOST_COLUMNS:
+        raise FormatError(f"{path}: its first line has {len(names):,} cells, at most {_MOST_COLUMNS:,} are read")
+    return delimiter, names, len(raw)
+
+
+def _look_at(values: Any, row: int, found: _Found) -> None:
+    """Add what kinds of values a block of a column has; `row` is the first row of the block."""
+    kind = values.type
+    nulls = np.asarray(values.is_null()) if values.null_count else None
+    if nulls is not None:
+        found.add("empty", row + int(nulls.argmax()))
+    if pa.types.is_null(kind) or not len(values):
+        return
+    first = row + (int((~nulls).argmax()) if nulls is not None else 0)
+    if pa.types.is_floating(kind):
+        nan = np.asarray(pc.fill_null(pc.is_nan(values), False))
+        if nan.any():
+            found.add("nan", row + int(nan.argmax()))
+        found.add("float64", first)
+    elif pa.types.is_integer(kind):
+        found.add("int64", first)
+    else:
+        found.add("bool" if pa.types.is_boolean(kind) else TEXT, first)
+
+
+def _row_ends(content: bytes) -> Array:
+    """The offsets after the line ends that end a row: those inside quotes do not."""
+    codes = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(codes == _LINE_END)
+    if b'"' in content:
+        inside = np.cumsum(codes == _QUOTE) % 2 == 1
+        ends = ends[~inside[ends]]
+    return ends + 1
+
+
+def _last_row_end(content: bytes) -> int:
+    """The offset after the last line end outside quotes; 0 where there is none."""
+    if b'"' not in content:
+        return content.rfind(b"\n") + 1
+    return int(next(reversed(_row_ends(content)), 0))
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        return text is not None and not math.isnan(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,366 @@
+"""`TableReader`: the contract of readers, and every row of every kind of file against a plain reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from d4rl_files import after_final_step, flat, plain_rows, random_episodes
+from table_files import BINARY, WRITERS, column_map, named, write_csv, write_h5, write_parquet
+
+import rbtool
+from rbtool.converters.table.reader import TableReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.locate import reader_class, reader_names
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.testing.readers import ReaderTests
+
+LENGTHS = (5, 1, 7, 4, 3)
+ENDS = ("terminal", "terminal", "timeout", "both", "none")
+FLAGS = {"ends": "dead,late"}
+
+
+def mapped(options: dict[str, Any], piece_bytes: int = TableReader.piece_bytes) -> type[TableReader]:
+    """A reader that has its options: the tests of the contract open a path and give none."""
+
+    def on_open(self: TableReader) -> None:
+        self.options = options
+        TableReader.on_open(self)
+
+    return type("Mapped", (TableReader,), {"on_open": on_open, "piece_bytes": piece_bytes})
+
+
+class _Contract(ReaderTests):
+    kind = "hdf5"
+    following = False
+
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        columns = flat(random_episodes(LENGTHS, ends=ENDS), following=self.following)
+        self.file = WRITERS[self.kind](tmp_path_factory.mktemp("table") / "walk", named(columns))
+        self.options = {"map": column_map(self.kind, following=self.following), **FLAGS}
+
+    def source(self) -> Path:
+        return self.file
+
+    def reader(self) -> type[Reader]:
+        return mapped(self.options)
+
+    def with_small_pieces(self) -> Reader:
+        return mapped(self.options, 200)(self.file)
+
+    def test_it_recognises_its_format_by_content(self, tmp_path: Path) -> None:
+        """A table is chosen by name: what columns mean is not in the file."""
+        assert not any(reader_class(name).recognises(self.source()) for name in reader_names())
+
+
+class TestHdf5(_Contract):
+    """HDF5."""
+
+
+class TestHdf5WithNext(_Contract):
+    """HDF5 with next observations."""
+
+    following = True
+
+
+class TestNpz(_Contract):
+    """A compressed npz."""
+
+    kind = "npz"
+
+
+class TestNpy(_Contract):
+    """A folder of npy files."""
+
+    kind = "npy"
+
+
+class TestParquet(_Contract):
+    """Parquet, in row groups that do not begin where episodes do."""
+
+    kind = "parquet"
+
+
+class TestCsv(_Contract):
+    """CSV."""
+
+    kind = "csv"
+
+    def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
+        """Half of a CSV file is a CSV file: a row with too few cells is an error, one that is not ended a note."""
+        data = self.file.read_bytes()
+        half = tmp_path / "half.csv"
+        half.write_bytes(data[: data.rindex(b",", 0, len(data) // 2)])
+        with pytest.raises(CorruptDataError, match="cells"):
+            self.reader()(half)
+        half.write_bytes(data.rstrip())
+        with self.reader()(half) as reader:
+            assert any("the file may have been cut there" in note for note in reader.facts().notes)
+
+
+class TestCsvWithNext(TestCsv):
+    """CSV with next observations."""
+
+    following = True
+
+
+def converted(path: Path, folder: Path, **options: Any) -> TedReader:
+    return TedReader(rbtool.convert(path, folder, format="table", **options).path)
+
+
+def rows_in(reader: TedReader) -> dict[str, Any]:
+    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("following", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_row_equals_a_plain_reading(kind: str, following: bool, dtype: str, tmp_path: Path) -> None:
+    columns = flat(random_episodes(LENGTHS, ends=ENDS, dtype=dtype), following=following)
+    ends = np.flatnonzero(columns["terminals"] | columns["timeouts"]).tolist()
+    expected = after_final_step(plain_rows(columns, ends))
+    path = WRITERS[kind](tmp_path / "a", named(columns))
+    with converted(path, tmp_path / "out", map=column_map(kind, following=following), **FLAGS) as reader:
+        found = rows_in(reader)
+        assert reader.manifest.steps == len(expected)
+        for name, key in (("observation", "observation"), ("next", "next.observation"), ("action", "action")):
+            there = np.array([row[name] for row in expected])
+            assert np.array_equal(found[key], there.astype(found[key].dtype))
+            assert found[key].dtype == ("float64" if kind == "csv" else there.dtype)
+        assert np.array_equal(found["next.reward"][:, 0], [row["reward"] for row in expected])
+        assert found["next.terminated"][:, 0].tolist() == [row["terminated"] for row in expected]
+        cut = [row["timeout"] or row.get("cut", False) or (row["last"] and not row["terminated"]) for row in expected]
+        assert found["next.truncated"][:, 0].tolist() == cut
+        assert found["episode"].tolist() == [row["episode"] for row in expected]
+        assert reader.manifest.request.source == "table"
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_episode_key_of_numbers_names_episodes(kind: str, tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2, 4)), following=True), traj=np.repeat([7, 3, 20], (3, 2, 4)))
+    path = WRITERS[kind](tmp_path / "a", columns)
+    with converted(path, tmp_path / "out", map=column_map(kind, following=True), episode_key="traj") as reader:
+        assert reader.episodes.episode.tolist() == [7, 3, 20]
+        assert reader.episodes.length.tolist() == [3, 2, 4]
+        assert set(reader.episodes.end_reason.tolist()) == {EndReason.END_OF_FILE}
+        assert {item.key for item in reader.manifest.dropped_keys} == {"dead", "late"}
+    few = rbtool.convert(
+        path, tmp_path / "few", format="table", map=column_map(kind, following=True), episode_key="traj", episodes="20"
+    )
+    assert few.steps == 4
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "parquet", "csv", "npz", "npy"])
+def test_an_episode_key_of_text_is_kept(kind: str, tmp_path: Path) -> None:
+    names = np.repeat(np.array(["walk/1", "walk/2", "run, fast"]), (3, 2, 4))
+    columns = named(flat(random_episodes((3, 2, 4)), following=True), demo=names)
+    path = WRITERS[kind](tmp_path / "a", columns)
+    with converted(path, tmp_path / "out", map=column_map(kind, following=True), episode_key="demo", **FLAGS) as reader:
+        assert reader.episode_text == [{"demo": "walk/1"}, {"demo": "walk/2"}, {"demo": "run, fast"}]
+        assert reader.episodes.episode.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_episode_key_that_comes_again_is_refused_with_its_rows(kind: str, tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2, 4))), traj=np.repeat([1, 2, 1], (3, 2, 4)))
+    path = WRITERS[kind](tmp_path / "a", columns)
+    where = ("line 5", "line 7") if kind == "csv" else ("row 3", "row 5")
+    with pytest.raises(FormatError, match=rf"1 ends before {where[0]}, and {where[1]} has it again") as raised:
+        rbtool.convert(path, tmp_path / "out", format="table", map=column_map(kind), episode_key="traj")
+    assert "sort the table by traj" in raised.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_flags_and_a_key_both_end_episodes(tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2, 4)), following=True), traj=np.repeat([0, 1], (3, 6)))
+    path = write_h5(tmp_path / "a", columns)
+    options: dict[str, Any] = {"map": column_map("hdf5", following=True), "episode_key": "traj", **FLAGS}
+    with converted(path, tmp_path / "out", **options) as reader:
+        assert reader.episodes.length.tolist() == [3, 2, 4]
+        assert reader.episode_text == [{"traj": "0"}, {"traj": "1"}, {"traj": "1"}]
+        assert any("1 more episodes than traj has values" in note for note in reader.manifest.notes)
+
+
+@pytest.mark.parametrize(
+    ("ends", "terminated", "truncated"),
+    [
+        ("dead", [1, 0, 1], [0, 1, 0]),
+        ("-,dead", [0, 0, 0], [1, 1, 1]),
+        ("-", [0], [1]),
+        ("late,dead", [0, 1, 0], [1, 0, 1]),
+    ],
+)
+def test_the_first_of_the_ends_is_termination(
+    ends: str, terminated: list[int], truncated: list[int], tmp_path: Path
+) -> None:
+    columns = named(flat(random_episodes((3, 2, 4)), following=True))
+    if "late" not in ends:
+        columns["dead"] = columns["dead"] | (columns["late"] if ends != "-" else False)
+        terminated = [int(value) for value in ([1, 1, 1] if ends == "dead" else terminated)]
+        truncated = [0, 0, 0] if ends == "dead" else truncated
+    path = write_h5(tmp_path / "a", columns)
+    with converted(path, tmp_path / "out", map=column_map("hdf5", following=True), ends=ends) as reader:
+        assert reader.episodes.terminated.astype(int).tolist() == terminated
+        assert reader.episodes.truncated.astype(int).tolist() == truncated
+        told = any("counts as termination" in note for note in reader.manifest.notes)
+        assert told == (ends == "dead")
+
+
+@pytest.mark.parametrize("kind", BINARY[:3])
+def test_groups_and_vectors_of_several_columns(kind: str, tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "obs/pos": np.arange(8, dtype="f4").reshape(4, 2), "obs/cam/left": np.arange(16, dtype="u1").reshape(4, 2, 2),
+        "v": np.arange(4, dtype="f8"), "w": np.arange(4, dtype="i4"), "after/pos": np.ones((4, 2), "f4"),
+        "after/cam/left": np.zeros((4, 2, 2), "u1"), "reward": np.arange(4.0), "end": np.array([0, 0, 0, 1]),
+    }  # fmt: skip
+    path = WRITERS[kind](tmp_path / "a", columns)
+    pairs = ["observation=obs.* next.observation=after/*, action=v,w, info.raw=w"]
+    with converted(path, tmp_path / "out", map=[*pairs, "reward=reward"], ends="end") as reader:
+        found = rows_in(reader)
+        assert np.array_equal(found["observation.pos"], columns["obs/pos"])
+        assert np.array_equal(found["next.observation.cam.left"], columns["after/cam/left"])
+        assert found["action"].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+        assert (found["info.raw"].dtype, found["observation.cam.left"].dtype) == (np.dtype("i4"), np.dtype("u1"))
+        assert any("w is int32, and float64 in action" in note for note in reader.manifest.notes)
+        assert reader.episodes.final.tolist() == [Final.OBSERVED]
+
+
+def test_structs_of_parquet_are_groups(tmp_path: Path) -> None:
+    state = pa.array([{"p": [1.0, 2.0], "q": {"v": 3}}, {"p": [4.0, 5.0], "q": {"v": 6}}])
+    table = {"obs": state, "act": pa.array([0, 1], pa.int8()), "done": pa.array([False, True])}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    with converted(
+        tmp_path / "a.parquet", tmp_path / "out", map=["observation=obs.* action=act"], ends="done"
+    ) as reader:
+        found = rows_in(reader)
+        assert found["observation.p"].tolist() == [[1.0, 2.0], [4.0, 5.0]]
+        assert found["observation.q.v"].tolist() == [3, 6]
+        assert found["action"].dtype == np.int8
+
+
+def test_a_map_may_be_a_file(tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2)), following=True))
+    path = write_h5(tmp_path / "a", columns | {"my act": columns["act"]})
+    saved = tmp_path / "map.toml"
+    saved.write_text('observation = "obs"\naction = ["my act"]\nreward = "r"\n[next]\nobservation = "obs_after"\n')
+    rbtool.convert(path, tmp_path / "one", format="table", map=[str(saved)], **FLAGS)
+    pairs = ['action="my act"', "reward=r,observation=obs next.observation=obs_after"]
+    again = rbtool.convert(path, tmp_path / "one", format="table", map=pairs, **FLAGS)
+    assert again.already_there
+    saved.write_text('observation = "obs"\n')
+    with pytest.raises(UsageError, match="is there already and is dataset"):
+        rbtool.convert(path, tmp_path / "one", format="table", map=[str(saved)], **FLAGS)
+
+
+def test_a_table_without_rewards_has_none(tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2)), following=True))
+    del columns["r"]
+    path = write_h5(tmp_path / "a", columns)
+    with converted(path, tmp_path / "out", map=["observation=obs,action=act"], **FLAGS) as reader:
+        assert ("next", "reward") not in {field.key for field in reader.fields}
+    assert rbtool.inspect(tmp_path / "out").steps > 0
+
+
+REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
+    (
+        {},
+        UsageError,
+        "which columns are the observation and the action is not stated",
+        "columns are act, dead, few, late",
+    ),
+    ({"map": ["observation=obz"]}, UsageError, "has no column 'obz'; did you mean 'obs'", "columns are act"),
+    ({"map": ["action=act"]}, UsageError, "--map has no observation", "observation=COLUMN"),
+    ({"map": ["observation"]}, UsageError, "is not of the form KEY=COLUMN", "pairs like"),
+    ({"map": ["observation=obs observation=act"]}, UsageError, "'observation' twice", ""),
+    ({"map": ["observation=obs observation.x=act"]}, UsageError, "one of which contains the other", ""),
+    ({"map": ["observation=obs episode=r"]}, UsageError, "which rbtool makes", "--episode-key"),
+    ({"map": ["observation=obs done=dead"]}, UsageError, "which rbtool makes", "--ends"),
+    ({"map": ["observation=obs next.observation=act"]}, FormatError, "observation is float32", ""),
+    ({"map": ["observation=obs next.state=act"]}, UsageError, "next.state and no state", ""),
+    ({"map": ["observation=obs reward=act"]}, FormatError, "the reward has to be one number a row", ""),
+    ({"map": ["observation=obs action=names"]}, FormatError, "'names' cannot be mapped: it is text", ""),
+    ({"map": ["observation=obs action=few"]}, FormatError, "different numbers of rows .few 4, obs 5", ""),
+    ({"map": ["observation=obs"], "ends": "deed"}, UsageError, "no column 'deed'; did you mean 'dead'", "columns"),
+    ({"map": ["observation=obs"], "ends": "a,b,c"}, UsageError, "one or two columns are expected", "write -"),
+    ({"map": ["observation=obs"], "ends": "dead,dead"}, UsageError, "'dead' twice", ""),
+    ({"map": ["observation=obs"], "ends": "r"}, FormatError, "r is .* in row 0, and a flag is 0 or 1", "episode-key"),
+    ({"map": ["observation=obs"], "ends": "obs"}, FormatError, "a flag is one value", ""),
+    ({"map": ["observation=obs"], "episode_key": "act"}, FormatError, "a key is one value", ""),
+    ({"map": ["observation=obs"], "horizon": 3}, UsageError, "no option --horizon", ""),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message", "hint"), REFUSED)
+def test_what_makes_no_sense_is_refused(
+    options: dict[str, Any], error: type[RbtoolError], message: str, hint: str, tmp_path: Path
+) -> None:
+    columns = named(flat(random_episodes((3, 2))), names=np.array(list("abcde")), few=np.arange(4))
+    path = write_h5(tmp_path / "a", columns)
+    given = {"ends": "dead,late", **options} if "episode_key" not in options else options
+    with pytest.raises(error, match=message) as raised:
+        rbtool.convert(path, tmp_path / "out", format="table", **given)
+    assert hint in raised.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_episodes_end_has_to_be_stated(tmp_path: Path) -> None:
+    path = write_h5(tmp_path / "a", named(flat(random_episodes((3, 2)))))
+    with pytest.raises(UsageError, match="where episodes end is not stated") as raised:
+        rbtool.convert(path, tmp_path / "out", format="table", map=column_map("hdf5"))
+    assert "--ends -" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"), [((0, 2), "numbered from 0 to 2, and obs_1"), ((5, 6), "numbered from 5 to 6, and obs_0")]
+)
+def test_numbered_columns_have_no_gaps(numbers: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a", {f"obs_{number}": np.arange(3) for number in numbers})
+    with pytest.raises(UsageError, match=message):
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs_*"], ends="-")
+
+
+def test_numbered_columns_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    columns = {f"o{number}": np.array([number, 100 + number]) for number in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)}
+    with converted(write_csv(tmp_path / "a", columns), tmp_path / "out", map=["observation=o*"], ends="-") as reader:
+        assert rows_in(reader)["observation"].tolist() == [list(range(11))]
+
+
+def test_lists_of_different_lengths_and_nulls_are_refused(tmp_path: Path) -> None:
+    end = np.array([False, False, True])
+    for values, message in (([[1.0, 2.0], [3.0], [4.0, 5.0]], "lists of 2 and of 1"), ([1.0, None, 2.0], "missing")):
+        pq.write_table(pa.table({"x": values, "end": end}), tmp_path / "a.parquet")
+        with pytest.raises(FormatError, match=message):
+            rbtool.convert(tmp_path / "a.parquet", tmp_path / "out", format="table", map=["observation=x"], ends="end")
+
+
+def test_links_out_of_an_hdf5_file_are_refused(tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2))))
+    write_h5(tmp_path / "other", columns)
+    path = write_h5(tmp_path / "a", columns)
+    with h5py.File(path, "a") as file:
+        file["more"] = h5py.ExternalLink("other.h5", "/obs")
+    with pytest.raises(CorruptDataError, match="link to another name or to another file"):
+        rbtool.convert(path, tmp_path / "out", format="table", map=column_map("hdf5"), **FLAGS)
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, obs=np.arange(3.0), info=np.array([{}, {}, {}], object), end=np.array([0, 0, 1]))
+    result = rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs"], ends="end")
+    assert [item["key"] for item in result.dropped_keys] == ["info"]
+    with pytest.raises(FormatError, match="only unpickling would read"):
+        rbtool.convert(path, tmp_path / "b", format="table", map=["observation=obs action=info"], ends="end")
+
+
+def test_whole_numbers_that_floats_do_not_hold_are_refused(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a", {"x": np.array([1, 2**53 + 1]), "y": np.array([0.5, 1.5])})
+    with pytest.raises(FormatError, match="whole numbers above 2"):
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=x,y"], ends="-")
