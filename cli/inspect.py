@@ -252,7 +252,7 @@ def _step_by_step(
             arrow = [f"→ {vector(row.values[after])}"] if after in results else []
             parts.append([name, vector(row.values[name]), *arrow])
         parts += [[name, vector(row.values[name])] for name in actions]
-        parts += [["reward", f"→ {_reward(row)}"]]
+        parts += [["reward", f"→ {_reward(row)}"]] if "next.reward" in row.values else []
         only_after = [name for name in results if name.removeprefix("next.") not in states]
         parts += [[name, f"→ {vector(row.values[name])}"] for name in only_after]
         lines.append([Styled(f"t = {row.step:,}", "bold"), Styled(f"  {_end(row)}".rstrip(), "yellow")])

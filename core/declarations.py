@@ -102,7 +102,7 @@ READER_OPTIONS = (
         "What a flag that marks terminations and time limits alike means: terminated or truncated. Of a table: the "
         "columns of termination and of time limit, like terminals,timeouts, or - for none.",
     ),
-    ReaderOption("filter-key", str, "NAME", "Only the episodes of this split, like train, of a robomimic file."),
+    ReaderOption("filter-key", str, "NAME", "Only the episodes of this split, like train."),
     ReaderOption("reward", str, "zero", "zero: rewards of 0, for a dataset that has none."),
     ReaderOption(
         "map", list[str], "KEY=COLUMN",

@@ -22,11 +22,10 @@ import numpy as np
 
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
+from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.episodes import rows_equal
 from .datasets import D4rlDataset, same_file
 from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile
-
-_BLOCK_BYTES = 16 << 20
 
 
 class Ends(Enum):
@@ -136,7 +135,7 @@ class _Flags:
 
     def __init__(self, file: D4rlFile) -> None:
         terminals, timeouts, nan = [], [], []
-        for start, stop in blocks(file.rows, _BLOCK_BYTES // 8):
+        for start, stop in blocks(file.rows, BLOCK_BYTES // 8):
             terminals.append(start + np.flatnonzero(file.read_flag("terminals", start, stop)))
             if file.has_timeouts:
                 timeouts.append(start + np.flatnonzero(file.read_flag(TIMEOUTS, start, stop)))
@@ -167,7 +166,7 @@ def _breaks(file: D4rlFile) -> Array:
     """Rows after which the next observation is not the following one."""
     row = file.read("observations", 0, 1).nbytes
     found = []
-    for start, stop in blocks(file.rows - 1, max(1, _BLOCK_BYTES // max(1, row))):
+    for start, stop in blocks(file.rows - 1, max(1, BLOCK_BYTES // max(1, row))):
         after = file.read(NEXT_OBSERVATIONS, start, stop)
         following = file.read("observations", start + 1, stop + 1)
         found.append(start + np.flatnonzero(~rows_equal(after, following)))
@@ -232,12 +231,6 @@ def _unended(rows: Array) -> Iterator[str]:
             f"next_observations are not the following observations in {steps}: "
             "if episodes end there, the time limit is another"
         )
-
-
-def blocks(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split rows into ranges of at most `size`."""
-    for start in range(0, rows, size):
-        yield start, min(start + size, rows)
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -6,6 +6,7 @@ Imports h5py; never d4rl, gym or torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ import numpy as np
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
+from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
 from ...core.ted.episodes import Final
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .boundaries import FileBoundaries, find_boundaries
 from .datasets import D4rlDataset, dataset_named, dataset_of_file
 from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile, looks_like_d4rl
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
 _TABLE_ROWS = 1 << 20
 _OBSERVATION: Key = ("observation",)
@@ -157,9 +159,13 @@ class _Columns:
             fields.append((Field(info.key, info.dtype, info.shape, "info"), "step"))
         self.fields = tuple(fields)
         self.rows = max(1, piece_bytes // max(1, row_bytes(ted_fields(fields))))
-        self._blocks = {key: _Blocks(file, name, self.rows) for key, name in names.items()}
-        self._after = _Blocks(file, NEXT_OBSERVATIONS, self.rows)
-        self._flags = [_Blocks(file, name, self.rows) for name in ("terminals", TIMEOUTS)]
+        self._blocks = {key: self._of(name) for key, name in names.items()}
+        self._after = self._of(NEXT_OBSERVATIONS)
+        self._flags = [self._of(name) for name in ("terminals", TIMEOUTS)]
+
+    def _of(self, name: str) -> RowBlocks:
+        read = self._file.read_flag if name in ("terminals", TIMEOUTS) else self._file.read
+        return RowBlocks(partial(read, name), self._file.rows, self.rows)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         return self._blocks[key].read(start, stop)
@@ -174,23 +180,6 @@ class _Columns:
         if not self._file.has_timeouts:
             return terminals.read(start, stop), np.zeros(stop - start, bool)
         return terminals.read(start, stop), timeouts.read(start, stop)
-
-
-class _Blocks:
-    """Rows of one column, of which a block is kept: what was given out stays valid when another block is read."""
-
-    def __init__(self, file: D4rlFile, name: str, rows: int) -> None:
-        self._file, self._name, self._rows = file, name, rows
-        self._start = self._stop = 0
-        self._block: Array = np.zeros(0)
-
-    def read(self, start: int, stop: int) -> Array:
-        if not self._start <= start <= stop <= self._stop:
-            end = min(self._file.rows, max(stop, start + self._rows))
-            read = self._file.read_flag if self._name in ("terminals", TIMEOUTS) else self._file.read
-            self._block = read(self._name, start, end)
-            self._start, self._stop = start, end
-        return self._block[start - self._start : stop - self._start]
 
 
 def _usual_name(path: str) -> str:

@@ -57,6 +57,23 @@ def array_names(path: Path) -> tuple[str, ...]:
         return ()
 
 
+def first_name_of_cut(path: Path) -> str:
+    """Return the name of the first array of a `.npz` file whose list of arrays is lost; "" for anything else."""
+    try:
+        descriptor = open_regular(path)
+    except (RbtoolError, OSError):
+        return ""
+    try:
+        head = os.pread(descriptor, _LOCAL_HEADER.size + 256, 0)
+    finally:
+        os.close(descriptor)
+    if len(head) < _LOCAL_HEADER.size or not head.startswith(_BEGINS[0]):
+        return ""
+    length = _LOCAL_HEADER.unpack_from(head)[-2]
+    name = head[_LOCAL_HEADER.size :][:length].decode("utf-8", "replace")
+    return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) and not array_names(path) else ""
+
+
 class NpzFile(Closing):
     """A `.npz` file, open for reading. Not for several threads at once.
 

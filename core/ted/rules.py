@@ -15,9 +15,9 @@ from .schema import (
     FLAGS,
     NEXT,
     NEXT_DONE,
+    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
-    REWARD,
     SINGLETONS,
     Field,
     Key,
@@ -142,17 +142,23 @@ def _ends(tally: Tally) -> str:
 
 
 class SchemaRule(Rule):
-    """Reward and the three flags lie under `next`, flags are bool, there is an action and an observation."""
+    """Reward and the three flags lie under `next`, flags are bool, there is an action and an observation.
+
+    Data without any reward are TED too: a warning reports it.
+    """
 
     rule_id = "TED001"
     name = "schema"
 
     def findings(self) -> list[Finding]:
-        return [self.report("error", text) for text in self._problems()]
+        errors = [self.report("error", text) for text in self._problems()]
+        if not any(field.key == NEXT_REWARD for field in self.fields):
+            errors.append(self.report("warning", "there are no rewards: no field is 'next.reward'"))
+        return errors
 
     def _problems(self) -> Iterator[str]:
         fields = {field.key: field for field in self.fields}
-        for key in (*FLAGS, REWARD):
+        for key in FLAGS:
             if (NEXT, *key) not in fields:
                 yield f"there is no {key_name((NEXT, *key))!r}"
         for key in FLAGS:

@@ -24,7 +24,7 @@ from ..format.ted.tree import FieldRange
 from ..opening import open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
-from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, row_bytes, ted_fields
+from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .results import Result, given_options, refuse_raw_options
 from .saved_steps import has_steps
 
@@ -46,7 +46,8 @@ class RowView:
 class EpisodeView:
     """An episode: its number, its length in steps, how it ends, and some of its rows, always with the last one.
 
-    `total_reward` is None if rewards are sums over n steps and those of single steps are not stored. `final` describes
+    `total_reward` is None without rewards, and if they are sums over n steps and those of single steps are not stored.
+    `final` describes
     the observation after the last step: `observed`, `repeated` (a copy of the one before), or `dropped` (missing in
     the source, so that the step was left out).
     """
@@ -70,7 +71,7 @@ def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView
 
     wanted = _wanted(int(table.length[row]), head)
     rows = [_row_view(reader.fields, step, lambda key, step=step: read(key, step)) for step in wanted]  # type: ignore[misc]
-    return _view(table, row, rows, known=returns_are_known(reader.manifest))
+    return _view(table, row, rows, known=not _why_no_returns(reader.manifest))
 
 
 def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | None) -> EpisodeView:
@@ -93,7 +94,7 @@ def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | No
                 values |= _flags(table.terminated[row], table.truncated[row], number)
             rows.append(_row_view(fields, step, lambda key, values=values: np.asarray(values[key])))  # type: ignore[misc]
         before += len(piece)
-    return _view(table, row, rows)
+    return _view(table, row, rows, known=REWARD in timings)
 
 
 def _flags(terminated: Any, truncated: Any, number: int) -> dict[Key, Any]:
@@ -118,7 +119,7 @@ def _wanted(length: int, head: int | None) -> list[int]:
     return sorted({*range(min(length, length if head is None else head)), length - 1})
 
 
-def _view(table: EpisodeTable, row: int, rows: Iterable[RowView], *, known: bool = True) -> EpisodeView:
+def _view(table: EpisodeTable, row: int, rows: Iterable[RowView], *, known: bool) -> EpisodeView:
     return EpisodeView(
         episode=int(table.episode[row]),
         length=int(table.length[row]),
@@ -155,6 +156,7 @@ def _value(row: Array, field: Field) -> Any:
 
 
 _BINS = 10
+_NO_REWARDS = "there is no return: no field is next.reward"
 _NO_RETURNS = (
     "there is no return: next.reward holds sums over n steps, and next.original_reward, the reward of every step, "
     "is not there"
@@ -277,7 +279,7 @@ def _of_steps(
     reader: StepReader, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
 ) -> InspectResult:
     manifest, table = reader.manifest, table_with_returns(reader)
-    known, layouts = returns_are_known(manifest), _layouts(reader)
+    unknown, layouts = _why_no_returns(manifest), _layouts(reader)
     return InspectResult(
         name=_name(reader.path, manifest, known_root(root)),
         path=reader.path,
@@ -290,12 +292,12 @@ def _of_steps(
         bytes_saved=max(0, layouts["ted"] - layouts[manifest.layout]) if manifest.layout in layouts else 0,
         ends=table.counts(),
         length=Spread.of(table.length),
-        returns=Spread.of(table.total_reward) if known else None,
+        returns=None if unknown else Spread.of(table.total_reward),
         fields=_fields(reader.fields, manifest.steps, manifest.ranges),
         spaces=manifest.spaces,
         renamed_keys=manifest.renamed_keys,
         dropped_keys=manifest.dropped_keys,
-        notes=manifest.notes if known else (*manifest.notes, _NO_RETURNS),
+        notes=(*manifest.notes, *([unknown] if unknown else [])),
         content_digest=manifest.content_digest if manifest.files else None,
         resolved_revision=manifest.resolved_revision,
         created_by=manifest.created_by if manifest.files else None,
@@ -304,6 +306,13 @@ def _of_steps(
         first_episode=_first(table),
         problems=tuple(size_problems(reader)),
     )
+
+
+def _why_no_returns(manifest: Manifest) -> str:
+    """Return why episodes have no returns; empty where they have."""
+    if not returns_are_known(manifest):
+        return _NO_RETURNS
+    return "" if any(field.key == NEXT_REWARD for field in manifest.fields) else _NO_REWARDS
 
 
 def _layouts(reader: StepReader) -> dict[str, int]:
@@ -334,7 +343,7 @@ def _of_source(reader: Reader, path: Path, episode: int | None, head: int | None
         bytes_saved=0,
         ends=table.counts(),
         length=Spread.of(table.length),
-        returns=Spread.of(table.total_reward),
+        returns=Spread.of(table.total_reward) if REWARD in {field.key for field, _ in facts.fields} else None,
         fields=_fields(ted_fields(facts.fields), table.steps, {}),
         spaces=facts.spaces,
         renamed_keys=facts.renamed_keys,

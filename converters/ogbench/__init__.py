@@ -1,0 +1,20 @@
+"""OGBench's npz files: read and downloaded."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="ogbench",
+        package=__name__,
+        order=3,
+        reader="reader:OgbenchReader",
+        title="OGBench",
+        found="npz with observations, actions and terminals, and without rewards",
+        ends="terminals, on the row of the last observation; truncated",
+        final="yes",
+    ),
+)

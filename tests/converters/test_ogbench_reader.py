@@ -1,0 +1,284 @@
+"""`OgbenchReader`: the contract of readers, where trajectories end, what a file holds, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ogbench_files import plain_rows, random_columns, write
+
+import rbtool
+from rbtool.converters.ogbench.reader import OgbenchReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from rbtool.core.format.locate import reader_class, reader_names
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data"
+NAME = "hoppermaze-medium-navigate-v0"
+LENGTHS = (5, 1, 7, 4)
+
+
+def small(path: Path, **arguments: Any) -> OgbenchReader:
+    return type("Small", (OgbenchReader,), {"piece_bytes": 300})(path, **arguments)
+
+
+class _Contract(ReaderTests):
+    has_rewards = False
+
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder = tmp_path_factory.mktemp("ogbench")
+        write(self.folder / "a-v0.npz", random_columns(LENGTHS, unfinished=True))
+
+    def reader(self) -> type[Reader]:
+        return OgbenchReader
+
+    def source(self) -> Path:
+        return self.folder / "a-v0.npz"
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.source())
+
+
+class TestReader(_Contract):
+    """A single file."""
+
+
+class TestReaderOfBothFiles(_Contract):
+    """A folder with a file and its validation file, as a download is."""
+
+    def source(self) -> Path:
+        write(self.folder / "a-v0-val.npz", random_columns((3, 2), seed=1))
+        return self.folder
+
+
+def columns_of(path: Path) -> tuple[dict[str, Any], TedReader]:
+    reader = TedReader(path)
+    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}, reader
+
+
+def assert_equal_rows(path: Path, expected: list[dict[str, Any]]) -> None:
+    found, reader = columns_of(path)
+    assert reader.manifest.steps == len(expected)
+    for at, row in enumerate(expected):
+        for name in ("observation", "next.observation", "action", "info.qpos", "next.info.qpos"):
+            assert found[name][at].tobytes() == row[name].tobytes(), (name, at)
+        assert found["episode"][at] == row["episode"]
+        assert found["next.truncated"][at, 0] == row["last"]
+        assert not found["next.terminated"][at, 0]
+    assert "next.reward" not in found
+    ends = [row for row in expected if row["last"]]
+    assert reader.episodes.episode.tolist() == [row["episode"] for row in ends]
+    reasons = [EndReason.TRUNCATED if row["flagged"] else EndReason.END_OF_FILE for row in ends]
+    assert reader.episodes.end_reason.tolist() == reasons
+    assert set(reader.episodes.final.tolist()) == {Final.OBSERVED}
+    reader.close()
+
+
+def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None:
+    with np.load(DATA / "ogbench" / f"{NAME}.npz") as file:
+        columns = dict(file)
+    result = rbtool.convert(DATA / "ogbench" / f"{NAME}.npz", tmp_path / "out")
+    assert_equal_rows(result.path, plain_rows(columns))
+    assert (result.steps, result.episodes, result.boundary["truncated"]) == (98, 4, 4)
+    assert result.renamed_keys["qpos"] == "info.qpos"
+    assert any(f"{NAME}-val.npz is not part of it" in note for note in result.notes)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
+    unfinished=st.booleans(), visual=st.booleans(), packed=st.booleans(), flags=st.sampled_from(["f4", "?", "i8"]),
+    piece=st.sampled_from([1, 300, 1 << 20]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_random_trajectories_come_back(
+    lengths: list[int], unfinished: bool, visual: bool, packed: bool, flags: str, piece: int, seed: int
+) -> None:
+    columns = random_columns(lengths, unfinished=unfinished, visual=visual, flags=flags, seed=seed)
+    expected = plain_rows(columns)
+    with tempfile.TemporaryDirectory() as folder:
+        file = write(Path(folder) / "a-v0.npz", columns, packed=packed)
+        assert_equal_rows(rbtool.convert(file, Path(folder) / "out").path, expected)
+        with type("Sized", (OgbenchReader,), {"piece_bytes": piece})(file) as reader:
+            facts, pieces = reader.facts(), list(reader.pieces())
+            assert facts.steps == sum(map(len, pieces)) == len(expected)
+            after = b"".join(row.tobytes() for piece in pieces for row in piece.rows_after(("observation",)))
+            assert after == b"".join(row["next.observation"].tobytes() for row in expected)
+
+
+def test_both_files_are_one_dataset_with_splits(tmp_path: Path) -> None:
+    train, val = random_columns((3, 5)), random_columns((2, 4, 1), seed=1)
+    folder = tmp_path / "both"
+    write(folder / "a-v0.npz", train)
+    write(folder / "a-v0-val.npz", val)
+    result = rbtool.convert(folder, tmp_path / "out")
+    assert_equal_rows(result.path, plain_rows(train) + plain_rows(val, 2))
+    assert "episodes 0:2 are a-v0.npz (train) and 2:5 are a-v0-val.npz (val)" in result.notes
+    with TedReader(result.path) as reader:
+        assert [text["split"] for text in reader.episode_text or ()] == ["train"] * 2 + ["val"] * 3
+    chosen = rbtool.convert(folder, tmp_path / "val", filter_key="val")
+    assert_equal_rows(chosen.path, plain_rows(val, 2))
+    assert_equal_rows(rbtool.convert(folder, tmp_path / "last", episodes="3:").path, plain_rows(val, 2)[2:])
+    with pytest.raises(UsageError, match=r"the splits of .* are train, val"):
+        rbtool.convert(folder, tmp_path / "no", filter_key="test")
+    with pytest.raises(UsageError, match="one file without splits"):
+        rbtool.convert(folder / "a-v0.npz", tmp_path / "no", filter_key="train")
+
+
+def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
+    file = write(tmp_path / "a-v0.npz", random_columns((3, 5)))
+    absent, zero = rbtool.convert(file, tmp_path / "absent"), rbtool.convert(file, tmp_path / "zero", reward="zero")
+    assert any("there are no rewards in the file" in note for note in absent.notes)
+    assert any("rewards are 0, as --reward zero states" in note for note in zero.notes)
+    found, reader = columns_of(zero.path)
+    assert (found["next.reward"].dtype, found["next.reward"].shape) == (np.float32, (8, 1))
+    assert not found["next.reward"].any()
+    reader.close()
+    with pytest.raises(UsageError, match="zero is expected"):
+        rbtool.convert(file, tmp_path / "no", reward="one")
+
+
+def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
+    file = write(tmp_path / "a-v0.npz", random_columns((30, 50)))
+    path = rbtool.convert(file, tmp_path / "out").path
+    for place in (file, path):
+        checked = rbtool.check(place)
+        assert (checked.errors, [finding.message for finding in checked.findings]) == (
+            0, ["there are no rewards: no field is 'next.reward'"]
+        )  # fmt: skip
+        shown = rbtool.inspect(place, episode=1, head=1)
+        assert shown.returns is None
+        assert shown.episode is not None
+        assert shown.episode.total_reward is None
+    assert "there is no return: no field is next.reward" in rbtool.inspect(path).notes
+    assert ("observation",) in {entry.key for entry in rbtool.stats(path).fields}
+    assert ("next", "reward") not in {entry.key for entry in rbtool.sample(path, n=8, seed=0).fields}
+    buffer = rbtool.load_dataset(path, batch_size=8)
+    assert ("next", "reward") not in buffer.sample().keys(include_nested=True)
+    packed = rbtool.convert(file, tmp_path / "packed", layout="packed")
+    assert rbtool.check(packed.path).errors == 0
+
+
+def test_rows_that_are_no_steps_and_the_unfinished_tail_are_named(tmp_path: Path) -> None:
+    columns = random_columns((3, 0, 4, 2), unfinished=True)
+    result = rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    assert (result.episodes, result.steps, result.boundary["end_of_file"]) == (3, 9, 1)
+    assert "episode 1 of a-v0.npz is left out: one row, which is no step" in result.notes
+    assert any("the last 3 rows of a-v0.npz end without terminals" in note for note in result.notes)
+    with pytest.raises(FormatError, match="has no steps"):
+        rbtool.convert(write(tmp_path / "b-v0.npz", random_columns((0, 0))), tmp_path / "no")
+
+
+def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path: Path) -> None:
+    columns: dict[str, Any] = random_columns((3, 2))
+    columns |= {"button_states": np.arange(7), "extra/touch": np.arange(14.0).reshape(7, 2), "short": np.arange(3)}
+    columns |= {"one": np.float32(1), "names": np.array(["a"] * 7), "objects": np.array([None] * 7)}
+    result = rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    found, reader = columns_of(result.path)
+    assert found["info.button_states"].tolist() == [0, 1, 2, 4, 5]
+    assert found["next.info.button_states"].tolist() == [1, 2, 3, 5, 6]
+    assert found["info.extra.touch"].shape == (5, 2)
+    assert {entry["key"]: entry["why"].partition(";")[0] for entry in result.dropped_keys} == {
+        "short": "it has 3 rows, and the observations 7", "one": "it is a single value",
+        "names": "element type <U1 cannot be stored", "objects": "it is a pickle of Python objects",
+    }  # fmt: skip
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: c.update(actions=c["actions"][:-1]), r"different numbers of rows \(observations 6, actions 5"),
+        (lambda c: c.update(terminals=c["terminals"] * 2), "terminals is 2.0 in row 5, 0 or 1 is expected"),
+        (lambda c: c.update(terminals=np.zeros((6, 2))), r"'terminals' has rows of shape \[2\]"),
+        (lambda c: c.update(actions=np.array(["a"] * 6)), "'actions' cannot be read as rows"),
+        (lambda c: c.update(observations=np.float32(1)), "'observations' cannot be read as rows: it is a single value"),
+        (lambda c: c.update({name: values[:0] for name, values in c.items()}), "has no steps"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused(tmp_path: Path, change: Any, sentence: str) -> None:
+    columns = random_columns((5,))
+    change(columns)
+    with pytest.raises(FormatError, match=sentence):
+        rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("terminals", "has no 'terminals'"), ("valids", "terminals mark two rows an episode"),
+        ("rewards", "is not in OGBench's layout"), ("next_observations", "the following row is the next observation"),
+    ],
+)  # fmt: skip
+def test_another_layout_is_not_recognised_and_refused_by_name(tmp_path: Path, name: str, sentence: str) -> None:
+    columns = random_columns((5,))
+    columns = {**columns, name: columns["qpos"]} if name not in columns else {**columns}
+    if name == "terminals":
+        del columns[name]
+    file = write(tmp_path / "a-v0.npz", columns)
+    assert not OgbenchReader.recognises(file)
+    with pytest.raises(FormatError, match=sentence):
+        rbtool.convert(file, tmp_path / "out", format="ogbench")
+
+
+def test_files_with_other_columns_are_no_pair(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a-v0.npz", random_columns((3,)))
+    write(tmp_path / "in" / "a-v0-val.npz", {**random_columns((3,)), "actions": np.zeros((4, 5))})
+    with pytest.raises(FormatError, match=r"a-v0-val.npz has other columns than a-v0.npz: .* actions? float64 \[5\]"):
+        rbtool.convert(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_cut_file_is_named(tmp_path: Path, share: float) -> None:
+    file = write(tmp_path / "a-v0.npz", random_columns((300, 300)))
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+    assert OgbenchReader.recognises(file)
+    with pytest.raises(CorruptDataError, match="it was cut"):
+        rbtool.convert(file, tmp_path / "out")
+
+
+def test_no_other_reader_claims_its_files_and_it_claims_no_other() -> None:
+    ours = DATA / "ogbench"
+    for path in (ours, *sorted(ours.glob("*.npz"))):
+        assert [name for name in reader_names() if reader_class(name).recognises(path)] == ["ogbench"], path
+    others = [path for path in DATA.rglob("*") if ours not in (path, *path.parents)]
+    assert not [path for path in others if OgbenchReader.recognises(path)]
+
+
+def test_memory_is_that_of_pieces(tmp_path: Path) -> None:
+    """A visual file of 60 MB in pieces of 1 MB."""
+    import tracemalloc
+
+    rows = 20_000
+    columns = random_columns((rows - 1,))
+    columns["observations"] = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None], (rows, 64, 48)).copy()
+    file = write(tmp_path / "a-v0.npz", columns)
+    del columns
+    kind = type("Sized", (OgbenchReader,), {"piece_bytes": 1 << 20})
+    with kind(file) as reader:
+        tracemalloc.start()
+        try:
+            steps = sum(len(piece) for piece in reader.pieces())
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (steps, peak < 12 << 20) == (rows - 1, True), peak
+
+
+def test_a_folder_of_several_datasets_is_not_one(tmp_path: Path) -> None:
+    for name in ("a-v0", "a-v0-val", "b-v0"):
+        write(tmp_path / "in" / f"{name}.npz", random_columns((3,)))
+    assert not OgbenchReader.recognises(tmp_path / "in")
+    with pytest.raises(RbtoolError):
+        rbtool.convert(tmp_path / "in", tmp_path / "out")
+    shutil.rmtree(tmp_path / "in")
