@@ -17,7 +17,7 @@ from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, blocks
-from ...core.ted.schema import ACTION, Field, Key, Timing, dtype_name, safe_part
+from ...core.ted.schema import ACTION, Field, Key, Timing, dtype_name, role_of, safe_part
 
 OBSERVATIONS = "observations"
 ACTIONS = "actions"
@@ -138,8 +138,7 @@ class OgbenchFile(Closing):
 
     def _column(self, name: str, key: Key, timing: Timing) -> Column:
         dtype, shape = self._file.form(name)
-        role = "info" if key[0] == "info" else "action" if key == ACTION else "observation"
-        return Column(name, Field(key, dtype_name(dtype), shape[1:], role), timing)
+        return Column(name, Field(key, dtype_name(dtype), shape[1:], role_of(key)), timing)
 
     def _trajectories(self) -> tuple[Array, Array, bool]:
         width = self._file.form(TERMINALS)[0].itemsize
