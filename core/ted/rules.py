@@ -142,26 +142,21 @@ def _ends(tally: Tally) -> str:
 
 
 class SchemaRule(Rule):
-    """Reward and the three flags lie under `next`, flags are bool, there is an action and an observation.
-
-    Data without any reward are TED too: a warning reports it.
-    """
+    """Reward (unless there is none at all) and flags lie under `next`, flags are bool, action and observation exist."""
 
     rule_id = "TED001"
     name = "schema"
 
     def findings(self) -> list[Finding]:
         errors = [self.report("error", text) for text in self._problems()]
-        if not any(field.key == NEXT_REWARD for field in self.fields):
-            errors.append(self.report("warning", "there are no rewards: no field is 'next.reward'"))
-        return errors
+        without = all(field.key != NEXT_REWARD for field in self.fields)
+        return [*errors, *([self.report("warning", "there are no rewards: no field is 'next.reward'")] * without)]
 
     def _problems(self) -> Iterator[str]:
         fields = {field.key: field for field in self.fields}
         for key in FLAGS:
             if (NEXT, *key) not in fields:
                 yield f"there is no {key_name((NEXT, *key))!r}"
-        for key in FLAGS:
             for place in (key, (NEXT, *key)):
                 if place in fields and fields[place].dtype != "bool":
                     yield f"{key_name(place)!r} is {fields[place].dtype}, bool is expected"
