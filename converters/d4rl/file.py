@@ -1,6 +1,7 @@
 """One D4RL file, open for reading: its columns, which are checked, and the metadata in it.
 
 All columns have as many rows as there are steps. What is below `metadata/` describes the file: it becomes documents.
+A file without columns at its root may have them in chunks of rows, in groups `virtual/0`, `virtual/1`, …
 """
 
 from __future__ import annotations
@@ -39,7 +40,40 @@ _DEEPEST_PARTS = 32
 _DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 _FETCH_AGAIN = "copy or fetch the file again, whole"
 
-Column: TypeAlias = h5py.Dataset
+_CHUNKS = "virtual"
+
+
+class ChunkedColumn:
+    """A column whose rows are in several datasets, one after the other; `stops` has the row after each.
+
+    FormatError for datasets whose rows differ in shape or element type.
+    """
+
+    def __init__(self, parts: Sequence[h5py.Dataset]) -> None:
+        self._parts = parts
+        forms = {(part.shape[1:], part.dtype) for part in parts}
+        if len(forms) > 1:
+            shapes = ", ".join(sorted(f"{dtype} {list(shape)}" for shape, dtype in forms))
+            raise FormatError(f"{parts[0].file.filename}: chunks of {parts[0].name!r} differ in their rows: {shapes}")
+        self.dtype = parts[0].dtype
+        self.stops: list[int] = np.cumsum([len(part) for part in parts]).tolist()
+        self.shape = (self.stops[-1], *parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def read_direct(self, rows: Array, selection: slice) -> None:
+        """Read rows into an array, as `h5py.Dataset.read_direct` does."""
+        for part, stop in zip(self._parts, self.stops, strict=True):
+            begin = stop - len(part)
+            low, high = max(selection.start, begin), min(selection.stop, stop)
+            if low < high:
+                part.read_direct(
+                    rows[low - selection.start : high - selection.start], np.s_[low - begin : high - begin]
+                )
+
+
+Column: TypeAlias = h5py.Dataset | ChunkedColumn
 
 
 def looks_like_d4rl(file: Path) -> bool:
@@ -48,9 +82,27 @@ def looks_like_d4rl(file: Path) -> bool:
         stated = stated_bytes(file)
         if stated is None:
             return False
-        return file.stat().st_size < stated or set(REQUIRED) <= set(root_members(file))
+        if file.stat().st_size < stated:
+            return True
+        names = set(root_members(file))
+        return set(REQUIRED) <= names or (_CHUNKS in names and _has_chunks(file))
     except (RbtoolError, *_DAMAGED):
         return False
+
+
+def _has_chunks(file: Path) -> bool:
+    with h5py.File(open_h5(file)) as opened:
+        chunks = _chunks_in(opened)
+        return bool(chunks) and set(REQUIRED) <= set(chunks[0])
+
+
+def _chunks_in(file: h5py.File) -> list[h5py.Group]:
+    """Return the groups with chunks of rows, in the order of their numbers; none where columns are at the root."""
+    group = file.get(_CHUNKS)
+    if not isinstance(group, h5py.Group) or REQUIRED[0] in file:
+        return []
+    numbers = sorted(int(name) for name in group if name.isascii() and name.isdecimal() and name == str(int(name)))
+    return [part for number in numbers if isinstance(part := group[str(number)], h5py.Group)]
 
 
 def again(file: Path) -> str:
@@ -132,7 +184,9 @@ class D4rlFile:
             self._file = h5py.File(open_h5(path))
         try:
             with reading(path, "the structure"):
-                self._columns = {name: self._core(name) for name in _KNOWN if name in self._file or name in REQUIRED}
+                self._chunks = _chunks_in(self._file)
+                top = self._chunks[0] if self._chunks else self._file
+                self._columns = {name: self._core(name) for name in _KNOWN if name in top or name in REQUIRED}
                 self.rows = self._common_length()
                 self._require_shapes()
                 found = self._look_around()
@@ -198,15 +252,18 @@ class D4rlFile:
         return found
 
     def _core(self, name: str) -> Column:
-        column = self._file.get(name)
-        if column is None:
-            raise FormatError(f"{self.path} has no {name!r}; D4RL's files have {', '.join(REQUIRED)}")
-        if not isinstance(column, h5py.Dataset) or not column.shape:
-            raise FormatError(f"{self.path}: {name!r} is no array with a row a step")
-        self._require_numbers(name, column)
-        return column
+        found = []
+        for group in self._chunks or [self._file]:
+            column, path = group.get(name), f"{group.name}/{name}".lstrip("/")
+            if column is None:
+                raise FormatError(f"{self.path} has no {path!r}; D4RL's files have {', '.join(REQUIRED)}")
+            if not isinstance(column, h5py.Dataset) or not column.shape:
+                raise FormatError(f"{self.path}: {path!r} is no array with a row a step")
+            self._require_numbers(path, column)
+            found.append(column)
+        return ChunkedColumn(found) if self._chunks else found[0]
 
-    def _require_numbers(self, name: str, column: Column) -> None:
+    def _require_numbers(self, name: str, column: h5py.Dataset) -> None:
         if why := _not_numbers(column):
             raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
         if why := absurd_size(column.id):
@@ -214,7 +271,8 @@ class D4rlFile:
 
     def _common_length(self) -> int:
         lengths = {name: len(column) for name, column in self._columns.items()}
-        if len(set(lengths.values())) > 1:
+        stops = {tuple(column.stops) for column in self._columns.values() if isinstance(column, ChunkedColumn)}
+        if len(set(lengths.values())) > 1 or len(stops) > 1:
             listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
             raise FormatError(
                 f"{self.path}: its columns have different numbers of rows ({listed}), and each has to have one a step",
@@ -247,7 +305,7 @@ class D4rlFile:
         if attributes:
             found.metadata["attributes"] = {name: _plain(value) for name, value in sorted(attributes.items())}
         for path, item in datasets_in(self._file):
-            if path in self._columns:
+            if path in self._columns or self._is_chunk(path):
                 continue
             if not isinstance(item, h5py.Dataset):
                 found.dropped.append(Dropped(path, "it is a type without data"))
@@ -257,7 +315,12 @@ class D4rlFile:
                 self._sort_in(path, item, found)
         return found
 
-    def _sort_in(self, path: str, column: Column, found: _Found) -> None:
+    def _is_chunk(self, path: str) -> bool:
+        """Return whether a path is that of rows which a column has."""
+        parts = path.split("/")
+        return bool(self._chunks) and len(parts) == 3 and parts[0] == _CHUNKS and parts[2] in self._columns
+
+    def _sort_in(self, path: str, column: h5py.Dataset, found: _Found) -> None:
         """Take a column with a row a step, and name what is none."""
         why = "it has no data" if column.shape is None else _not_numbers(column) or absurd_size(column.id)
         if not why and not path.startswith(_INFOS) and (other := self._info_of_that_name(path)):
@@ -281,7 +344,7 @@ class D4rlFile:
                 return name if name in self._file else ""
         return name
 
-    def _keep(self, path: str, value: Column, found: _Found) -> None:
+    def _keep(self, path: str, value: h5py.Dataset, found: _Found) -> None:
         """Keep a value of the metadata: single values and text in one document, arrays each in a file."""
         if value.shape is None:  # a null dataspace of HDF5
             _put(found.metadata, path.removeprefix(_METADATA).split("/"), None)
@@ -302,7 +365,7 @@ class D4rlFile:
             found.arrays[f"{path}.npy"] = file.getvalue()
 
 
-def _not_numbers(column: Column) -> str:
+def _not_numbers(column: h5py.Dataset) -> str:
     """Return why a column cannot be rows of numbers; empty where it can."""
     try:
         dtype_name(column.dtype)

@@ -340,3 +340,40 @@ def test_check_of_a_damaged_raw_file_names_the_episodes_that_cannot_be_read(tmp_
         list(reader.pieces())
     found = rbtool.check(file)
     assert any(finding.rule == "TED014" and 1 in finding.episodes for finding in found.findings)
+
+
+def chunked(columns: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
+    """Lay columns out in groups of rows; group 10 follows group 9."""
+    bounds = [0, *cuts, len(columns["rewards"])]
+    return {
+        f"virtual/{number}/{name}": values[bounds[number] : bounds[number + 1]]
+        for number in range(len(bounds) - 1)
+        for name, values in columns.items()
+    }
+
+
+def test_rows_in_chunks_are_one_table(tmp_path: Path) -> None:
+    columns = flat(random_episodes([5, 1, 7, 4, 6], ends=["terminal", "timeout", "both", "timeout", "none"]))
+    whole = rbtool.convert(write(tmp_path / "whole.hdf5", columns), tmp_path / "whole")
+    for cuts in ([], [3], [5, 5, 6], list(range(1, 12))):
+        file = write(tmp_path / f"{len(cuts)}.hdf5", chunked(columns, cuts), compression="gzip")
+        made = rbtool.convert(file, tmp_path / f"made{len(cuts)}")
+        assert made.content_digest == whole.content_digest
+        assert made.dropped_keys == ()
+
+
+def test_chunks_that_differ_are_refused(tmp_path: Path) -> None:
+    columns = chunked(flat(random_episodes([5, 4])), [4])
+    wide = {**columns, "virtual/1/actions": np.zeros((5, 9), np.float32)}
+    with pytest.raises(FormatError, match="chunks of '/virtual/0/actions' differ in their rows"):
+        rbtool.convert(write(tmp_path / "a.hdf5", wide), tmp_path / "out")
+    del columns["virtual/1/rewards"]
+    with pytest.raises(FormatError, match="has no 'virtual/1/rewards'"):
+        rbtool.convert(write(tmp_path / "b.hdf5", columns), tmp_path / "out")
+    short = chunked(flat(random_episodes([5, 4])), [4])
+    short["virtual/1/rewards"] = short["virtual/1/rewards"][:-1]
+    with pytest.raises(FormatError, match="different numbers of rows"):
+        rbtool.convert(write(tmp_path / "c.hdf5", short), tmp_path / "out")
+    short["virtual/0/rewards"] = np.append(short["virtual/0/rewards"], np.float32(0))
+    with pytest.raises(FormatError, match="different numbers of rows"):
+        rbtool.convert(write(tmp_path / "d.hdf5", short), tmp_path / "out")
