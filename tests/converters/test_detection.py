@@ -1,0 +1,47 @@
+"""Formats are recognised by content, and no two readers claim the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rbtool.core.format.locate import reader_class, reader_names
+
+DATA = Path("tests/data")
+FORMATS = [name for name in reader_names() if (DATA / name).is_dir()]
+
+
+def places(folder: Path) -> Iterator[Path]:
+    """Every file and every folder below a folder, which comes first."""
+    yield folder
+    yield from sorted(folder.rglob("*"))
+
+
+def claimed(path: Path) -> set[str]:
+    return {name for name in reader_names() if reader_class(name).recognises(path)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_files_of_a_format_are_claimed_by_its_reader_alone(name: str) -> None:
+    found = {path: claimed(path) for path in places(DATA / name)}
+    assert {path: names for path, names in found.items() if not names <= {name}} == {}
+    assert any(found.values())
+
+
+@pytest.mark.parametrize("folder", sorted((DATA / "torchrl_checkpoints").iterdir())[::8], ids=lambda path: path.name)
+def test_checkpoints_are_claimed_by_no_reader(folder: Path) -> None:
+    assert {path: names for path in places(folder) if (names := claimed(path))} == {}
+
+
+def test_odd_files_are_claimed_by_no_reader(tmp_path: Path) -> None:
+    contents = {
+        "empty": b"", "empty.npz": b"", "empty.hdf5": b"", "text.json": b"{}", "list.jsonl": b"[1]\n",
+        "a.csv": b"a,b\n", "zip.npz": b"PK\x05\x06" + bytes(18), "noise.parquet": bytes(range(256)),
+        "pickle.pkl": b"\x80\x04N.",
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    assert {path.name: names for path in places(tmp_path) if (names := claimed(path))} == {}
+    assert claimed(tmp_path / "missing") == set()
