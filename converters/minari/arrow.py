@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...core.encodings.arrow_bounds import require_bounded_ipc, require_bounded_parquet
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.documents import load_json
-from .arrow_bounds import require_bounded_ipc, require_bounded_parquet
 from .metadata import METADATA_FILE
 from .spaces import SpacePath
 from .store import ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, column_name, reading

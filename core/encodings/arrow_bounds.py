@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...core.errors import CorruptDataError
-from ...core.format.digest import open_regular
+from ..errors import CorruptDataError
+from ..format.digest import open_regular
 
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""

@@ -1,0 +1,193 @@
+"""The columns of RLlib's files under their TED keys, from the forms that they have in all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import FormatError, SchemaError
+from ...core.format.contracts import Array
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+from .blocks import (
+    ACTIONS,
+    AGENTS,
+    DONES,
+    EPS_ID,
+    INFOS,
+    NEXT_OBS,
+    OBS,
+    REQUIRED,
+    REWARDS,
+    STEP,
+    TERMINATEDS,
+    TRUNCATEDS,
+    Block,
+    ColumnPath,
+)
+
+_OBSERVATION: Key = ("observation",)
+_FLAGS = (DONES, TERMINATEDS, TRUNCATEDS)
+_WHOLE = (*REQUIRED, *_FLAGS, NEXT_OBS, EPS_ID, STEP, *AGENTS)
+"""Columns that have to be in every row, or in none."""
+
+
+@dataclass
+class _Form:
+    """What a column has been so far: `why` it is none, where it is none."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rows: int
+    why: str = ""
+
+    def add(self, array: Array) -> None:
+        mixes = (array.dtype == bool) != (self.dtype == bool)
+        if array.shape[1:] != self.shape:
+            self.why = self.why or "its rows have different shapes"
+        elif mixes:
+            self.why = self.why or "it has both flags and numbers"
+        else:
+            self.dtype = np.result_type(self.dtype, array.dtype)
+        self.rows += len(array)
+
+
+class Columns:
+    """What all blocks have; `finish` makes fields of it.
+
+    `has_limits` states that infos mark time limits. `sources` are the columns with their keys and when they are known, `next_sources` those under `next`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows = 0
+        self.has_limits = False
+        self._forms: dict[ColumnPath, _Form] = {}
+        self._text: dict[ColumnPath, int] = {}
+        self._odd: dict[ColumnPath, str] = {}
+        self.fields: tuple[tuple[Field, Timing], ...] = ()
+        self.sources: list[tuple[ColumnPath, Key, Timing]] = []
+        self.next_sources: list[tuple[ColumnPath, Key]] = []
+        self.renamed: dict[str, Key] = {}
+        self.dropped: tuple[Dropped, ...] = ()
+
+    def add(self, block: Block) -> None:
+        """Take note of the columns of a block."""
+        self._rows += block.rows
+        self.has_limits = self.has_limits or block.limits is not None
+        for path, array in block.columns.items():
+            form = self._forms.get(path)
+            if form is None:
+                self._forms[path] = _Form(array.dtype, array.shape[1:], len(array))
+            else:
+                form.add(array)
+        for path, texts in block.text.items():
+            self._text[path] = self._text.get(path, 0) + len(texts)
+        for path, why in block.odd.items():
+            self._odd.setdefault(path, why)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a column of that name."""
+        return any(path[0] == name for path in (*self._forms, *self._text))
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the observation after each step is stored."""
+        return bool(self.next_sources)
+
+    def finish(self) -> None:
+        """Make fields of the columns; FormatError where RLlib's own columns contradict each other."""
+        dropped: list[Dropped] = []
+        for path in [*self._forms]:
+            if why := self._why_not(path):
+                del self._forms[path]
+                self._odd[path] = why
+        for path, why in self._odd.items():
+            if path[0] in _WHOLE:
+                raise FormatError(f"{self._path}: {'.'.join(path)!r} cannot be read as rows: {why}")
+            dropped.append(Dropped(".".join(path), why))
+        for path, rows in self._text.items():
+            if path[0] in (EPS_ID, *AGENTS) and len(path) == 1 and rows == self._rows:
+                continue
+            if path[0] in _WHOLE:
+                raise FormatError(f"{self._path}: {'.'.join(path)!r} has text in {rows:,} rows of {self._rows:,}")
+            dropped.append(Dropped(".".join(path), "it is text, a value a row"))
+        for name in REQUIRED:
+            if not self.has(name):
+                raise FormatError(f"{self._path} has no {name!r} in its rows")
+        self._match_next()
+        self._lay_out(dropped)
+        self.dropped = tuple(sorted(dropped, key=lambda one: one.key))
+
+    def _why_not(self, path: ColumnPath) -> str:
+        form = self._forms[path]
+        if path in self._odd or path in self._text:
+            return self._odd.get(path, "it has text in some rows")
+        if form.rows != self._rows:
+            return f"it is in {form.rows:,} of {self._rows:,} rows"
+        try:
+            dtype_name(form.dtype)
+        except SchemaError as error:
+            return str(error)
+        return form.why
+
+    def _match_next(self) -> None:
+        """Give observations and those after them one type; FormatError where their shapes differ."""
+        after = {path[1:]: form for path, form in self._forms.items() if path[0] == NEXT_OBS}
+        before = {path[1:]: form for path, form in self._forms.items() if path[0] == OBS}
+        if after and (
+            after.keys() != before.keys() or any(after[name].shape != form.shape for name, form in before.items())
+        ):
+            raise FormatError(f"{self._path}: {OBS} and {NEXT_OBS} have different forms")
+        for name, form in after.items():
+            form.dtype = before[name].dtype = np.result_type(form.dtype, before[name].dtype)
+
+    def _lay_out(self, dropped: list[Dropped]) -> None:
+        fields: list[tuple[Field, Timing]] = []
+        for path, form in sorted(self._forms.items()):
+            if path[0] in _FLAGS:
+                if path[0] == DONES and self.has(TERMINATEDS):
+                    dropped.append(Dropped(DONES, "terminateds and truncateds state the same"))
+                continue
+            key, role, timing = _place(path)
+            if path[0] == NEXT_OBS:
+                self.next_sources.append((path, key))
+                continue
+            self.sources.append((path, key, timing))
+            shape = () if key == REWARD else form.shape
+            if key == REWARD and np.prod(form.shape, dtype=int) != 1:
+                raise FormatError(
+                    f"{self._path}: rewards have rows of shape {list(form.shape)}, one number is expected"
+                )
+            fields.append((Field(key, dtype_name(form.dtype), shape, role), timing))
+            if tuple(key[1:]) != path and role == "info":
+                self.renamed[".".join(path)] = key
+        self.fields = tuple(fields)
+
+    def like(self, block: Block) -> Block:
+        """Give the columns of a block the types that they have in all rows."""
+        for path, form in self._forms.items():
+            array = block.columns[path]
+            array = array.reshape(len(array)) if path == (REWARDS,) else array
+            block.columns[path] = array.astype(form.dtype, copy=False)
+        return block
+
+    def text_of(self, key: tuple[Any, ...]) -> dict[str, str]:
+        """Return the ids of an episode that are text."""
+        names = [name for name in (EPS_ID, *AGENTS) if self.has(name)]
+        return {name: value for name, value in zip(names, key, strict=True) if isinstance(value, str)}
+
+
+def _place(path: ColumnPath) -> tuple[Key, Role, Timing]:
+    """Return the key of a column, its role, and when it is known."""
+    name, rest = path[0], tuple(map(safe_part, path[1:]))
+    if name in (OBS, NEXT_OBS):
+        return (*_OBSERVATION, *rest), "observation", "state"
+    if name == ACTIONS:
+        return (*ACTION, *rest), "action", "step"
+    if name == REWARDS:
+        return REWARD, "reward", "result"
+    return ("info", safe_part(name), *rest), "info", "result" if name == INFOS else "step"

@@ -1,0 +1,187 @@
+"""RLlib's JSON lines: a batch or a transition a line, in a file or in the one member of a zip archive."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from ...core.encodings.pickles import PickledArray, PickleReader, require_trust
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array, Closing
+from ...core.format.digest import open_regular
+from .blocks import MARKS, REQUIRED, REWARDS, Block, batch_block, is_packed, joined, row_block
+
+_BLOCK_BYTES = 256 << 10
+_LONGEST_LINE = 256 << 20
+_HEAD_BYTES = 1 << 20
+_LARGEST_COLUMN = 1 << 30
+"""Bytes that a compressed column may unpack to."""
+_BATCHES = ("SampleBatch", "MultiAgentBatch")
+_SUFFIXES = (".json", ".jsonl")
+
+
+def looks_like_lines(path: Path) -> bool:
+    """Return whether the first line of a file is one of RLlib's; raises OSError and what zipfile raises."""
+    with _opened(path) as file:
+        head = file.read(_HEAD_BYTES).lstrip()
+    if not head.startswith(b"{"):
+        return False
+    line, end, _ = head.partition(b"\n")
+    start = line[:4096].replace(b" ", b"")
+    if any(f'"type":"{name}"'.encode() in start for name in _BATCHES):
+        return True
+    if not end and len(head) == _HEAD_BYTES:
+        return False
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() >= set(REQUIRED) and bool(found.keys() & set(MARKS))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open the lines of a file: its own, or those of the one JSON file in an archive."""
+    file = os.fdopen(open_regular(path), "rb", buffering=1 << 20)
+    if file.read(4) != b"PK\x03\x04":
+        file.seek(0)
+        return file
+    with file, zipfile.ZipFile(path) as archive:
+        members = [one for one in archive.infolist() if one.filename.lower().endswith(_SUFFIXES)]
+        if len(members) != 1 or members[0].flag_bits & 1:
+            raise FormatError(f"{path} is an archive of {len(members)} JSON files, a single one is expected")
+        return archive.open(members[0])  # which keeps the file open
+
+
+class Unpacker(Closing):
+    """Unpacks compressed columns: base64 of an LZ4 frame of a pickled array. The pickle is read in its own process."""
+
+    def __init__(self, path: Path, trusted: bool) -> None:
+        self._path, self._trusted = path, trusted
+        self._pickles: PickleReader | None = None
+
+    def __call__(self, text: str) -> Array:
+        """Return the array; UsageError where pickles are not trusted, CorruptDataError for damage."""
+        require_trust(self._path, self._trusted, "it has compressed columns, which are pickles and can run anything")
+        try:
+            packed = base64.b64decode(text, validate=True)
+            with pa.CompressedInputStream(pa.py_buffer(packed), "lz4") as stream:
+                data = stream.read(_LARGEST_COLUMN + 1)
+        except (binascii.Error, ValueError, OSError) as error:
+            raise CorruptDataError(f"{self._path}: a compressed column cannot be unpacked ({error})") from error
+        if len(data) > _LARGEST_COLUMN:
+            raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
+        if self._pickles is None:
+            self._pickles = PickleReader(str(self._path), _LONGEST_LINE)
+        found = self._pickles.load(io.BytesIO(data), len(data))
+        if not isinstance(found, PickledArray):
+            raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
+        return self._pickles.rows(found)
+
+    def close(self) -> None:
+        if self._pickles is not None:
+            self._pickles.close()
+
+
+class JsonLines(Closing):
+    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line."""
+
+    def __init__(self, path: Path, *, trusted: bool) -> None:
+        self.path = path
+        self._file = _opened(path)
+        self._unpacker = Unpacker(path, trusted)
+
+    def blocks(self) -> Iterator[tuple[tuple[int, int, int], Block]]:
+        """Yield the lines in blocks with their places."""
+        self._file.seek(0)
+        offset, number = 0, 1
+        while lines := self._some_lines():
+            size = sum(map(len, lines))
+            block = self._parsed(lines, number)
+            if block.rows:
+                yield (offset, size, number), block
+            offset += size
+            number += len(lines)
+            if self._file.tell() != offset:
+                self._file.seek(offset)
+
+    def _some_lines(self) -> list[bytes]:
+        lines: list[bytes] = []
+        size = 0
+        while size < _BLOCK_BYTES and (line := self._file.readline(_LONGEST_LINE + 1)):
+            if len(line) > _LONGEST_LINE:
+                raise FormatError(f"{self.path} has a line of more than {_LONGEST_LINE >> 20} MiB")
+            lines.append(line)
+            size += len(line)
+        return lines
+
+    def block(self, place: tuple[int, int, int]) -> Block:
+        """Read the lines at a place again."""
+        offset, size, number = place
+        if self._file.tell() != offset:
+            self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise CorruptDataError(f"{self.path} has become shorter while it was read")
+        return self._parsed(data.splitlines(keepends=True), number)
+
+    def _parsed(self, lines: list[bytes], first: int) -> Block:
+        parts: list[Block] = []
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, first):
+            if not line.strip():
+                continue
+            what = f"{self.path}, line {number:,}"
+            found = _document(line, what)
+            if "type" not in found and not isinstance(found.get(REWARDS), list) and not is_packed(found.get(REWARDS)):
+                rows.append(found)
+                continue
+            if rows:
+                parts.append(row_block(rows, self._unpacker))
+                rows = []
+            parts.append(batch_block(_single_policy(found, what), self._unpacker, what))
+        if rows:
+            parts.append(row_block(rows, self._unpacker))
+        parts = [part for part in parts if part.rows]
+        return joined(parts) if parts else Block(0)
+
+    def close(self) -> None:
+        self._file.close()
+        self._unpacker.close()
+
+
+def _document(line: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(
+            f"{what} is no JSON ({' '.join(str(error).split())[:100]}): it was cut, or is damaged",
+            hint="remove the line to read the others",
+        ) from error
+    if not isinstance(found, dict):
+        raise CorruptDataError(f"{what} is no object of JSON")
+    return found
+
+
+def _single_policy(batch: dict[str, Any], what: str) -> dict[str, Any]:
+    kind = batch.get("type", "SampleBatch")
+    if kind == "SampleBatch":
+        return batch
+    policies = batch.get("policy_batches")
+    if kind != "MultiAgentBatch" or not isinstance(policies, dict):
+        raise FormatError(f"{what} is of type {str(kind)[:40]!r}, SampleBatch is expected")
+    if len(policies) != 1 or not isinstance(only := next(iter(policies.values())), dict):
+        names = ", ".join(map(str, sorted(policies)))[:100]
+        raise FormatError(
+            f"{what} has batches of {len(policies)} policies ({names}), those of a single one can be read",
+            hint="write the lines of each policy to a file of its own",
+        )
+    return only

@@ -1,0 +1,132 @@
+"""RLlib's Parquet files: a transition a row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ...core.encodings.arrow_bounds import require_bounded_parquet
+from ...core.errors import CorruptDataError
+from ...core.format.contracts import Closing
+from ...core.format.digest import open_regular
+from .blocks import INFOS, MARKS, REQUIRED, TIME_LIMIT, Block, ColumnPath, add_array, objects
+
+_MOST_ROWS = 4096
+_BLOCK_BYTES = 4 << 20
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def looks_like_parquet(path: Path) -> bool:
+    """Return whether a Parquet file has RLlib's columns; raises what pyarrow raises."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        if file.read(4) != b"PAR1":
+            return False
+        names = set(pq.read_schema(file).names)
+    return names >= set(REQUIRED) and bool(names & set(MARKS))
+
+
+class ParquetRows(Closing):
+    """One Parquet file. A place is a row group, the first row in it, and the number of rows."""
+
+    def __init__(self, path: Path) -> None:
+        require_bounded_parquet(path)
+        self.path = path
+        self._opened = os.fdopen(open_regular(path), "rb")
+        try:
+            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+        except BaseException:
+            self._opened.close()
+            raise
+        self._group, self._row = -1, 0
+        self._batches: Iterator[Any] = iter(())
+        self._rows = _MOST_ROWS
+        for first in self._file.iter_batches(batch_size=1, use_threads=False):
+            self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
+            break
+
+    def blocks(self) -> Iterator[tuple[tuple[int, int, int], Block]]:
+        """Yield the rows in blocks with their places."""
+        for group in range(self._file.num_row_groups):
+            rows = self._file.metadata.row_group(group).num_rows
+            for start in range(0, rows, self._rows):
+                place = group, start, min(self._rows, rows - start)
+                yield place, self.block(place)
+
+    def block(self, place: tuple[int, int, int]) -> Block:
+        """Read the rows at a place."""
+        group, start, rows = place
+        if self._group != group or self._row > start:
+            self._batches = self._file.iter_batches(batch_size=self._rows, row_groups=[group], use_threads=False)
+            self._group, self._row = group, 0
+        parts: list[Any] = []
+        found = 0
+        while found < rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise CorruptDataError(f"{self.path}: row group {group} ends before its row {start + rows:,}")
+            first, self._row = self._row, self._row + batch.num_rows
+            part = batch.slice(max(0, start - first), max(0, min(self._row, start + rows) - max(start, first)))
+            if part.num_rows:
+                parts.append(part)
+                found += part.num_rows
+        return _block_of(pa.Table.from_batches(parts).combine_chunks())
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _block_of(table: Any) -> Block:
+    block = Block(table.num_rows)
+    for name in dict.fromkeys(table.column_names):
+        if table.column_names.count(name) > 1:
+            block.odd[(name,)] = "it is there twice"
+        else:
+            _add((name,), pa.concat_arrays(table.column(name).chunks), block)
+    return block
+
+
+def _add(path: ColumnPath, values: Any, block: Block) -> None:
+    """Add one column; fields of structs are columns of their own, and rows of lists have one shape."""
+    values.validate()
+    kind = values.type
+    if path == (INFOS, TIME_LIMIT) and pa.types.is_boolean(kind):
+        block.limits = values.fill_null(False).to_numpy(zero_copy_only=False)
+    elif values.null_count and not pa.types.is_floating(kind):
+        block.odd[path] = "it has no value in some rows"
+    elif pa.types.is_struct(kind):
+        parts = values.flatten()
+        for number, field in enumerate(kind):
+            _add((*path, field.name), parts[number], block)
+        if not kind.num_fields:
+            block.odd[path] = "it is empty"
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        block.text[path] = objects(values.to_pylist())
+    else:
+        _add_numbers(path, values, block)
+
+
+def _add_numbers(path: ColumnPath, values: Any, block: Block) -> None:
+    shape: list[int] = []
+    while any(test(values.type) for test in _LISTS):
+        lengths = pc.unique(pc.list_value_length(values)).to_pylist()
+        if len(lengths) != 1 or lengths[0] is None:
+            block.odd[path] = "its rows have different shapes"
+            return
+        shape.append(int(lengths[0]))
+        values = values.flatten()
+    if not any(test(values.type) for test in _NUMBERS):
+        block.odd[path] = f"its values are {values.type}, which are no numbers"
+    elif values.null_count and not pa.types.is_floating(values.type):
+        block.odd[path] = "it has no value in some rows"
+    else:
+        array = values.to_numpy(zero_copy_only=False)
+        add_array(path, np.ascontiguousarray(array).reshape(block.rows, *shape), block)

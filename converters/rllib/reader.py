@@ -1,0 +1,269 @@
+"""Reads what RLlib records: JSON lines of batches or transitions, and Parquet files of transitions.
+
+Imports pyarrow; never ray.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import FormatError, RbtoolError
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.reader import Reader
+from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ...core.ted.episodes import Final
+from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
+from .blocks import DONES, EPS_ID, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, Block, RowFile
+from .columns import Columns
+from .episodes import Episode, Runs, runs_of
+from .json_lines import JsonLines, looks_like_lines
+from .parquet import ParquetRows, looks_like_parquet
+
+PIECE_BYTES = 16 << 20
+"""TED bytes of the rows in memory at a time."""
+_SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".zip"})
+_HELD_BLOCKS = 8
+_MOST_STEPS = 1 << 62
+
+
+class RllibReader(Reader):
+    """A file of RLlib's JSON lines or Parquet rows, or a folder of them, which are taken in the order of their names.
+
+    `obs` becomes `observation`, `new_obs` what is under `next`, whether it follows or not. `infos` is `info.infos`
+    under `next`, any other column `info.NAME`. Episodes are numbered from 0 in the order of their first rows.
+
+    Options: `ends` states what `dones` mean, `terminated` (as in RLlib, the default) or `truncated`. `trust_pickle`
+    allows compressed columns to be read.
+
+    Raises FormatError for columns that contradict each other and for batches of several policies, CorruptDataError
+    for damage, UsageError for compressed columns that are not trusted, and for `ends` where `terminateds` state it.
+    """
+
+    piece_bytes = PIECE_BYTES
+    option_names = frozenset({"ends", "trust_pickle"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is a file with RLlib's columns, or a folder whose first file of such a kind is one."""
+        if path.is_dir():
+            found = _named_so(path)
+            return bool(found) and _is_one(found[0])
+        return path.is_file() and _is_one(path)
+
+    def on_open(self) -> None:
+        """Open the files."""
+        if self.path.is_dir():
+            named = _named_so(self.path)
+            self._paths = [path for path in named if _is_one(path)]
+            self._others = [path.name for path in named if path not in set(self._paths)]
+        else:
+            self._paths, self._others = [self.path], []
+        if not self._paths:
+            raise FormatError(f"{self.path} has no JSON lines or Parquet files with RLlib's columns")
+        trusted = bool(self.options.get("trust_pickle"))
+        self._opened: dict[int, RowFile] = {}
+        self._trusted = trusted
+        self._blocks: list[tuple[int, Any]] = []
+        self._starts: list[int] = []
+        self._held: dict[int, Block] = {}
+
+    def _file(self, number: int) -> RowFile:
+        found = self._opened.get(number)
+        if found is None:
+            for other in list(self._opened):
+                self._opened.pop(other).close()
+            path = self._paths[number]
+            with path.open("rb") as file:
+                is_parquet = file.read(4) == b"PAR1"
+            found = ParquetRows(path) if is_parquet else JsonLines(path, trusted=self._trusted)
+            self._opened[number] = found
+        return found
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Read all rows once, for their ids, flags and forms; none is kept."""
+        columns, runs, rows, ended = Columns(self.path), Runs(), 0, 0
+        for number, path in enumerate(self._paths):
+            for place, block in self._file(number).blocks():
+                columns.add(block)
+                ends = _ends(path, block)
+                ended += int(ends.sum())
+                for run in runs_of(block, ends, rows, number):
+                    runs.add(run)
+                self._blocks.append((number, place))
+                self._starts.append(rows)
+                rows += block.rows
+        if not rows:
+            raise FormatError(f"{self.path} has no rows")
+        self._rows = rows
+        columns.finish()
+        self._columns = columns
+        self._meaning = self._meaning_of_flags(columns)
+        self._episodes = runs.episodes()
+        progress(len(self._episodes))
+        self._size = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(columns.fields))))
+        return self._facts()
+
+    def _facts(self) -> SourceFacts:
+        columns = self._columns
+        return SourceFacts(
+            source="rllib",
+            id=self.path.stem,
+            fields=columns.fields,
+            episode_numbers=range(len(self._episodes)),
+            steps=self._rows,
+            renamed_keys={path: key_name(key) for path, key in columns.renamed.items()},
+            dropped_keys=columns.dropped,
+            notes=tuple(self._notes()),
+            lengths=[len(episode) for episode in self._episodes],
+            final_missing=not columns.has_next,
+        )
+
+    def _meaning_of_flags(self, columns: Columns) -> EndMeaning:
+        if columns.has(TERMINATEDS):
+            refuse_ends(self.path, self.options, f"has {TERMINATEDS}, which state what ends episodes")
+            return EndMeaning(terminated=True)
+        if columns.has_limits:
+            refuse_ends(self.path, self.options, f"has infos with {TIME_LIMIT}, which state what ends episodes")
+            return EndMeaning(terminated=True, note=f"time limits are those that infos state ({TIME_LIMIT})")
+        if not columns.has(DONES):
+            refuse_ends(self.path, self.options, f"has neither {DONES} nor {TERMINATEDS}: the option has no use")
+            return EndMeaning(terminated=True, note="there are no flags: episodes end where their ids do, truncated")
+        return meaning_of_ends(
+            self.options, "terminated", "dones are set at terminal states and time limits alike, and RLlib bootstraps "
+            "from neither",
+        )  # fmt: skip
+
+    def _notes(self) -> Iterator[str]:
+        if self._meaning.note:
+            yield self._meaning.note
+        if not self._columns.has(EPS_ID):
+            yield "there is no eps_id: rows follow each other in the order of the files, and flags alone end episodes"
+        gaps = sum(episode.inferred for episode in self._episodes)
+        if gaps:
+            yield f"rows are missing after {gaps:,} episodes, or their ids are used again: they end there, truncated"
+        late = sum(episode.starts_late for episode in self._episodes)
+        if late:
+            yield f"{late:,} episodes start after step 0 ({STEP}): their first rows are not in the files"
+        if self._others:
+            names = ", ".join(self._others[:3]) + (", …" if len(self._others) > 3 else "")
+            yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        episode = self._episodes[number]
+        held: _Rows | None = None
+        for rows in self._slices(episode):
+            if held is not None:
+                yield self._piece(number, episode, held, rows, first=held.at == 0)
+            held = rows
+        if held is not None:
+            yield self._piece(number, episode, held, None, first=held.at == 0)
+
+    def _slices(self, episode: Episode) -> Iterator[_Rows]:
+        """Cut the rows of an episode where blocks end, and pieces get too large."""
+        at = 0
+        for start, stop in episode.ranges:
+            while start < stop:
+                number = bisect_right(self._starts, start) - 1
+                begin = self._starts[number]
+                block = self._block(number)
+                end = min(stop, begin + block.rows, start + self._size)
+                yield _Rows(block, start - begin, end - begin, at)
+                at += end - start
+                start = end
+
+    def _block(self, number: int) -> Block:
+        found = self._held.pop(number, None)
+        if found is None:
+            file, place = self._blocks[number]
+            found = self._columns.like(self._file(file).block(place))
+            while len(self._held) >= _HELD_BLOCKS:
+                self._held.pop(next(iter(self._held)))
+        self._held[number] = found
+        return found
+
+    def _piece(self, number: int, episode: Episode, rows: _Rows, after: _Rows | None, *, first: bool) -> Piece:
+        columns, following = {}, dict[Key, Array]()
+        for path, key, timing in self._columns.sources:
+            found = rows.block.columns[path][rows.start : rows.stop]
+            if timing == "state" and not self._columns.has_next and after is not None:
+                found = np.concatenate((found, after.block.columns[path][after.start : after.start + 1]))
+            columns[key] = found
+        for path, key in self._columns.next_sources:
+            following[key] = rows.block.columns[path][rows.start : rows.stop]
+        terminated, truncated = self._flags(rows)
+        last = after is None
+        return Piece(
+            number, columns, terminated, truncated, first=first, last=last, next=following,
+            text=self._columns.text_of(episode.key) if first else {},
+            final=Final.OBSERVED if self._columns.has_next else Final.MISSING,
+            inferred=last and episode.inferred,
+        )  # fmt: skip
+
+    def _flags(self, rows: _Rows) -> tuple[Array, Array]:
+        def flag(name: str) -> Array:
+            found = rows.block.columns.get((name,))
+            return np.zeros(rows.stop - rows.start, bool) if found is None else found[rows.start : rows.stop] != 0
+
+        none = np.zeros(rows.stop - rows.start, bool)
+        if self._columns.has(TERMINATEDS):
+            return flag(TERMINATEDS), flag(TRUNCATEDS)
+        if self._columns.has_limits:
+            limits = none if rows.block.limits is None else rows.block.limits[rows.start : rows.stop]
+            return flag(DONES) & ~limits, limits
+        return (flag(DONES), none) if self._meaning.terminated else (none, flag(DONES))
+
+    def files(self) -> list[Path]:
+        """The files with rows."""
+        return self._paths
+
+    def on_close(self) -> None:
+        """Close the files."""
+        for file in self._opened.values():
+            file.close()
+
+
+class _Rows:
+    """Rows `[start, stop)` of a block; `at` is the step of the episode with which they start."""
+
+    def __init__(self, block: Block, start: int, stop: int, at: int) -> None:
+        self.block, self.start, self.stop, self.at = block, start, stop, at
+
+
+def _ends(path: Path, block: Block) -> Array:
+    """Return in which rows of a block a flag ends an episode."""
+    ends = np.zeros(block.rows, bool) if block.limits is None else block.limits.copy()
+    names = (TERMINATEDS, TRUNCATEDS) if (TERMINATEDS,) in block.columns else (DONES,)
+    for name in names:
+        flags = block.columns.get((name,))
+        if flags is None:
+            continue
+        if flags.ndim != 1 or ((flags != 0) & (flags != 1)).any():
+            raise FormatError(f"{path}: {name} has values other than 0 and 1")
+        ends |= flags != 0
+    return ends
+
+
+def _named_so(folder: Path) -> list[Path]:
+    """List the files of a folder that may have rows, ordered as people count."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
+    return sorted((path for path in found if not path.name.startswith(".")), key=_counted)
+
+
+def _counted(path: Path) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdecimal() and len(part) < 18 else (0, part) for part in parts]
+
+
+def _is_one(path: Path) -> bool:
+    try:
+        return looks_like_lines(path) or looks_like_parquet(path)
+    except (RbtoolError, OSError, ValueError, LookupError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
+        return False
