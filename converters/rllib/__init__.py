@@ -6,4 +6,15 @@ from ...core.declarations import FormatDeclaration
 
 __all__ = ["FORMATS"]
 
-FORMATS = (FormatDeclaration(name="rllib", package=__name__, order=20, reader="reader:RllibReader", title="RLlib"),)
+FORMATS = (
+    FormatDeclaration(
+        name="rllib",
+        package=__name__,
+        order=20,
+        reader="reader:RllibReader",
+        title="RLlib",
+        found="JSON lines, also zipped, or Parquet with obs, actions, rewards and eps_id, dones or new_obs",
+        ends="terminateds or truncateds; dones, which --ends interprets; a gap in t; the last row of an eps_id",
+        final="where stored",
+    ),
+)

@@ -25,7 +25,7 @@ INFOS, TIME_LIMIT = "infos", "TimeLimit.truncated"
 REQUIRED = (OBS, ACTIONS, REWARDS)
 MARKS = (EPS_ID, DONES, TERMINATEDS, NEXT_OBS)
 """Columns of which RLlib's files have at least one, besides the required ones."""
-_PACKED = "BCJNGG"
+_PACKED = "BCJNG"
 """How an LZ4 frame begins in base64."""
 _DEEPEST = 16
 _PARTLY = "it is not in every row"

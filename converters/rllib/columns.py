@@ -58,7 +58,8 @@ class _Form:
 class Columns:
     """What all blocks have; `finish` makes fields of it.
 
-    `has_limits` states that infos mark time limits. `sources` are the columns with their keys and when they are known, `next_sources` those under `next`.
+    `has_limits` states that infos mark time limits. `sources` are the columns with their keys and when they are known,
+    `next_sources` those under `next`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,7 +179,7 @@ class Columns:
     def text_of(self, key: tuple[Any, ...]) -> dict[str, str]:
         """Return the ids of an episode that are text."""
         names = [name for name in (EPS_ID, *AGENTS) if self.has(name)]
-        return {name: value for name, value in zip(names, key, strict=True) if isinstance(value, str)}
+        return {name: value for name, value in zip(names, key, strict=False) if isinstance(value, str)}
 
 
 def _place(path: ColumnPath) -> tuple[Key, Role, Timing]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def runs_of(block: Block, ends: Array, start: int, file: int) -> Iterator[Run]:
     begins = [0, *(np.flatnonzero(cut) + 1).tolist(), block.rows]
     seen, after = block.columns.get((OBS,)), block.columns.get((NEXT_OBS,))
     compares = steps is None and seen is not None and after is not None
-    for begin, stop in zip(begins[:-1], begins[1:], strict=True):
+    for begin, stop in pairwise(begins):
         run = Run(_key(given, begin) or (file,), start + begin, start + stop, file, bool(ends[stop - 1]))
         if steps is not None:
             run.first, run.last = int(steps[begin]), int(steps[stop - 1])
@@ -122,7 +123,7 @@ def _in_order(runs: list[Run]) -> list[Run]:
     if any(run.first is None for run in runs):
         return runs
     ordered = sorted(runs, key=lambda run: (run.first or 0, run.start))
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in pairwise(ordered):
         if one.ended or (one.last or 0) >= (other.first or 0):
             return runs
     return ordered

@@ -48,6 +48,19 @@ def looks_like_lines(path: Path) -> bool:
     return isinstance(found, dict) and found.keys() >= set(REQUIRED) and bool(found.keys() & set(MARKS))
 
 
+def is_other_document(path: Path) -> bool:
+    """Return whether a file without RLlib's lines is one of JSON all the same, and so none of RLlib's that was cut."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    for text in (head, head.lstrip().partition(b"\n")[0]):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        return True
+    return False
+
+
 def _opened(path: Path) -> IO[bytes]:
     """Open the lines of a file: its own, or those of the one JSON file in an archive."""
     file = os.fdopen(open_regular(path), "rb", buffering=1 << 20)

@@ -23,7 +23,7 @@ from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
 from .blocks import DONES, EPS_ID, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, Block, RowFile
 from .columns import Columns
 from .episodes import Episode, Runs, runs_of
-from .json_lines import JsonLines, looks_like_lines
+from .json_lines import JsonLines, is_other_document, looks_like_lines
 from .parquet import ParquetRows, looks_like_parquet
 
 PIECE_BYTES = 16 << 20
@@ -61,8 +61,8 @@ class RllibReader(Reader):
         """Open the files."""
         if self.path.is_dir():
             named = _named_so(self.path)
-            self._paths = [path for path in named if _is_one(path)]
-            self._others = [path.name for path in named if path not in set(self._paths)]
+            self._others = [path.name for path in named if not _is_one(path) and is_other_document(path)]
+            self._paths = [path for path in named if path.name not in set(self._others)]
         else:
             self._paths, self._others = [self.path], []
         if not self._paths:
@@ -147,10 +147,10 @@ class RllibReader(Reader):
             yield "there is no eps_id: rows follow each other in the order of the files, and flags alone end episodes"
         gaps = sum(episode.inferred for episode in self._episodes)
         if gaps:
-            yield f"rows are missing after {gaps:,} episodes, or their ids are used again: they end there, truncated"
+            yield f"rows are missing after {_episodes(gaps)}, or the id is used again: ends there are truncated"
         late = sum(episode.starts_late for episode in self._episodes)
         if late:
-            yield f"{late:,} episodes start after step 0 ({STEP}): their first rows are not in the files"
+            yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
         if self._others:
             names = ", ".join(self._others[:3]) + (", …" if len(self._others) > 3 else "")
             yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"
@@ -249,6 +249,10 @@ def _ends(path: Path, block: Block) -> Array:
             raise FormatError(f"{path}: {name} has values other than 0 and 1")
         ends |= flags != 0
     return ends
+
+
+def _episodes(count: int) -> str:
+    return f"{count:,} episode{'s' if count > 1 else ''}"
 
 
 def _named_so(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ _CHOICES = ("terminated", "truncated")
 
 @dataclass(frozen=True, slots=True)
 class EndMeaning:
-    """What the end of an episode is: `terminated` or truncated; `note` is a sentence on it, "" where it was asked for."""
+    """Whether ends are terminal states, or time limits; `note` is a sentence on it, "" where the user stated it."""
 
     terminated: bool
     note: str = ""

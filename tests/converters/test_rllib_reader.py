@@ -1,0 +1,391 @@
+"""`RllibReader`: the contract of readers, real files row by row, and every rule for what an episode is."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rllib_files import (
+    Row,
+    as_batch,
+    packed,
+    plain_lines,
+    plain_parquet,
+    rows_of_episode,
+    without,
+    write_lines,
+    write_parquet,
+)
+
+import rbtool
+from rbtool.converters.rllib.reader import RllibReader
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.locate import open_source
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data" / "rllib"
+FILES = ("cartpole_small.json", "cartpole-v1.jsonl", "cartpole-v1_large")
+
+
+def small(path: Path, **arguments: Any) -> RllibReader:
+    return type("Small", (RllibReader,), {"piece_bytes": 700})(path, **arguments)
+
+
+def four_episodes(**options: Any) -> list[list[Row]]:
+    return [
+        rows_of_episode(100 + number, length, seed=number, **options) for number, length in enumerate((5, 1, 9, 12))
+    ]
+
+
+class _Contract(ReaderTests):
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.file = self.write(tmp_path_factory.mktemp("rllib"))
+
+    def write(self, folder: Path) -> Path:
+        raise NotImplementedError
+
+    def source(self) -> Path:
+        return self.file
+
+    def reader(self) -> type[Reader]:
+        return RllibReader
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.file)
+
+
+class TestReaderOfBatches(_Contract):
+    """SampleBatches in one file."""
+
+    def write(self, folder: Path) -> Path:
+        return write_lines(folder / "a.json", [as_batch(rows) for rows in four_episodes()])
+
+
+class TestReaderOfTransitions(_Contract):
+    """A transition a line, without next observations."""
+
+    def write(self, folder: Path) -> Path:
+        rows = [row for rows in four_episodes(following=False) for row in rows]
+        return write_lines(folder / "a.jsonl", rows)
+
+
+class TestReaderOfParquet(_Contract):
+    """Parquet files that cut episodes."""
+
+    def write(self, folder: Path) -> Path:
+        rows = [row for rows in four_episodes(flags="terminateds") for row in rows]
+        for number, start in enumerate(range(0, len(rows), 7)):
+            write_parquet(folder / "d" / f"{number}.parquet", rows[start : start + 7])
+        return folder / "d"
+
+
+def assert_equal_rows(path: Path, rows: list[Row], folder: Path, dtype: str = "float64", **options: Any) -> TedReader:
+    """Convert, and compare row by row with rows in the order of the episodes."""
+    reader = TedReader(rbtool.convert(path, folder, **options).path)
+    steps = reader.manifest.steps
+    assert steps == len(rows)
+    columns = {field.name: reader.read(field.key, 0, steps) for field in reader.fields}
+    for name, source in (("observation", "obs"), ("next.observation", "new_obs")):
+        assert columns[name].tobytes() == np.array([row[source] for row in rows], dtype).tobytes()
+    assert columns["action"].tolist() == [row["actions"] for row in rows]
+    assert columns["next.reward"][:, 0].tolist() == [row["rewards"] for row in rows]
+    for name in ("prev_actions", "action_prob"):
+        assert columns[f"info.{name}"].tolist() == [row[name] for row in rows]
+    ids = [row["eps_id"] for row in rows]
+    assert columns["info.eps_id"].tolist() == ids
+    assert columns["episode"].tolist() == [list(dict.fromkeys(ids)).index(one) for one in ids]
+    return reader
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_every_row_of_real_json_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    rows = plain_lines(DATA / name)
+    with assert_equal_rows(DATA / name, rows, tmp_path / "out") as reader:
+        assert reader.episodes.length.tolist() == [56, 26, 20]
+        assert reader.read(("next", "terminated"), 0, 102)[:, 0].tolist() == [row["dones"] for row in rows]
+        assert reader.episodes.explicit_next.tolist() == [False] * 3
+        assert any("taken as terminated (--ends truncated" in note for note in reader.manifest.notes)
+
+
+def test_every_row_of_real_parquet_equals_a_plain_reading_and_files_that_cut_episodes_are_joined(
+    tmp_path: Path,
+) -> None:
+    rows = plain_parquet(sorted((DATA / "cartpole-v1_large").iterdir()))
+    with assert_equal_rows(DATA / "cartpole-v1_large", rows, tmp_path / "out") as reader:
+        assert reader.episodes.length.tolist() == [63]
+        assert reader.episodes.end_reason.tolist() == [EndReason.END_OF_FILE]
+
+
+def test_compressed_columns_need_trust_and_are_then_read(tmp_path: Path) -> None:
+    source = DATA / "pendulum_expert_sac_3eps.zip"
+    with pytest.raises(UsageError, match="compressed columns") as raised:
+        rbtool.convert(source, tmp_path / "out")
+    assert "--trust-pickle" in raised.value.hint
+    with TedReader(rbtool.convert(source, tmp_path / "out", trust_pickle=True).path) as reader:
+        assert reader.episodes.length.tolist() == [200] * 3
+        assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * 3
+        observation = reader.read(("observation",), 0, 600)
+        assert (observation.dtype, observation.shape) == (np.float32, (600, 3))
+        assert np.allclose((observation[:, :2] ** 2).sum(axis=1), 1, atol=1e-5)  # cosine and sine
+        with zipfile.ZipFile(source) as archive, archive.open(archive.namelist()[0]) as lines:
+            rewards = [reward for line in lines for reward in json.loads(line)["rewards"]]
+        assert reader.read(("next", "reward"), 0, 600)[:, 0].tolist() == rewards
+        assert any("time limits are those that infos state" in note for note in reader.manifest.notes)
+
+
+def lengths_of(path: Path, **options: Any) -> list[int]:
+    with RllibReader(path, options=options) as reader:
+        facts = reader.facts()
+        assert sum(map(len, reader.pieces())) == facts.steps
+        return [int(length) for length in reader.episode_table().length]
+
+
+def test_rows_of_environments_that_take_turns_are_put_together(tmp_path: Path) -> None:
+    one, other = rows_of_episode(7, 6, seed=1), rows_of_episode(8, 4, seed=2)
+    mixed = [as_batch([*one[:2], *other[:3]]), as_batch(one[2:5]), as_batch([*other[3:], *one[5:]])]
+    path = write_lines(tmp_path / "a.json", mixed)
+    with RllibReader(path) as reader:
+        pieces = list(reader.pieces())
+    found = {
+        number: np.concatenate([piece.columns["info", "action_prob"] for piece in pieces if piece.episode == number])
+        for number in (0, 1)
+    }
+    assert found[0].tolist() == [row["action_prob"] for row in one]
+    assert found[1].tolist() == [row["action_prob"] for row in other]
+
+
+@pytest.mark.parametrize("following", [True, False])
+def test_files_are_joined_in_the_order_of_their_numbers(following: bool, tmp_path: Path) -> None:
+    rows = rows_of_episode(3, 24, following=following)
+    for number in range(12):
+        write_lines(tmp_path / "d" / f"out_worker-0_{number}.json", [as_batch(without(rows[2 * number :][:2], "t"))])
+    assert lengths_of(tmp_path / "d") == [24]
+
+
+def test_files_in_another_order_are_joined_by_their_steps(tmp_path: Path) -> None:
+    rows = rows_of_episode(3, 9)
+    write_lines(tmp_path / "d" / "b.json", [as_batch(rows[:4])])
+    write_lines(tmp_path / "d" / "a.json", [as_batch(rows[4:])])
+    with RllibReader(tmp_path / "d") as reader:
+        (steps,) = {tuple(np.concatenate([piece.columns["info", "t"] for piece in reader.pieces()]).tolist())}
+    assert steps == tuple(range(9))
+
+
+def test_missing_rows_end_an_episode(tmp_path: Path) -> None:
+    rows = rows_of_episode(3, 9)
+    path = write_lines(tmp_path / "a.json", [as_batch(rows[:3]), as_batch(rows[5:])])
+    result = rbtool.convert(path, tmp_path / "out")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [3, 4]
+        assert reader.episodes.end_reason.tolist() == [EndReason.INFERRED, EndReason.TERMINATED]
+        assert reader.read(("next", "observation"), 2, 3)[0].tolist() == rows[2]["new_obs"]
+    assert any("rows are missing after 1 episode" in note for note in result.notes)
+    assert any("the first rows of 1 episode are not" in note for note in result.notes)
+
+
+def test_missing_rows_show_without_steps_where_observations_do_not_follow(tmp_path: Path) -> None:
+    rows = without(rows_of_episode(3, 9), "t")
+    for number, part in enumerate((rows[:3], rows[3:5], rows[7:])):
+        write_lines(tmp_path / "d" / f"{number}.json", [as_batch(part)])
+    assert lengths_of(tmp_path / "d") == [5, 2]
+
+
+def test_an_id_that_is_used_again_is_another_episode(tmp_path: Path) -> None:
+    parts = [rows_of_episode(1, 4, seed=1), rows_of_episode(1, 3, seed=2, end="none"), rows_of_episode(1, 2, seed=3)]
+    assert lengths_of(write_lines(tmp_path / "a.json", [as_batch(part) for part in parts])) == [4, 3, 2]
+    again = without([row for part in parts for row in part], "t")
+    assert lengths_of(write_lines(tmp_path / "b.json", [as_batch(again)])) == [4, 5]
+
+
+def test_agents_of_one_id_are_episodes_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        {**row, "agent_index": agent}
+        for pair in zip(rows_of_episode(1, 4, seed=1), rows_of_episode(1, 4, seed=2), strict=True)
+        for agent, row in enumerate(pair)
+    ]
+    assert lengths_of(write_lines(tmp_path / "a.json", [as_batch(rows)])) == [4, 4]
+
+
+def test_ids_that_are_text_are_text_of_the_episode(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.json", [as_batch(rows_of_episode(name, 3)) for name in ("x1", "ü2")])
+    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+        assert reader.episode_text == [{"eps_id": "x1"}, {"eps_id": "ü2"}]
+
+
+def test_without_ids_flags_end_episodes_and_files_do(tmp_path: Path) -> None:
+    rows = [row for number in (1, 2) for row in rows_of_episode(number, 4, seed=number)]
+    for number, part in enumerate((rows[:6], rows[6:])):
+        write_lines(tmp_path / "d" / f"{number}.json", [as_batch(without(part, "eps_id", "t"))])
+    assert lengths_of(tmp_path / "d") == [4, 2, 2]
+
+
+@pytest.mark.parametrize("flags", ["dones", "terminateds"])
+@pytest.mark.parametrize("ends", [None, "terminated", "truncated"])
+def test_dones_are_what_ends_states_and_newer_flags_speak_for_themselves(
+    flags: str, ends: str | None, tmp_path: Path
+) -> None:
+    parts = [rows_of_episode(1, 3, flags=flags), rows_of_episode(2, 2, flags=flags, end="truncated")]
+    path = write_lines(tmp_path / "a.json", [as_batch(part) for part in parts])
+    if flags == "terminateds" and ends is not None:
+        with pytest.raises(UsageError, match="has terminateds"):
+            rbtool.convert(path, tmp_path / "out", ends=ends)
+        return
+    result = rbtool.convert(path, tmp_path / "out", ends=ends)
+    with TedReader(result.path) as reader:
+        expected = [True, False] if flags == "terminateds" else [ends != "truncated"] * 2
+        assert reader.episodes.terminated.tolist() == expected
+        assert reader.episodes.truncated.tolist() == [not one for one in expected]
+    assert any("--ends" in note for note in result.notes) == (flags == "dones" and ends is None)
+
+
+def test_an_unknown_meaning_of_ends_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="terminated or truncated is expected"):
+        rbtool.convert(DATA / FILES[0], tmp_path / "out", ends="done")
+
+
+def test_time_limits_in_infos_are_believed(tmp_path: Path) -> None:
+    one, other = rows_of_episode(1, 3), rows_of_episode(2, 4)
+    other[-1]["infos"] = {"TimeLimit.truncated": True}
+    path = write_lines(tmp_path / "a.json", [as_batch(one), as_batch(other)])
+    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+        assert reader.episodes.end_reason.tolist() == [EndReason.TERMINATED, EndReason.TRUNCATED]
+
+
+def test_without_next_observations_final_steps_are_decided_on(tmp_path: Path) -> None:
+    parts = [rows_of_episode(1, 3, following=False), rows_of_episode(2, 2, following=False, end="none")]
+    path = write_lines(tmp_path / "a.json", [as_batch(part) for part in parts])
+    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+        assert reader.episodes.final.tolist() == [Final.REPEATED, Final.DROPPED]
+        after = [*(row["obs"] for row in parts[0][1:]), parts[0][2]["obs"], parts[1][1]["obs"]]
+        assert reader.read(("next", "observation"), 0, 4).tolist() == after
+
+
+def test_nested_observations_and_numbers_in_infos_are_fields(tmp_path: Path) -> None:
+    rows = rows_of_episode(1, 4)
+    for step, row in enumerate(rows):
+        row["obs"], row["new_obs"] = {"a": row["obs"], "shape": step}, {"a": row["new_obs"], "shape": step + 1}
+        row["infos"] = {"goal": [step, 1.5]}
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+        names = {field.name for field in reader.fields}
+        assert {"observation.a", "observation.shape_", "next.info.infos.goal"} <= names
+        assert reader.read(("next", "info", "infos", "goal"), 0, 4).tolist() == [[step, 1.5] for step in range(4)]
+        assert reader.read(("next", "observation", "shape_"), 0, 4).tolist() == [1, 2, 3, 4]
+
+
+def test_what_has_no_row_a_step_is_named(tmp_path: Path) -> None:
+    rows = rows_of_episode(1, 4)
+    batch = as_batch(rows) | {"seq_lens": [4], "note": ["a"] * 4, "state_out_0": [[1.0, 2.0]], "odd": [1, None, 2, 3]}
+    batch["ragged"] = [[1], [1, 2], [], [1]]
+    result = rbtool.convert(write_lines(tmp_path / "a.json", [batch]), tmp_path / "out")
+    assert [one["key"] for one in result.dropped_keys] == ["infos", "note", "odd", "ragged", "seq_lens", "state_out_0"]
+
+
+def test_whole_numbers_and_floats_of_one_column_are_floats(tmp_path: Path) -> None:
+    one, other = rows_of_episode(1, 3), rows_of_episode(2, 2)
+    for row in one:
+        row["rewards"] = 1
+    path = write_lines(tmp_path / "a.json", [as_batch(one), as_batch(other)])
+    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+        rewards = reader.read(("next", "reward"), 0, 5)[:, 0]
+        assert rewards.tolist() == [1.0, 1.0, 1.0, *(row["rewards"] for row in other)]
+
+
+def test_compressed_rows_and_columns_are_arrays(tmp_path: Path) -> None:
+    one, other = rows_of_episode(1, 3), rows_of_episode(2, 2)
+    batch = as_batch(one)
+    batch["obs"], batch["new_obs"] = packed(batch["obs"]), packed(batch["new_obs"])
+    lines = [batch, *({**row, "obs": packed(row["obs"]), "new_obs": packed(row["new_obs"])} for row in other)]
+    with RllibReader(write_lines(tmp_path / "a.json", lines), options={"trust_pickle": True}) as reader:
+        found = np.concatenate([piece.columns["observation",][: len(piece)] for piece in reader.pieces()])
+    assert found.tobytes() == np.array([row["obs"] for row in (*one, *other)], "float32").tobytes()
+
+
+BAD: dict[str, tuple[list[Row], str]] = {
+    "policies": (
+        [{"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": {}, "b": {}}}],
+        r"batches of 2 policies \(a, b\)",
+    ),
+    "another type": ([{"type": "SampleBatches", **without(rows_of_episode(1, 2), "x")[0]}], "is of type"),
+    "no rewards": ([{"type": "SampleBatch", "obs": [[1.0]], "actions": [1]}], "without a list of rewards"),
+    "lengths": ([as_batch(rows_of_episode(1, 3)) | {"obs": [[1.0]]}], "'obs' cannot be read as rows: it has 1 values"),
+    "shapes": (
+        [as_batch(rows_of_episode(1, 3)), as_batch([{**row, "obs": [1.0]} for row in rows_of_episode(2, 2)])],
+        "'obs' cannot be read as rows: its rows have different shapes",
+    ),
+    "null": ([as_batch([{**row, "rewards": None} for row in rows_of_episode(1, 3)])], "'rewards' cannot be read"),
+    "flags": ([as_batch([{**row, "dones": 2} for row in rows_of_episode(1, 3)])], "values other than 0 and 1"),
+    "no next in some": (
+        [as_batch(rows_of_episode(1, 3)), as_batch(rows_of_episode(2, 3, following=False))],
+        "'new_obs' cannot be read as rows: it is not in every row",
+    ),
+    "steps in some": (
+        [as_batch(rows_of_episode(1, 3)), as_batch(without(rows_of_episode(2, 3), "t"))],
+        "'t' cannot be read as rows: it is not in every row",
+    ),
+    "observations that differ": (
+        [as_batch([{**row, "new_obs": [1.0]} for row in rows_of_episode(1, 3)])], "obs and new_obs have different forms"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
+    documents, message = BAD[name]
+    source = write_lines(tmp_path / "a.json", documents)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(source, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_line_that_is_cut_is_named_with_its_number(tmp_path: Path) -> None:
+    whole = (DATA / FILES[1]).read_text()
+    (tmp_path / "a.jsonl").write_text(whole[:-100])
+    with pytest.raises(CorruptDataError, match="line 102 is no JSON"):
+        rbtool.convert(tmp_path / "a.jsonl", tmp_path / "out")
+
+
+def test_a_batch_of_a_single_policy_is_read(tmp_path: Path) -> None:
+    batch = as_batch(rows_of_episode(1, 3))
+    del batch["type"]
+    document = {"type": "MultiAgentBatch", "count": 3, "policy_batches": {"default_policy": batch}}
+    assert lengths_of(write_lines(tmp_path / "a.json", [document])) == [3]
+
+
+def test_other_files_of_a_folder_are_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "d" / "output-1.json", [as_batch(rows_of_episode(1, 3))])
+    (tmp_path / "d" / "params.json").write_text('{"lr": 0.1}')
+    result = rbtool.convert(tmp_path / "d", tmp_path / "out")
+    assert any("params.json" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("name", [*FILES, "pendulum_expert_sac_3eps.zip"])
+def test_files_are_found_by_their_content(name: str) -> None:
+    with open_source(DATA / name) as reader:
+        assert type(reader) is RllibReader
+
+
+def test_nothing_else_is_claimed() -> None:
+    data = DATA.parent
+    others = [path for path in data.rglob("*") if DATA not in (path, *path.parents)]
+    assert len(others) > 50
+    assert [path for path in others if RllibReader.recognises(path)] == []
+
+
+def test_a_file_of_two_gigabytes_would_take_no_more_memory_than_a_small_one(tmp_path: Path) -> None:
+    """Blocks of lines are dropped as pieces are given out: none but the last few are held."""
+    path = write_lines(
+        tmp_path / "a.json", [as_batch(rows_of_episode(number, 300, seed=number)) for number in range(40)]
+    )
+    with RllibReader(path) as reader:
+        reader.facts()
+        for _ in reader.pieces():
+            assert len(reader._held) <= 8
