@@ -24,7 +24,7 @@ INFOS, TIME_LIMIT = "infos", "TimeLimit.truncated"
 """The infos of steps, and the one that gym sets in the last step of an episode that reaches its time limit."""
 REQUIRED = (OBS, ACTIONS, REWARDS)
 MARKS = (EPS_ID, DONES, TERMINATEDS, NEXT_OBS)
-"""Columns of which RLlib's files have at least one, besides the required ones."""
+"""Columns of which RLlib's files have at least one, in addition to the required ones."""
 _PACKED = "BCJNG"
 """How an LZ4 frame begins in base64."""
 _DEEPEST = 16

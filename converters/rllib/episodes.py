@@ -103,7 +103,7 @@ class Runs:
         self._last: Run | None = None
 
     def add(self, run: Run) -> None:
-        """Take the next run of the files; one that goes on with the last becomes part of it."""
+        """Take the next run of the files; one that continues the last becomes part of it."""
         last = self._last
         adjacent = last is not None and last.key == run.key and (last.file, last.stop) == (run.file, run.start)
         if last is not None and adjacent and run.continues(last):

@@ -1,4 +1,4 @@
-"""Formats whose one flag for the end of an episode does not tell a terminal state from a time limit.
+"""Formats whose one flag for the end of an episode is the same for a terminal state and a time limit.
 
 The option `ends` (`--ends` of the command line) states which of the two the flag means.
 """
