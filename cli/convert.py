@@ -136,6 +136,10 @@ CONVERT_EXAMPLES = (
     ),
     Example(f"rbtool convert ./{SOURCE}/pendulum/random-v0 ./few --episodes 0:2,4", "only some of its episodes"),
     Example("rbtool convert ./kitchen.hdf5 ./kitchen --horizon 280", "a D4RL file that does not mark time limits"),
+    Example(
+        "rbtool convert ./log.csv ./log --from table --map 'observation=obs_*' --map action=force,reward=r --ends done",
+        "a table (CSV, HDF5, npz, npy, Parquet): rbtool inspect ./log.csv proposes the options",
+    ),
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example(
         f"rbtool convert ./{SOURCE}/tuple/trunc-v0 ./tuple --dry-run --json",

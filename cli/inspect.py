@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -16,7 +17,9 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
+    from ..core.format.overview import ColumnView
     from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
+    from ..core.verbs.inspect_columns import ColumnsResult
 
 _INDENT = "  "
 _TITLE = 9
@@ -268,6 +271,7 @@ EXAMPLES = (
         f"a raw {EXAMPLE_SOURCE.title} dataset, before it is converted",
     ),
     Example("rbtool inspect ./cartpole.h5 --json", "a checkpoint, as JSON"),
+    Example("rbtool inspect ./log.csv", "a table: its columns, and a command that converts it"),
 )
 
 
@@ -292,18 +296,68 @@ def inspect(
 ) -> None:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
-    Reads metadata only, so the time does not depend on the size of the dataset.
+    Reads metadata only, so the time does not depend on the size of the dataset. Of a table in no known format (HDF5,
+    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it.
     """
     from ..core.verbs.inspect import inspect as run
+    from ..core.verbs.inspect_columns import ColumnsResult
 
     result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
+    if isinstance(result, ColumnsResult):
+        out.show(result, [str(result.path)], lambda width: column_lines(result, width))
+        return
     out.show(result, [str(result.path)], lambda width: lines(result, width))
-    if result.episode is None and result.type == "source":
+    if result.episode is not None or source_format is not None or any(raw.values()):
+        return  # what to type next would need the same options
+    if result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")
     elif result.problems:
         out.suggest(f"rbtool check {shlex.quote(dataset)}")
-    elif result.episode is None and result.first_episode is not None:
+    elif result.first_episode is not None:
         out.suggest(f"rbtool inspect {shlex.quote(dataset)} --episode {result.first_episode} --head 5")
+
+
+def column_lines(result: ColumnsResult, width: int | None = None) -> Iterator[Line]:
+    """Return the columns of a table in no known format, and the command that would convert it."""
+    rows = max((column.rows for column in result.columns), default=0)
+    title: Line = [
+        Styled(str(result.path), "bold"),
+        f"   {result.file} in no known format   {counted(rows, 'row')}   {counted(len(result.columns), 'column')}",
+        f"   {size(result.bytes)}",
+    ]
+    yield from folded(title, width, len(_INDENT))
+    yield [Styled("columns", "dim")]
+    yield from Table([_column_row(group, rows) for group in _alike(result.columns)], indent=_TITLE).lines(width)
+    for doubt in result.doubts:
+        yield from folded(_titled("note", doubt), width, _TITLE)
+    yield [Styled("to convert, where this is what the columns are:", "dim")]
+    yield [f"{_INDENT}{result.command}"]
+
+
+_NUMBERED = re.compile(r"(.*?)\d+")
+
+
+def _alike(columns: Iterable[ColumnView]) -> Iterator[list[ColumnView]]:
+    """Yield columns, those together that differ in a number at the end of the name and nothing else."""
+
+    def likeness(item: tuple[int, ColumnView]) -> tuple[Any, ...]:
+        position, column = item
+        numbered = _NUMBERED.fullmatch(column.name)
+        rest = (column.dtype, column.shape, column.rows, column.key, column.why)
+        return (numbered[1], *rest) if numbered else (position, *rest)
+
+    for _, same in groupby(enumerate(columns), key=likeness):
+        yield [column for _, column in same]
+
+
+def _column_row(group: list[ColumnView], rows: int) -> Line:
+    first = group[0]
+    name = first.name if len(group) == 1 else f"{first.name} … {group[-1].name}"
+    count = f"{len(group):,} ×" if len(group) > 1 else ""
+    lengths = "" if first.rows == rows else f"{counted(first.rows, 'row')}"
+    remark = Styled(first.why or lengths, "yellow")
+    shown = Styled(f"→ {first.key}" if first.key else "", "green")
+    return [_INDENT + name, count, Styled(first.dtype, "cyan"), f"[{', '.join(map(str, first.shape))}]", shown, remark]
 
 
 def lines(result: InspectResult, width: int | None = None) -> Iterable[Line]:

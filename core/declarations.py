@@ -22,7 +22,8 @@ class FormatDeclaration:
     `order` is its position in lists. `written` describes an export; `opened` has what follows its path, and a line of
     Python that opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the
     source, and words that name it; `variable` the environment variable of the source's local cache. `demo` is a
-    `DemoRecorder`, like `reader`. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are
+    `DemoRecorder`, like `reader`; `overview`, for a format that is never detected, a function from a path to an
+    `Overview` or None. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are
     recognised, `ends` what ends an episode, `final` whether files have an observation after the last step, `extra` the
     extra of this package that has to be installed.
     """
@@ -39,6 +40,7 @@ class FormatDeclaration:
     example: tuple[str, str] = ("", "")
     variable: str = ""
     demo: str | None = None
+    overview: str | None = None
     found: str = ""
     ends: str = ""
     final: Literal["", "yes", "no", "where stored"] = ""

@@ -12,6 +12,7 @@ FORMATS = (
         package=__name__,
         order=90,
         reader="reader:TableReader",
+        overview="proposal:overview",
         title="Tables: HDF5, npz, npy, CSV, Parquet",
         found="only --from table, with --map: what columns mean cannot be detected",
         ends="the flags in --ends, where --episode-key changes, the end of the table",

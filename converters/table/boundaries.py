@@ -159,10 +159,10 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
         yield f"{ends.terminated.name} counts as termination: --ends -,{ends.terminated.name} makes it a time limit"
     following = int((np.diff(flagged) == 1).sum())
     if following:
-        yield (
-            f"{names} {'are' if ' and ' in names else 'is'} set in {following:,} rows that follow another such row: "
-            "each is an episode of one step"
+        which = (
+            f"{following:,} rows that follow another such row" if following > 1 else "a row that follows another such"
         )
+        yield f"{names} {'are' if ' and ' in names else 'is'} set in {which}: each is an episode of one step"
     if names and ends.key is None and (not len(flagged) or flagged[-1] != rows - 1):
         left = rows - (int(flagged[-1]) + 1 if len(flagged) else 0)
         yield f"the last {left:,} {'row ends' if left == 1 else 'rows end'} without a flag: an unfinished episode"

@@ -17,6 +17,7 @@ from ..declarations import declared, source_example
 from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
+from .overview import conversion_hint
 from .reader import Reader
 from .sinks import Sink
 from .sources import Source, safe_id
@@ -243,8 +244,14 @@ def open_source(
             meant = did_you_mean(format, known)
             raise UsageError(f"format {format!r} is unknown{meant}", hint=f"known are {', '.join(known)}")
         return reader_class(format)(path, final_step=final_step, options=options)
-    for name in reader_names():
-        reader = reader_class(name)
-        if reader.recognises(path):
-            return reader(path, final_step=final_step, options=options)
-    raise FormatError(f"{path} is in no format that is known here ({', '.join(reader_names())})")
+    name = recognised(path)
+    if name is None:
+        raise FormatError(
+            f"{path} is in no format that is known here ({', '.join(reader_names())})", hint=conversion_hint(path)
+        )
+    return reader_class(name)(path, final_step=final_step, options=options)
+
+
+def recognised(path: Path) -> str | None:
+    """Return the format that is at `path`, by its content; None where it is in none that is known."""
+    return next((name for name in reader_names() if reader_class(name).recognises(path)), None)

@@ -193,7 +193,7 @@ class Reader(Closing, ABC):
         self.__closed = False
         if not path.exists():
             raise DatasetNotFoundError(f"there is nothing at {path}")
-        with _understood(path):
+        with understood(path):
             self.on_open()
 
     @final
@@ -266,7 +266,7 @@ class Reader(Closing, ABC):
 
     def __survey(self, progress: Callable[[int], None] | None) -> SourceFacts:
         if self.__facts is None:
-            with _understood(self.path):
+            with understood(self.path):
                 found = self.survey(progress or (lambda episodes: None))
             if found.lengths is not None and len(found.lengths) != len(found.episode_numbers):
                 raise FormatError(
@@ -276,7 +276,7 @@ class Reader(Closing, ABC):
         return self.__facts
 
     def __understood(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        with _understood(self.path):
+        with understood(self.path):
             yield from pieces
 
     def __known(self, whole: SourceFacts, episodes: Sequence[int] | None) -> Sequence[int]:
@@ -341,7 +341,7 @@ class Reader(Closing, ABC):
 
 
 @contextlib.contextmanager
-def _understood(path: Path) -> Iterator[None]:
+def understood(path: Path) -> Iterator[None]:
     """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
     try:
         yield

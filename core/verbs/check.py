@@ -94,7 +94,7 @@ def check(
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
-    if not has_steps(path, raw=True):
+    if not has_steps(path, raw=True, format=format):
         return _check_raw(path, format, given, progress or Silent(), started)
     refuse_raw_options(path, {"format": format, **given})
     try:

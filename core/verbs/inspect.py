@@ -17,6 +17,7 @@ from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, known_root, open_source
 from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance
+from ..format.overview import overview_of
 from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
@@ -25,8 +26,9 @@ from ..opening import open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
+from .inspect_columns import ColumnsResult
 from .results import Result, given_options, refuse_raw_options
-from .saved_steps import has_steps
+from .saved_steps import has_steps, is_unknown
 
 _MOST_NUMBERS = 64
 
@@ -251,13 +253,14 @@ def inspect(
     format: str | None = None,
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[ReaderOptions],
-) -> InspectResult:
+) -> InspectResult | ColumnsResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
     source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
-    and `options` are those of `convert`.
+    and `options` are those of `convert`. Of a table (HDF5, npz, a folder of npy files, CSV, Parquet) in no known format
+    the columns are listed, with the options that would convert it.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -267,7 +270,11 @@ def inspect(
     if head is not None and episode is None:
         raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
     path, given = find_dataset(dataset, root), given_options("inspect", options)
-    if has_steps(path, raw=True):
+    if format is None and not given and episode is None and is_unknown(path):
+        overview = overview_of(path)
+        if overview is not None:
+            return ColumnsResult.of(path, os.fspath(dataset), overview)
+    if has_steps(path, raw=True, format=format):
         refuse_raw_options(path, {"format": format, **given})
         with open_steps(path, damaged=True) as steps:
             return _of_steps(steps, root, episode, head)

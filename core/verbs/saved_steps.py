@@ -19,7 +19,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.documents import load_json
-from ..format.locate import reader_class, reader_names
+from ..format.locate import reader_names, recognised
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles, one_generation
 from ..format.staging import is_ours, mend
@@ -32,10 +32,11 @@ from ..torchrl.reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 
-def has_steps(path: Path, *, raw: bool = False) -> bool:
+def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bool:
     """Return whether `path` is to be opened as a dataset or a checkpoint of steps; False for a raw dataset.
 
-    True also for damaged data and for a file in an unknown format: opening it gives the best error message.
+    True also for damaged data and for a file in an unknown format: opening it gives the best error message. `format`
+    names the format of a raw dataset that need not be recognised in it.
 
     Raises UsageError for a raw dataset unless `raw` is set, for a single file of one, and for the checkpoint of a
     buffer or a storage that holds no steps in a form of its own; DatasetNotFoundError for an empty folder;
@@ -46,7 +47,7 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
         _refuse_buffer(path)
     if found or (path / HIDDEN).is_dir():
         return True
-    form = _raw_form(path)
+    form = format or recognised(path)
     if form is None and path.is_file():
         _refuse_part_of_raw(path)
         return True
@@ -60,18 +61,24 @@ def has_steps(path: Path, *, raw: bool = False) -> bool:
     return False
 
 
+def is_unknown(path: Path) -> bool:
+    """Return whether nothing at `path` is known; UsageError for a part of a buffer or of a raw dataset."""
+    if is_steps(path) or (path / HIDDEN).is_dir() or recognised(path) is not None:
+        return False
+    _refuse_buffer(path)
+    if path.is_file():
+        _refuse_part_of_raw(path)
+    return True
+
+
 def _is_storage(path: Path) -> bool:
     return any((path / name).is_file() for name in _STORAGE) and find_torchrl(path) is None
-
-
-def _raw_form(path: Path) -> str | None:
-    return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
 
 
 def _refuse_part_of_raw(path: Path) -> None:
     """Raise UsageError for a file of a raw dataset; its folder is the parent or grandparent."""
     for folder in reversed(path.parents[:2]):
-        if form := _raw_form(folder):
+        if form := recognised(folder):
             hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
             raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
 

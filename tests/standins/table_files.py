@@ -85,7 +85,7 @@ WRITERS: dict[str, Callable[[Path, dict[str, Array]], Path]] = {
 BINARY = ("hdf5", "npz", "npy", "parquet")
 
 
-def column_map(kind: str, *, following: bool = False, width: int = 3, actions: int = 2) -> list[str]:
+def column_map(kind: str, *, following: bool = False) -> list[str]:
     """The map of `named` columns in a kind of file."""
     numbered = "_*" if kind == "csv" else ""
     after = f"obs_after{numbered}"

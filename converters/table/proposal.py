@@ -1,0 +1,128 @@
+"""Proposes a map for a table, from the names that columns commonly have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ...core.format.column_map import quoted_name
+from ...core.format.overview import ColumnView, Overview
+from .columns import Column, TableFile
+from .mapping import parts
+from .opening import kind_of, open_table
+
+_OBSERVATION = ("observation", "observations", "obs", "state", "states", "s")
+_NEXT = (
+    "next_observation", "next_observations", "next_obs", "obs_next", "observation_next", "next_state", "next_states",
+    "state_next", "new_obs", "obs2",
+)  # fmt: skip
+_ACTION = ("action", "actions", "act", "acts", "a")
+_REWARD = ("reward", "rewards", "rew", "rews", "r")
+_TERMINATED = ("terminated", "terminations", "termination", "terminal", "terminals", "done", "dones")
+_TRUNCATED = ("truncated", "truncations", "truncation", "timeout", "timeouts", "time_limit")
+_KEY = (
+    "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "ep", "eps_id", "traj", "traj_id",
+    "trajectory", "trajectory_id", "demo", "demo_id",
+)  # fmt: skip
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+_MOST_LISTED = 64
+
+
+def overview(path: Path) -> Overview | None:
+    """Return the columns of the table at a path with a proposal for a map; None where there is no table."""
+    if kind_of(path) is None:
+        return None
+    with open_table(path) as file:
+        proposal = _Proposal(file)
+        columns = tuple(
+            ColumnView(
+                name=one.name, dtype=one.dtype, shape=one.shape, rows=one.rows, key=proposal.keys.get(one.name, ""),
+                why=one.why,
+            )
+            for one in file.columns.values()
+        )  # fmt: skip
+        return Overview(file.kind, "table", columns, proposal.options, (*file.notes, *proposal.doubts))
+
+
+class _Proposal:
+    """What the columns of a file may be: `keys` by column, `options` of the reader, `doubts` in sentences."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._columns = [one for one in file.columns.values() if not one.why]
+        self.keys: dict[str, str] = {}
+        self.doubts: list[str] = []
+        self.options: dict[str, object] = {}
+        flags = [
+            self._scalar(names, label) for names, label in ((_TERMINATED, "terminated"), (_TRUNCATED, "truncated"))
+        ]
+        key = self._scalar(_KEY, "episode", text=True)
+        after = self._vector(_NEXT, "next.observation")
+        pairs = {"observation": self._vector(_OBSERVATION, "observation"), "action": self._vector(_ACTION, "action")}
+        reward = self._scalar(_REWARD, "reward")
+        pairs["reward"] = quoted_name(reward) if reward is not None else None
+        pairs["next.observation"] = after if pairs["observation"] is not None else None
+        self._complete(pairs)
+        self.options["map"] = [f"{name}={columns}" for name, columns in pairs.items() if columns is not None]
+        if flags[0] is not None or flags[1] is not None:
+            self.options["ends"] = ",".join(name or "-" for name in flags).removesuffix(",-")
+        elif key is None:
+            self.options["ends"] = "TERMINATED,TRUNCATED"
+            self.doubts.append("no column states where episodes end: name the flags, or the column with the episode")
+        if flags[0] is not None and flags[1] is None:
+            self.doubts.append(f"{flags[0]} is taken for termination; for time limits write --ends -,{flags[0]}")
+        if key is not None:
+            self.options["episode_key"] = key
+        self.doubts += _length_doubts([one for one in self._columns if one.name in self.keys])
+
+    def _complete(self, pairs: dict[str, str | None]) -> None:
+        """Propose the columns that are left where no name is that of an observation."""
+        if pairs["observation"] is None:
+            left = [one for one in self._columns if one.name not in self.keys and not one.is_text and not one.shape]
+            taken = left if pairs["action"] is not None and len(left) <= _MOST_LISTED else []
+            self.keys |= {one.name: "observation" for one in taken}
+            pairs["observation"] = ",".join(quoted_name(one.name) for one in taken) or "COLUMN"
+            what = "the columns that are left are proposed" if taken else "name the columns of the observation"
+            self.doubts.append(f"no column is called observation: {what}")
+        if pairs["action"] is None:
+            pairs["action"] = "COLUMN"
+            self.doubts.append("no column is called action: name it, or leave it out")
+        if pairs["reward"] is None:
+            self.doubts.append("no column is called reward: the dataset would have none")
+
+    def _free(self, *, text: bool = False) -> Iterator[Column]:
+        return (one for one in self._columns if one.name not in self.keys and (text or not one.is_text))
+
+    def _scalar(self, names: Sequence[str], label: str, *, text: bool = False) -> str | None:
+        found = [one for one in self._free(text=text) if one.is_scalar and parts(one.name)[-1].lower() in names]
+        found.sort(key=lambda one: (names.index(parts(one.name)[-1].lower()), len(parts(one.name))))
+        if not found:
+            return None
+        self.keys[found[0].name] = label
+        return found[0].name
+
+    def _vector(self, names: Sequence[str], label: str) -> str | None:
+        """A column of one of these names, a group, or columns with numbers."""
+        for name in names:
+            for column in self._free():
+                if parts(column.name)[-1].lower() == name and len(parts(column.name)) == 1:
+                    self.keys[column.name] = label
+                    return quoted_name(column.name)
+            inside = [one for one in self._free() if parts(one.name)[0].lower() == name and len(parts(one.name)) > 1]
+            if inside:
+                group = parts(inside[0].name)[0]
+                self.keys |= {one.name: ".".join((label, *parts(one.name)[1:])) for one in inside}
+                return f"{quoted_name(group)}.*" if quoted_name(group) == group else f'"{group}.*"'
+            numbered = [(one, match[1]) for one in self._free() if (match := _NUMBERED.fullmatch(one.name))]
+            same = [(one, prefix) for one, prefix in numbered if prefix.lower().rstrip("_-") == name]
+            if same and len({prefix for _, prefix in same}) == 1:
+                self.keys |= {one.name: label for one, _ in same}
+                return quoted_name(f"{same[0][1]}*")
+        return None
+
+
+def _length_doubts(columns: Iterable[Column]) -> Iterator[str]:
+    rows = {one.name: one.rows for one in columns}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} {count:,}" for name, count in rows.items())
+        yield f"the columns have different numbers of rows ({listed}): each has to have one a step"

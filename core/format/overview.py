@@ -1,0 +1,81 @@
+"""What is in a file that no format is recognised in, and how it could be converted all the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..declarations import declared
+from ..errors import RbtoolError
+from .reader import understood
+
+_QUICK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnView:
+    """A column: `rows` of `shape`; `key` is what it is proposed as, `why` why it cannot be mapped, both may be ""."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The columns of a file: `file` is its kind in words, `format` the one that reads it with `options`.
+
+    `options` are proposed from common names, those of `ReaderOptions`. `doubts` are sentences on what the names do not
+    show; parts of the options to fill in are in capitals.
+    """
+
+    file: str
+    format: str
+    columns: tuple[ColumnView, ...]
+    options: Mapping[str, Any]
+    doubts: tuple[str, ...]
+
+
+def overview_of(path: Path) -> Overview | None:
+    """Look at a file with the formats that are never detected; None for one that they do not read either.
+
+    Raises FormatError and CorruptDataError for a file that is damaged.
+    """
+    for one in declared():
+        if one.overview is None:
+            continue
+        module, _, name = one.overview.partition(":")
+        with understood(path):
+            found: Overview | None = getattr(importlib.import_module(f"{one.package}.{module}"), name)(path)
+        if found is not None:
+            return found
+    return None
+
+
+def convert_command(path: str | os.PathLike[str], overview: Overview) -> str:
+    """The command line that an overview proposes."""
+    words = ["rbtool", "convert", os.fspath(path), "DEST", "--from", overview.format]
+    for name, value in overview.options.items():
+        values: Sequence[Any] = value if isinstance(value, list) else [value]
+        for one in values:
+            words += [f"--{name.replace('_', '-')}", str(one)]
+    return shlex.join(words)
+
+
+def conversion_hint(path: Path) -> str:
+    """How a file could be converted in which no format is recognised; "" where nothing is known. Never raises."""
+    try:
+        if path.is_file() and path.stat().st_size > _QUICK_BYTES:
+            return f"if it is a table, rbtool inspect {shlex.quote(str(path))} shows its columns"
+        found = overview_of(path)
+    except (RbtoolError, OSError):
+        return ""
+    return "" if found is None else f"its columns can be mapped: {convert_command(path, found)}"
