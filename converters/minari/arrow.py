@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...core.encodings.arrow_bounds import require_bounded_ipc, require_bounded_parquet
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name, reading
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.documents import load_json
 from .metadata import METADATA_FILE
 from .spaces import SpacePath
-from .store import ColumnForm, ColumnPath, EpisodeStore, StoredColumn, StoredEpisode, column_name, reading
+from .store import EpisodeStore, StoredEpisode
 
 _EPISODE = re.compile(r"0|[1-9]\d{0,17}")
 _PART = re.compile(r"part-(\d+)\.(\w+)")

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.errors import FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import ENV_METADATA, HIDDEN, Dropped
 from ...core.ted.schema import Key, file_stem, key_name, safe_part
-from .store import DERIVED, LONGEST_ROW, ColumnForm, ColumnPath, StoredColumn, StoredEpisode, column_name, look_at_text
+from .store import DERIVED, LONGEST_ROW, StoredEpisode, look_at_text
 
 _LONGEST_NAME = 240
 """Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
@@ -24,7 +25,7 @@ from ...core.ted.schema import REWARD, Field, Key, Role, Timing, key_name, row_b
 from .extras import EpisodeTexts, Extra, ExtraRows, extra_keys, free_keys, length_key, renamed, seed_of
 from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari
 from .spaces import strict_space
-from .store import ColumnForm, ColumnPath, EpisodeStore, StoredEpisode, column_name, encode_text
+from .store import EpisodeStore, StoredEpisode, encode_text
 from .survey import FLAGS, REWARDS, Survey, survey
 
 

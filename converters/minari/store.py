@@ -4,51 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from ...core.errors import CorruptDataError, FormatError, RbtoolError
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from .spaces import SpacePath
 
-ColumnPath: TypeAlias = tuple[str, ...]
-"""Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""
-
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})
 """Attributes of an episode that follow from its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnForm:
-    """How the rows of a column are stored.
-
-    `array`: elements of type `dtype`, each row of `shape`; `text`: strings; `bytes`: byte strings (JPEG); `odd`: none
-    of these, for the reason in `why`. A `flat` array has rows of one dimension whatever their real shape. With
-    `holes`, some values are missing and are read as NaN.
-    """
-
-    kind: Literal["array", "text", "bytes", "odd"]
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    why: str = ""
-    flat: bool = False
-    holes: bool = field(default=False, compare=False)
-
-    @property
-    def is_jpeg(self) -> bool:
-        """Whether an image stored so is JPEG: frames that happen to be of one length are rows of so many bytes."""
-        return self.kind == "bytes" or (self.dtype == "uint8" and len(self.shape) == 1 and not self.flat)
-
-
-class StoredColumn(NamedTuple):
-    """A column of one episode: its form and how many rows it has."""
-
-    form: ColumnForm
-    rows: int
 
 
 class StoredEpisode(ABC):
@@ -102,30 +69,6 @@ class EpisodeStore(ABC):
 
     def close(self) -> None:
         """Close the files."""
-
-
-def column_name(path: ColumnPath) -> str:
-    """Write the path of a column with slashes."""
-    return "/".join(path)
-
-
-# Changed bytes may be read as a name, a type or a size; which exceptions follow is not documented.
-_DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
-
-
-@contextmanager
-def reading(what: str, file: Path, *also: type[Exception]) -> Iterator[None]:
-    """Turn the exceptions of a library on damaged files into CorruptDataError."""
-    try:
-        yield
-    except (RbtoolError, MemoryError):
-        raise
-    except (*_DAMAGED, *also) as error:
-        reason = str(error).splitlines()[0].strip(" '\"") if str(error) else type(error).__name__
-        raise CorruptDataError(
-            f"{what} in {file} cannot be read, the file is damaged or was cut: {reason}",
-            hint="copy or fetch the dataset again, whole",
-        ) from error
 
 
 LONGEST_ROW = 64 << 10
