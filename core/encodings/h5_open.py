@@ -113,13 +113,23 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
     return file
 
 
-def root_members(path: Path) -> list[str]:
-    """List the names in the root group of a file, of which nothing else is read; raises as `open_h5` does."""
+def root_members(path: Path, group: str = "") -> list[str]:
+    """List the names in the root group of a file, or in a group in it, of which nothing else is read.
+
+    Empty where there is no such group; raises as `open_h5` does.
+    """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_file_locking(False, False)
     file = _open(path, access, path)
     try:
-        return [name.decode(errors="surrogateescape") for name in members(h5g.open(file, b"/"))]
+        inside, name = h5g.open(file, b"/"), group.encode()
+        if name:
+            if name not in members(inside) or inside.links.get_info(name).type != h5l.TYPE_HARD:
+                return []
+            inside = h5o.open(inside, name)
+            if not isinstance(inside, h5g.GroupID):
+                return []
+        return [one.decode(errors="surrogateescape") for one in members(inside)]
     finally:
         file.close()
 

@@ -1,0 +1,22 @@
+"""HDF5 files in robomimic's layout, those of MimicGen, LIBERO and Isaac Lab too: read and downloaded."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="robomimic",
+        package=__name__,
+        order=2,
+        reader="reader:RobomimicReader",
+        source="source:RobomimicSource",
+        title="robomimic",
+        example=("lift/ph/low_dim", "lift ph low_dim"),
+        found="HDF5 with groups data/demo_N",
+        ends="the group; terminated where dones and a sparse reward or success are set, else truncated, or --ends",
+        final="where stored",
+    ),
+)

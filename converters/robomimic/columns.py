@@ -1,0 +1,110 @@
+"""Which columns of a demonstration become which keys of TED."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.encodings.group_reader import GroupColumn
+from ...core.encodings.group_survey import SurveyedColumns
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
+from ...core.errors import FormatError
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import ACTION, REWARD, Key, key_name, safe_part
+
+ACTIONS: ColumnPath = ("actions",)
+REWARDS: ColumnPath = ("rewards",)
+DONES: ColumnPath = ("dones",)
+INITIAL = "initial_state"
+_OBS, _NEXT_OBS, _STATES = "obs", "next_obs", "states"
+_SINGLE = frozenset({ACTIONS, REWARDS, DONES})
+_NESTED = frozenset({_OBS, _NEXT_OBS, _STATES, INITIAL})
+
+
+def is_required(path: ColumnPath) -> bool:
+    """Whether episodes must agree on a column."""
+    return path in _SINGLE or path[0] in _NESTED
+
+
+@dataclass(slots=True)
+class MappedColumns:
+    """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
+
+    columns: list[GroupColumn] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def keys_of(found: SurveyedColumns, file: Path) -> MappedColumns:
+    """Give every column its key. FormatError where there is neither an observation nor a state."""
+    mapped, required = MappedColumns(), found.required
+    if not required:  # every episode has a problem
+        return mapped
+    observations = [path for path in required if path[0] == _OBS]
+    states = [path for path in required if path[0] == _STATES]
+    mapped.columns += _observed(required, observations, mapped)
+    if not observations:
+        if not states:
+            raise FormatError(f"{file} has neither obs nor states with a row a step: there is nothing to observe")
+        mapped.notes.append("there is no obs: the states are the observations")
+    mapped.columns += _states(required, states, mapped, as_observation=not observations)
+    mapped.columns.append(GroupColumn(ACTIONS, ACTION, "action", "step", required[ACTIONS]))
+    if REWARDS in required:
+        mapped.columns.append(GroupColumn(REWARDS, REWARD, "reward", "result", required[REWARDS]))
+    else:
+        mapped.notes.append("there are no rewards")
+    if DONES in required:
+        mapped.columns.append(GroupColumn(DONES, ("info", "dones"), "info", "result", required[DONES]))
+    for path, form in found.others.items():
+        key = ("info", *map(safe_part, path))
+        mapped.columns.append(GroupColumn(path, key, "info", "step", form))
+        mapped.renamed[column_name(path)] = key_name(key)
+    return mapped
+
+
+def _observed(
+    required: Mapping[ColumnPath, ColumnForm], observations: list[ColumnPath], mapped: MappedColumns
+) -> Iterator[GroupColumn]:
+    shifted = []
+    for path in observations:
+        after: ColumnPath | None = (_NEXT_OBS, *path[1:])
+        if after not in required:
+            after = None
+            shifted.append(column_name(path))
+        elif required[after] != required[path]:
+            raise FormatError(f"{column_name(path)!r} and {column_name(after)!r} have rows of different forms")
+        key: Key = ("observation", *map(safe_part, path[1:]))
+        yield GroupColumn(path, key, "observation", "state", required[path], after)
+    if shifted and len(shifted) < len(observations):
+        mapped.notes.append(f"next_obs lacks {', '.join(name.removeprefix('obs/') for name in shifted)}")
+    for path in required:
+        if path[0] == _NEXT_OBS and (_OBS, *path[1:]) not in required:
+            mapped.dropped.append(Dropped(column_name(path), "obs has nothing of that name"))
+
+
+def _states(
+    required: Mapping[ColumnPath, ColumnForm], states: list[ColumnPath], mapped: MappedColumns, *, as_observation: bool
+) -> Iterator[GroupColumn]:
+    """States of robosuite are those before a step; a group of states, as Isaac Lab records it, has those after it."""
+    root, role = ("observation", "observation") if as_observation else ("state", "state")
+    used = set()
+    for path in states:
+        key: Key = (root, *map(safe_part, path[1:]))
+        initial: ColumnPath = (INITIAL, *path[1:])
+        if len(path) == 1:
+            timing = "state" if as_observation else "step"
+            yield GroupColumn(path, key, role, timing, required[path])
+        elif required.get(initial) == required[path]:
+            used.add(initial)
+            yield GroupColumn(path, key, role, "state", required[path], initial=initial)
+        else:
+            yield GroupColumn(path, key, role, "result", required[path])
+    if any(len(path) > 1 for path in states):
+        mapped.notes.append(
+            "states are those after each step, as Isaac Lab records them; initial_state is the one before the first"
+        )
+    for path in required:
+        if path[0] == INITIAL and path not in used:
+            mapped.dropped.append(Dropped(column_name(path), "states has nothing of that name: it is a row an episode"))

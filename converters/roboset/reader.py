@@ -1,0 +1,289 @@
+"""Reads RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
+
+Imports h5py; never robohive or torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...core.encodings.foreign_h5 import h5_files_in, names_in, plain_value, require_whole_h5
+from ...core.encodings.group_reader import GroupColumn, GroupEpisode, GroupFiles, GroupReader, zero_or_one
+from ...core.encodings.group_survey import GroupSurvey, SurveyedColumns
+from ...core.encodings.h5_groups import GroupFile, StoredGroup, text_of_name
+from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.errors import FormatError, RbtoolError, UsageError
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.documents import dump_json
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
+
+_TRIAL = re.compile(rb"Trial(0|[1-9]\d{0,17})")
+_SEED = re.compile(r"(?:^|[^a-z])seed_?(\d{1,18})(?!\d)", re.IGNORECASE)
+_OBSERVATIONS: ColumnPath = ("observations",)
+_ACTIONS: ColumnPath = ("actions",)
+_REWARDS: ColumnPath = ("rewards",)
+_DONE: ColumnPath = ("done",)
+_REQUIRED: Mapping[ColumnPath, tuple[Key, Role, Timing]] = {
+    _OBSERVATIONS: (("observation",), "observation", "state"),
+    _ACTIONS: (ACTION, "action", "step"),
+    _REWARDS: (REWARD, "reward", "result"),
+}
+_INFOS = "env_infos"
+_OWN_KEYS = frozenset({("time",), ("user_cmd",)})
+_BLOCK_ROWS = 1 << 20
+_ENDS = ("terminated", "truncated")
+_EPISODES = "episodes.json"
+_SHOWN = 8
+
+
+class RobosetReader(GroupReader):
+    """A file of RoboSet, or a folder with any number of them; files in folders inside it are another dataset.
+
+    `env_infos/NAME` becomes `info.NAME`, `time` and `user_cmd` keep their names. In one file, episodes bear the numbers
+    of their groups, `TrialN`. In several, they are numbered from 0 in the order of the files and of the trials in each;
+    the document `episodes.json` lists them. The seed of an episode is the one that the name of its file states.
+
+    Options: `ends` states whether `done` marks steps that are `terminated` (the default) or `truncated`; `id` the
+    published dataset that the files are.
+
+    Raises FormatError for files of another layout, CorruptDataError for damaged ones. An episode that does not fit the
+    others is refused once it is asked for.
+    """
+
+    option_names = frozenset({"ends", "id"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is a whole HDF5 file with a group `TrialN`, or a folder whose first HDF5 file is one."""
+        file = next(_files_at(path), None)
+        return file is not None and any(_TRIAL.fullmatch(_bytes(name)) for name in names_in(file))
+
+    def on_open(self) -> None:
+        """Look for the files; all must be whole."""
+        files = list(_files_at(self.path))
+        if not files:
+            raise FormatError(f"{self.path} is no HDF5 file, and has none inside")
+        if self.options.get("ends") not in (None, *_ENDS):
+            raise UsageError(f"--ends is {self.options['ends']!r}, {' or '.join(_ENDS)} is expected")
+        for file in files:
+            require_whole_h5(file)
+        self.opened = GroupFiles(files)
+        self.opened.open(0)
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Look at the structure and the flags of every episode of every file."""
+        trials = _Trials()
+        for index, path in enumerate(self.opened.paths):
+            trials.look_into(index, path, self.opened.open(index), progress)
+        columns = trials.survey.finish()
+        mapped = _keys_of(columns)
+        self.columns = mapped.columns
+        self._done_form = columns.required.get(_DONE)
+        self.episodes, mapping = trials.episodes(self.options.get("ends"))
+        if not self.episodes:
+            raise FormatError(f"{self.path} has no trials with steps")
+        documents = {} if len(trials.files) == 1 else {_EPISODES: (dump_json(mapping, indent=1) + "\n").encode()}
+        kept = self.episodes.values()
+        return SourceFacts(
+            source="roboset",
+            id=str(self.options.get("id") or (self.path.name if self.path.is_dir() else self.path.stem)),
+            fields=self.fields,
+            episode_numbers=list(self.episodes),
+            steps=sum(episode.steps for episode in kept),
+            renamed_keys=mapped.renamed,
+            dropped_keys=(*columns.dropped, *mapped.dropped, *trials.dropped),
+            notes=tuple(trials.notes(self.options.get("ends"), mapping)),
+            documents=documents,
+            lengths=[episode.steps for episode in kept],
+            final_missing=True,
+            last_terminated=[episode.terminated for episode in kept],
+        )
+
+    def read_flags(self, episode: GroupEpisode, group: StoredGroup, start: int, stop: int) -> tuple[Array, Array]:
+        """Read `done`, as the option `ends` has it; the end of a group without it is truncated."""
+        done, none = np.zeros((2, stop - start), bool)
+        if self._done_form is not None:
+            done = zero_or_one(group.array(_DONE, start, stop, self._done_form), _DONE, episode.name, start)
+        terminated, truncated = (none, done.copy()) if self.options.get("ends") == "truncated" else (done, none)
+        if stop == episode.steps:
+            truncated[-1] = not terminated[-1]
+        return terminated, truncated
+
+
+class _Trial:
+    """What was found in one group."""
+
+    def __init__(self, file: int, number: int, seed: int | None) -> None:
+        self.file, self.number, self.seed = file, number, seed
+        self.steps = self.done_before = 0
+        self.done = False
+        self.text: dict[str, str] = {}
+        self.problem: RbtoolError | None = None
+
+
+class _Trials:
+    """Looks at one file after the other; `files` are their names."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.survey = GroupSurvey(lambda path: path in {*_REQUIRED, _DONE}, {*_REQUIRED, _DONE})
+        self.dropped: list[Dropped] = []
+        self._found: list[_Trial] = []
+        self._empty: list[str] = []
+        self._has_done = False
+
+    def look_into(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
+        """Look at all trials of a file, in the order of their numbers."""
+        name = path.name
+        self.files.append(name)
+        found = {one: _TRIAL.fullmatch(one) for one in file.names()}
+        others = [text_of_name(one, name) for one, match in sorted(found.items()) if not match]
+        self.dropped += [Dropped(f"{name}/{one}", "its name is not TrialN") for one in others]
+        numbers = sorted(int(match[1]) for match in found.values() if match)
+        if not numbers:
+            raise FormatError(f"{path} has no groups TrialN, as the files of RoboSet have")
+        seed = _SEED.search(path.stem)
+        for number in numbers:
+            trial = _Trial(index, number, int(seed[1]) if seed else None)
+            try:
+                self._look_at(trial, file)
+            except RbtoolError as error:
+                trial.problem = error
+            progress(1)
+
+    def _look_at(self, trial: _Trial, file: GroupFile) -> None:
+        self._found.append(trial)
+        name = f"Trial{trial.number} of {self.files[trial.file]}"
+        group = file.group(b"Trial%d" % trial.number, name)
+        columns = group.columns()
+        for path in _REQUIRED:
+            if path not in columns:
+                raise FormatError(f"{name} has no {column_name(path)!r}")
+        trial.steps = columns[_ACTIONS].rows
+        trial.text = {one: _written(group.attribute(one)) for one in group.attribute_names()}
+        if not trial.steps:
+            self._empty.append(name)
+            self._found.pop()
+            return
+        _require_single(columns, name)
+        self.survey.add(name, columns, trial.steps)
+        for start in range(0, trial.steps if _DONE in columns else 0, _BLOCK_ROWS):
+            stop = min(start + _BLOCK_ROWS, trial.steps)
+            flags = zero_or_one(group.array(_DONE, start, stop, columns[_DONE].form), _DONE, name, start)
+            trial.done_before += int(flags.sum())
+            trial.done = bool(flags[-1])
+            self._has_done = True
+        trial.done_before -= trial.done
+
+    def episodes(self, ends: object) -> tuple[dict[int, GroupEpisode], list[dict[str, object]]]:
+        """The episodes by number, and which file and trial each is."""
+        found: dict[int, GroupEpisode] = {}
+        mapping: list[dict[str, object]] = []
+        several = len(self.files) > 1
+        for count, trial in enumerate(self._found):
+            number, file = count if several else trial.number, self.files[trial.file]
+            name = f"Trial{trial.number} of {file}"
+            mapping.append({"episode": number, "file": file, "trial": trial.number})
+            found[number] = GroupEpisode(
+                number, name, trial.file, b"Trial%d" % trial.number, trial.steps,
+                terminated=trial.done and ends != "truncated", seed=trial.seed,
+                text={**trial.text, "file": file, "trial": str(trial.number)} if several else trial.text,
+                problem=trial.problem or self.survey.problems.get(name),
+            )  # fmt: skip
+        return found, mapping
+
+    def notes(self, ends: object, mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:
+        """Sentences on the numbers of episodes, what `done` means, and empty trials."""
+        if len(self.files) > 1:
+            ranges = ", ".join(_ranges(self.files, mapping))
+            yield f"{len(self.files):,} files: {ranges}; the document {_EPISODES} lists all episodes"
+        count, marked = len(self._found), sum(trial.done for trial in self._found)
+        if not self._has_done or not marked:
+            yield "done is set at no end of a group: episodes end truncated"
+        else:
+            taken = ends or "terminated"
+            how = "as --ends states" if ends else "--ends truncated states otherwise"
+            yield f"done is set in the last step of {marked:,} of {count:,} episodes: those end {taken} ({how})"
+        if before := sum(trial.done_before for trial in self._found):
+            yield f"done is set in {before:,} {_steps(before)} inside episodes, and stays a flag there"
+        if self._empty:
+            shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
+            yield f"{len(self._empty):,} trials have no steps and are left out: {shown}"
+
+
+class _Mapped:
+    def __init__(self) -> None:
+        self.columns: list[GroupColumn] = []
+        self.dropped: list[Dropped] = []
+        self.renamed: dict[str, str] = {}
+
+
+def _keys_of(found: SurveyedColumns) -> _Mapped:
+    """Give every column its key; a column of another name than RoboSet's becomes an info, unless one has its key."""
+    mapped = _Mapped()
+    if not found.required:  # every episode has a problem
+        return mapped
+    for path, (key, role, timing) in _REQUIRED.items():
+        mapped.columns.append(GroupColumn(path, key, role, timing, found.required[path]))
+    infos = {path: form for path, form in found.others.items() if path[0] == _INFOS and len(path) > 1}
+    taken = {("info", *map(safe_part, path[1:])) for path in infos}
+    for path, form in infos.items():
+        mapped.columns.append(GroupColumn(path, ("info", *map(safe_part, path[1:])), "info", "state", form))
+    for path, form in found.others.items():
+        if path in infos:
+            continue
+        key: Key = path if path in _OWN_KEYS else ("info", *map(safe_part, path))
+        if any(key[: len(one)] == one or one[: len(key)] == key for one in taken):
+            mapped.dropped.append(Dropped(column_name(path), f"{_INFOS}/{column_name(path)} has its name"))
+            continue
+        mapped.columns.append(GroupColumn(path, key, "info", "step", form))
+        if path not in _OWN_KEYS:
+            mapped.renamed[column_name(path)] = key_name(key)
+    return mapped
+
+
+def _require_single(columns: Mapping[ColumnPath, StoredColumn], name: str) -> None:
+    for path in (_REWARDS, _DONE):
+        form: ColumnForm | None = columns[path].form if path in columns else None
+        if form is not None and math.prod(form.shape) != 1:
+            raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, one number is expected")
+
+
+def _ranges(files: Sequence[str], mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Which episodes are in each of the first files."""
+    for file in files[:_SHOWN]:
+        numbers = [one["episode"] for one in mapping if one["file"] == file]
+        yield f"{file} has episodes {numbers[0]}..{numbers[-1]}" if numbers else f"{file} has none"
+    if len(files) > _SHOWN:
+        yield "…"
+
+
+def _written(value: object) -> str:
+    plain = plain_value(value)
+    return plain if isinstance(plain, str) else dump_json(plain)
+
+
+def _files_at(path: Path) -> Iterator[Path]:
+    """The file itself, or all HDF5 files in a folder, in natural order: seed2 comes before seed10."""
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from sorted(h5_files_in(path), key=lambda file: _natural(file.name))
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else "steps"
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode(errors="surrogateescape")

@@ -1,0 +1,201 @@
+"""The common part of readers of HDF5 files with a group for each episode."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, RbtoolError
+from ..format.contracts import Array, Piece
+from ..format.reader import Reader
+from ..ted.episodes import Final
+from ..ted.schema import REWARD, Field, Key, Role, Timing, row_bytes, ted_fields
+from .h5_groups import GroupFile, StoredGroup
+from .stored_columns import ColumnForm, ColumnPath, column_name
+
+PIECE_BYTES = 16 << 20
+"""TED bytes of the rows in memory at a time."""
+_TABLE_ROWS = 1 << 20
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEpisode:
+    """An episode: the source's `number` of it, `name` for messages, and the `group` in `file` (an index) it is in.
+
+    `terminated` states whether the last step is. `problem` is what is wrong with it, None for a sound one.
+    """
+
+    number: int
+    name: str
+    file: int
+    group: bytes
+    steps: int
+    terminated: bool = False
+    seed: int | None = None
+    text: Mapping[str, str] = field(default_factory=dict)
+    problem: RbtoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupColumn:
+    """A column that is kept: where it is in the group, its key, and when its rows are known.
+
+    Of a `state`, `after` is the column with what came after each step, where the file has one. With `initial`, the rows
+    of the column itself are those after each step, and that one's only row is the one before the first step.
+    """
+
+    path: ColumnPath
+    key: Key
+    role: Role
+    timing: Timing
+    form: ColumnForm
+    after: ColumnPath | None = None
+    initial: ColumnPath | None = None
+
+    @property
+    def field(self) -> Field:
+        """The source field; rewards have one number a row."""
+        return Field(self.key, self.form.dtype, () if self.key == REWARD else self.form.shape, self.role)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether what came after a step is the row of the next one, and so nothing is known after the last."""
+        return self.timing == "state" and self.after is None and self.initial is None
+
+    def read(self, group: StoredGroup, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
+        """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
+        if self.initial is not None:
+            first = max(start - 1, 0)
+            stored = group.array(self.path, first, stop, self.form)
+            if start == 0:
+                stored = np.concatenate((group.array(self.initial, 0, 1, self.form), stored))
+            return stored[:-1], stored[1:]
+        after = None if self.after is None else group.array(self.after, start, stop, self.form)
+        rows = group.array(self.path, start, min(stop + 1, steps) if self.is_shifted else stop, self.form)
+        return (rows.reshape(len(rows)) if self.key == REWARD else rows), after
+
+
+class GroupFiles:
+    """Files of which one is open at a time, however many there are."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._open: tuple[int, GroupFile] | None = None
+
+    def open(self, index: int) -> GroupFile:
+        """Return an open file, and close the one before it."""
+        if self._open is None or self._open[0] != index:
+            self.close()
+            self._open = (index, GroupFile(self.paths[index]))
+        return self._open[1]
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+class GroupReader(Reader):
+    """Reads episodes from groups. A subclass implements `recognises`, `on_open`, which sets `opened`, and `survey`.
+
+    `survey` sets `episodes` by number, and `columns`. `read_flags` may be overridden.
+    """
+
+    piece_bytes = PIECE_BYTES
+    opened: GroupFiles
+    episodes: Mapping[int, GroupEpisode]
+    columns: Sequence[GroupColumn]
+
+    @abstractmethod
+    def on_open(self) -> None:
+        """Set `opened`."""
+
+    def read_flags(self, episode: GroupEpisode, group: StoredGroup, start: int, stop: int) -> tuple[Array, Array]:
+        """Return `terminated` and `truncated` of steps, bool; by default of the last step alone, by the episode."""
+        terminated, truncated = np.zeros((2, stop - start), bool)
+        if stop == episode.steps:
+            terminated[-1], truncated[-1] = episode.terminated, not episode.terminated
+        return terminated, truncated
+
+    @property
+    def fields(self) -> tuple[tuple[Field, Timing], ...]:
+        """The source fields with when each is known."""
+        return tuple((column.field, column.timing) for column in self.columns)
+
+    @property
+    def lacks_final(self) -> bool:
+        """Whether the source has no observation after the last step of an episode."""
+        return any(column.is_shifted for column in self.columns)
+
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Raise the problem of the first of these episodes that has one, with the names of the others."""
+        odd = [self.episodes[number] for number in numbers if self.episodes[number].problem is not None]
+        if not odd:
+            return
+        problem, more = odd[0].problem, len(odd) - 1
+        assert problem is not None
+        kind = CorruptDataError if isinstance(problem, CorruptDataError) else FormatError
+        names = ", ".join(str(episode.name) for episode in odd[1:_NAMED]) + (", …" if len(odd) > _NAMED else "")
+        others = f"; {more:,} more of {len(numbers):,} episodes cannot be read ({names})" if more else ""
+        sound = len(numbers) > len(odd)
+        hint = "choose the others: --episodes A:B,C" if sound else problem.hint
+        raise kind(f"{self.path}: {problem.message}{others}", hint=hint) from problem
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        yield from self._pieces(number, self.columns, max(1, self.piece_bytes // max(1, self._row_bytes)))
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards and flags of one episode; all of it where what came after each step is stored apart."""
+        if any(column.after is not None for column in self.columns):
+            yield from self.read_episode(number)
+        else:
+            yield from self._pieces(number, [one for one in self.columns if one.key == REWARD], _TABLE_ROWS)
+
+    def _pieces(self, number: int, columns: Sequence[GroupColumn], rows: int) -> Iterator[Piece]:
+        episode, lacks = self.episodes[number], self.lacks_final
+        for start in range(0, episode.steps, rows):
+            stop = min(start + rows, episode.steps)
+            group = self.opened.open(episode.file).group(episode.group, episode.name)
+            found: dict[Key, Array] = {}
+            after: dict[Key, Array] = {}
+            for column in columns:
+                found[column.key], following = column.read(group, start, stop, episode.steps)
+                if following is not None:
+                    after[column.key] = following
+            terminated, truncated = self.read_flags(episode, group, start, stop)
+            yield Piece(
+                number, found, terminated, truncated, first=not start, last=stop == episode.steps, seed=episode.seed,
+                text=episode.text, next=after, final=Final.MISSING if lacks else Final.OBSERVED,
+            )  # fmt: skip
+
+    @property
+    def _row_bytes(self) -> int:
+        return row_bytes(ted_fields(self.fields))
+
+    def files(self) -> list[Path]:
+        """All files."""
+        return list(self.opened.paths)
+
+    def on_close(self) -> None:
+        """Close the file that is open."""
+        self.opened.close()
+
+
+def zero_or_one(values: Array, path: ColumnPath, name: str, start: int = 0) -> Array:
+    """Return a flag as bool `[n]`; FormatError for numbers that are neither 0 nor 1."""
+    values = values.reshape(len(values))
+    if values.dtype == bool:
+        return values
+    odd = (values != 0) & (values != 1)
+    if odd.any():
+        at = int(odd.argmax())
+        raise FormatError(f"{name}: {column_name(path)!r} is {values[at]} in step {start + at:,}, 0 or 1 is expected")
+    flags: Array = values != 0
+    return flags

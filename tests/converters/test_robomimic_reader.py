@@ -1,0 +1,407 @@
+"""`RobomimicReader`: the contract of readers, every variant of the layout, and what a file holds besides rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from group_files import Demo, after_final_step, plain_episodes, robomimic_demo, write_demos, write_groups
+
+import rbtool
+from rbtool.converters.robomimic.reader import RobomimicReader
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import Final
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data" / "robomimic"
+ISAAC = DATA / "isaac_stack_cube.hdf5"
+LOW_DIM = DATA / "low_dim_v15.hdf5"
+
+
+def small(path: Path, **arguments: Any) -> RobomimicReader:
+    return type("Small", (RobomimicReader,), {"piece_bytes": 700})(path, **arguments)
+
+
+class _Contract(ReaderTests):
+    next_obs = True
+
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        lengths = {10: 5, 2: 9, 0: 1, 7: 4}
+        demos = {
+            number: robomimic_demo(length, seed=number, next_obs=self.next_obs, success=number != 7)
+            for number, length in lengths.items()
+        }
+        self.file = write_demos(tmp_path_factory.mktemp("robomimic") / "low_dim.hdf5", demos)
+
+    def source(self) -> Path:
+        return self.file
+
+    def reader(self) -> type[Reader]:
+        return RobomimicReader
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.source())
+
+
+class TestReader(_Contract):
+    """A file with next observations."""
+
+
+class TestReaderWithoutNextObservations(_Contract):
+    """A file whose last observations are missing."""
+
+    next_obs = False
+
+
+class TestReaderOfAFolder(_Contract):
+    """A folder with one file, as a download is."""
+
+    def source(self) -> Path:
+        return self.file.parent
+
+
+def columns_of(reader: TedReader, start: int, stop: int) -> dict[str, Any]:
+    return {field.name: reader.read(field.key, start, stop) for field in reader.fields}
+
+
+def converted(path: Path, folder: Path, **arguments: Any) -> tuple[rbtool.ConvertResult, TedReader]:
+    result = rbtool.convert(path, folder, **arguments)
+    return result, TedReader(result.path)
+
+
+def episode_rows(reader: TedReader) -> dict[int, dict[str, Any]]:
+    """The rows of every episode by its number."""
+    table = reader.episodes
+    spans = zip(table.episode.tolist(), table.start.tolist(), table.length.tolist(), strict=True)
+    return {number: columns_of(reader, start, start + length) for number, start, length in spans}
+
+
+def assert_same(found: Mapping[str, Any], name: str, expected: Any) -> None:
+    assert found[name].dtype == expected.dtype, name
+    assert found[name].tobytes() == np.ascontiguousarray(expected).tobytes(), name
+
+
+# Every row -------------------------------------------------------------------------------------------
+
+
+def test_next_obs_are_the_next_observations_row_by_row(tmp_path: Path) -> None:
+    result, reader = converted(LOW_DIM, tmp_path / "out")
+    plain = plain_episodes(LOW_DIM, "data", "demo_")
+    with reader:
+        found = episode_rows(reader)
+        assert reader.episodes.final.tolist() == [Final.OBSERVED] * 6
+        assert reader.episodes.terminated.tolist() == [True] * 6
+    assert list(found) == list(plain)
+    for number, rows in found.items():
+        for key in ("object", "robot0_joint_pos", "agentview_image"):
+            assert_same(rows, f"observation.{key}", plain[number][f"obs/{key}"])
+            assert_same(rows, f"next.observation.{key}", plain[number][f"next_obs/{key}"])
+        assert_same(rows, "action", plain[number]["actions"])
+        assert_same(rows, "state", plain[number]["states"])
+        assert_same(rows, "next.reward", plain[number]["rewards"])
+        assert_same(rows, "next.info.dones", plain[number]["dones"])
+        last = np.arange(len(rows["action"])) == len(rows["action"]) - 1
+        assert_same(rows, "next.terminated", last)
+        assert_same(rows, "next.done", last)
+        assert not rows["next.truncated"].any()
+    assert not result.dropped_keys
+
+
+@pytest.mark.parametrize("choice", ["auto", "drop", "repeat"])
+def test_the_real_file_of_isaac_lab_row_by_row(choice: str, tmp_path: Path) -> None:
+    """Its observations are those before steps, and its states those after them."""
+    result, reader = converted(ISAAC, tmp_path / "out", final_step=choice)
+    plain = plain_episodes(ISAAC, "data", "demo_")
+    with reader:
+        found = episode_rows(reader)
+        assert "next.reward" not in {field.name for field in reader.fields}
+    assert list(found) == list(plain) == [1, 12, 16]
+    for number, rows in found.items():
+        whole = plain[number]
+        steps = {name: values for name, values in whole.items() if not name.startswith("initial_state/")}
+        expected = after_final_step(steps, terminated=False, choice=choice)
+        count = len(rows["action"])
+        for name, values in whole.items():
+            key = name.replace("/", ".").replace("obs.", "observation.", 1)
+            if name.startswith("obs/"):
+                assert_same(rows, key, expected[name])
+                assert_same(rows, f"next.{key}", expected[f"next:{name}"])
+            elif name.startswith("states/"):
+                initial = whole[name.replace("states/", "initial_state/", 1)]
+                key = key.replace("states.", "state.", 1)
+                assert_same(rows, key, np.concatenate((initial, values))[:count])
+                assert_same(rows, f"next.{key}", values[:count])
+        assert_same(rows, "action", expected["actions"])
+        assert rows["next.truncated"][:, 0].tolist() == [False] * (count - 1) + [True]
+        assert not rows["next.terminated"].any()
+    assert not result.dropped_keys
+    assert any("the file claims 3,901 steps" in note for note in result.notes)
+    assert any("there are no rewards" in note for note in result.notes)
+    assert any("no dones" in note and "3 of 3 with success" in note for note in result.notes)
+
+
+def test_states_of_isaac_lab_agree_with_the_observations_of_the_same_moment(tmp_path: Path) -> None:
+    """Joint velocities are in both: what comes after a step in one is what comes after it in the other."""
+    _, reader = converted(ISAAC, tmp_path / "out")
+    with reader:
+        found = columns_of(reader, 0, reader.manifest.steps)
+    for when in ("", "next."):
+        one, other = found[f"{when}observation.joint_vel"], found[f"{when}state.articulation.robot.joint_velocity"]
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("choice", ["auto", "drop", "repeat"])
+def test_without_next_obs_the_last_observation_is_missing(choice: str, tmp_path: Path) -> None:
+    demos = {3: robomimic_demo(4, next_obs=False), 1: robomimic_demo(6, seed=1, next_obs=False, success=False)}
+    file = write_demos(tmp_path / "a.hdf5", demos)
+    _, reader = converted(file, tmp_path / "out", final_step=choice)
+    with reader:
+        found = episode_rows(reader)
+    assert list(found) == [1, 3]
+    for number, rows in found.items():
+        expected = after_final_step(demos[number].columns, terminated=number == 3, choice=choice)
+        for name, key in (("obs/hand", "observation.hand"), ("obs/scene/cubes", "observation.scene.cubes")):
+            assert_same(rows, key, expected[name])
+            assert_same(rows, f"next.{key}", expected[f"next:{name}"])
+        for name, key in (("actions", "action"), ("states", "state"), ("rewards", "next.reward")):
+            assert_same(rows, key, expected[name])
+
+
+def test_a_raw_file_of_states_and_actions_is_read(tmp_path: Path) -> None:
+    demo = robomimic_demo(5, obs=False, rewards=False)
+    result, reader = converted(write_demos(tmp_path / "demo.hdf5", {0: demo}), tmp_path / "out")
+    with reader:
+        rows = episode_rows(reader)[0]
+    assert_same(rows, "observation", demo.columns["states"][:4])
+    assert_same(rows, "next.observation", demo.columns["states"][1:])
+    assert any("the states are the observations" in note for note in result.notes)
+
+
+# Ends ------------------------------------------------------------------------------------------------
+
+
+def ends_of(file: Path, **options: Any) -> tuple[list[bool], tuple[str, ...]]:
+    with RobomimicReader(file, final_step="repeat", options=options) as reader:
+        return reader.episode_table().terminated.tolist(), tuple(reader.facts().notes)
+
+
+def test_dones_terminate_only_with_a_sparse_reward_or_success(tmp_path: Path) -> None:
+    won, lost = robomimic_demo(4), robomimic_demo(4, success=False)
+    with_success = replace(lost, attributes={"success": True})
+    file = write_demos(tmp_path / "a.hdf5", {0: won, 1: lost, 2: with_success})
+    found, notes = ends_of(file)
+    assert found == [True, False, True]
+    assert any("dones is set in the last step of 3 of 3 episodes, and 2 of them end terminated" in one for one in notes)
+    assert ends_of(file, ends="terminated")[0] == [True] * 3
+    assert ends_of(file, ends="truncated")[0] == [False] * 3
+
+
+def test_a_dense_reward_says_nothing_of_success(tmp_path: Path) -> None:
+    demo = robomimic_demo(4)
+    dense = Demo({**demo.columns, "rewards": np.array([0.2, 0.5, 0.9, 1.0])})
+    assert ends_of(write_demos(tmp_path / "a.hdf5", {0: dense}))[0] == [False]
+
+
+def test_dones_inside_an_episode_do_not_end_it(tmp_path: Path) -> None:
+    demo = robomimic_demo(6)
+    often = Demo({**demo.columns, "dones": np.array([0, 0, 1, 1, 1, 1])})
+    result, reader = converted(write_demos(tmp_path / "a.hdf5", {0: often}), tmp_path / "out")
+    with reader:
+        assert reader.episodes.length.tolist() == [6]
+        assert reader.read(("next", "terminated"), 0, 6)[:, 0].tolist() == [False] * 5 + [True]
+        assert reader.read(("next", "info", "dones"), 0, 6).tolist() == [0, 0, 1, 1, 1, 1]
+    assert any("dones is set in 3 steps inside episodes" in note for note in result.notes)
+
+
+def test_ends_takes_two_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--ends is 'now', terminated or truncated is expected"):
+        RobomimicReader(LOW_DIM, options={"ends": "now"})
+
+
+# Numbers, splits, documents --------------------------------------------------------------------------
+
+
+def test_holes_in_the_numbers_stay_and_order_is_numeric(tmp_path: Path) -> None:
+    demos = {number: robomimic_demo(2 + number % 3, seed=number) for number in (0, 1, 12, 2, 110, 13)}
+    _, reader = converted(write_demos(tmp_path / "a.hdf5", demos), tmp_path / "out")
+    with reader:
+        assert reader.episodes.episode.tolist() == [0, 1, 2, 12, 13, 110]
+
+
+def test_a_split_chooses_its_episodes_and_the_document_has_all(tmp_path: Path) -> None:
+    result, reader = converted(LOW_DIM, tmp_path / "out", filter_key="valid")
+    with reader:
+        assert reader.episodes.episode.tolist() == [4, 5]
+        masks = json.loads(reader.documents()["mask.json"])
+    assert masks == {"train": [f"demo_{number}" for number in range(4)], "valid": ["demo_4", "demo_5"]}
+    assert "only the episodes of the split 'valid' are read" in result.notes
+    whole = rbtool.convert(LOW_DIM, tmp_path / "whole")
+    assert "splits are train (4), valid (2): --filter-key chooses one" in whole.notes
+    assert whole.episodes == 6
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with (
+        RobomimicReader(LOW_DIM, options={"filter_key": "vaild"}) as reader,
+        pytest.raises(UsageError, match=r"has no split 'vaild'.*valid.*there are train, valid"),
+    ):
+        reader.facts()
+    with (
+        RobomimicReader(ISAAC, options={"filter_key": "train"}) as reader,
+        pytest.raises(UsageError, match="it has no mask"),
+    ):
+        reader.facts()
+
+
+def test_a_split_of_absent_episodes_is_refused_and_noted(tmp_path: Path) -> None:
+    demos = {number: robomimic_demo(3, seed=number) for number in (0, 2)}
+    file = write_demos(tmp_path / "a.hdf5", demos, masks={"train": ["demo_0", "demo_1"], "valid": ["demo_2"]})
+    with RobomimicReader(file) as reader:
+        assert "the split 'train' names demo_1, which the file does not have" in reader.facts().notes
+    with RobomimicReader(file, options={"filter_key": "valid"}) as reader:
+        assert list(reader.facts().episode_numbers) == [2]
+    with RobomimicReader(file, options={"filter_key": "train"}) as reader, pytest.raises(FormatError, match="demo_1"):
+        reader.facts()
+
+
+def test_attributes_are_documents_seeds_and_text(tmp_path: Path) -> None:
+    model = "<mujoco>" + "x" * 5000 + "</mujoco>"
+    demos = {
+        number: replace(
+            robomimic_demo(3, seed=number),
+            attributes={"model_file": model, "seed": 40 + number, "ep_meta": '{"lang": "lift"}', "num_samples": 9},
+        )
+        for number in (0, 1)
+    }
+    file = write_groups(
+        tmp_path / "a.hdf5", {f"data/demo_{number}": demo for number, demo in demos.items()},
+        attributes={"data": {"env_args": '{"env_name": "Lift"}', "total": 7}, "/": {"made": "here"}},
+    )  # fmt: skip
+    result, reader = converted(file, tmp_path / "out")
+    with reader:
+        documents, text = reader.documents(), reader.episode_text
+        assert reader.episodes.seed.tolist() == [40, 41]
+    assert documents["env_args.json"] == b'{"env_name": "Lift"}'
+    assert documents["model_file/demo_0.xml"].decode() == model
+    assert "model_file/demo_1.xml" not in documents
+    stated = json.loads(documents["metadata.json"])
+    assert stated == {"attributes": {"made": "here"}, "data": {"total": 7}, "env_args": {"env_name": "Lift"}}
+    assert text == [{"ep_meta": '{"lang": "lift"}', "model_file": "model_file/demo_0.xml"}] * 2
+    assert "num_samples is not the number of steps in 2 of 2 episodes" in result.notes
+    assert "the file claims 7 steps, and its groups have 6" in result.notes
+
+
+def test_other_columns_are_infos_or_named(tmp_path: Path) -> None:
+    demos = {}
+    for number in (0, 1):
+        demo = robomimic_demo(4, seed=number)
+        more = {"action_dict/gripper": np.arange(4.0), "src_demo_inds": np.arange(2), "shape": np.arange(4)}
+        demos[number] = Demo({**demo.columns, **more, **({"only_here": np.zeros(4)} if number else {})})
+    file = write_demos(tmp_path / "a.hdf5", demos)
+    with h5py.File(file, "r+") as opened:
+        opened["data/note"], opened["extra/x"] = np.zeros(3), np.zeros(2)
+    result, reader = converted(file, tmp_path / "out")
+    with reader:
+        assert reader.read(("info", "action_dict", "gripper"), 0, 4).tolist() == [0, 1, 2, 3]
+    assert result.renamed_keys == {"action_dict/gripper": "info.action_dict.gripper", "shape": "info.shape_"}
+    why = {dropped["key"]: dropped["why"] for dropped in result.dropped_keys}
+    assert why.keys() == {"src_demo_inds", "only_here", "data/note", "extra"}
+    assert why["only_here"] == "1 of 2 episodes do not have it"
+    assert why["src_demo_inds"] == "it has 2 rows in demo_0, which has 4 steps"
+
+
+def test_empty_groups_are_left_out_and_named(tmp_path: Path) -> None:
+    demos = {0: robomimic_demo(0), 1: robomimic_demo(3)}
+    result, reader = converted(write_demos(tmp_path / "a.hdf5", demos), tmp_path / "out")
+    with reader:
+        assert reader.episodes.episode.tolist() == [1]
+    assert "demo_0 has no steps: left out" in result.notes
+
+
+# Bad input -------------------------------------------------------------------------------------------
+
+
+def odd_demo(change: str) -> Demo:
+    columns: dict[str, Any] = dict(robomimic_demo(4, seed=9).columns)
+    if change == "missing":
+        del columns["obs/hand"], columns["next_obs/hand"]
+    elif change == "another type":
+        columns["obs/hand"] = columns["obs/hand"].astype("f4")
+    elif change == "another width":
+        columns["obs/hand"] = columns["obs/hand"][:, :2]
+    elif change == "short":
+        columns["obs/hand"] = columns["obs/hand"][:3]
+    elif change == "more":
+        columns["obs/more"] = columns["obs/hand"]
+    elif change == "short rewards":
+        columns["rewards"] = columns["rewards"][:3]
+    elif change == "wide rewards":
+        columns["rewards"] = np.zeros((4, 2))
+    elif change == "dones of 2":
+        columns["dones"] = columns["dones"] * 2
+    elif change == "no actions":
+        del columns["actions"]
+    return Demo(columns)
+
+
+ODD = {
+    "missing": "has no 'next_obs/hand', which demo_0 and others have",
+    "another type": r"has 'obs/hand' as float32 \[3\], and demo_0 and others as float64 \[3\]",
+    "another width": r"as float64 \[2\], and demo_0",
+    "short": "has 'obs/hand' with another number of rows than steps",
+    "more": "has 'obs/more', which demo_0 and others do not have",
+    "short rewards": "'rewards' has 3 rows, and the episode has 4 steps",
+    "wide rewards": r"'rewards' has rows of shape \[2\], one number is expected",
+    "dones of 2": "'dones' is 2 in step 3, 0 or 1 is expected",
+    "no actions": "has no 'actions'",
+}
+
+
+@pytest.mark.parametrize("change", ODD)
+def test_an_episode_that_does_not_fit_is_refused_once_asked_for(change: str, tmp_path: Path) -> None:
+    demos = {0: robomimic_demo(4), 1: robomimic_demo(3, seed=1), 5: odd_demo(change)}
+    file = write_demos(tmp_path / "a.hdf5", demos)
+    with pytest.raises(FormatError, match=ODD[change]) as raised:
+        rbtool.convert(file, tmp_path / "out")
+    assert "demo_5" in raised.value.message
+    assert not (tmp_path / "out").exists()
+    assert rbtool.convert(file, tmp_path / "out", episodes="0:2").episodes == 2
+    skipped = rbtool.convert(file, tmp_path / "skipped", skip_bad=True)
+    assert skipped.episodes == 2
+    assert any("episode 5 is left out" in note for note in skipped.notes)
+    assert [one.episodes for one in rbtool.check(file).findings if one.rule == "TED014"] == [(5,)]
+
+
+@pytest.mark.parametrize("content", [{"data/demo_0": Demo({"actions": np.zeros((3, 1))})}, {"data/demo_0": Demo({})}])
+def test_groups_with_nothing_to_observe_are_refused(content: Mapping[str, Demo], tmp_path: Path) -> None:
+    with pytest.raises(FormatError):
+        rbtool.convert(write_groups(tmp_path / "a.hdf5", content), tmp_path / "out")
+
+
+def test_libero_76_a_truncated_file_names_the_sizes(tmp_path: Path) -> None:
+    """LIBERO issue 76: downloads stop early, and h5py speaks of stored_eof."""
+    data = ISAAC.read_bytes()
+    (tmp_path / "a.hdf5").write_bytes(data[:100_000])
+    with pytest.raises(CorruptDataError, match=f"has 100,000 bytes, and its header states {len(data):,}"):
+        RobomimicReader(tmp_path / "a.hdf5")
+
+
+def test_external_links_are_refused(tmp_path: Path) -> None:
+    file = write_demos(tmp_path / "a.hdf5", {0: robomimic_demo(3)})
+    write_demos(tmp_path / "b.hdf5", {0: robomimic_demo(3)})
+    with h5py.File(file, "r+") as opened:
+        opened["data/demo_1"] = h5py.ExternalLink(str(tmp_path / "b.hdf5"), "data/demo_0")
+    with pytest.raises(CorruptDataError, match="is a link"):
+        RobomimicReader(file)
+    with h5py.File(tmp_path / "c.hdf5", "w") as opened:
+        opened["data"] = h5py.ExternalLink(str(tmp_path / "b.hdf5"), "data")
+    assert not RobomimicReader.recognises(tmp_path / "c.hdf5")
