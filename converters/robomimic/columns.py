@@ -11,7 +11,7 @@ from ...core.encodings.group_survey import SurveyedColumns
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
 from ...core.errors import FormatError
 from ...core.format.manifest import Dropped
-from ...core.ted.schema import ACTION, REWARD, Key, key_name, safe_part
+from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 
 ACTIONS: ColumnPath = ("actions",)
 REWARDS: ColumnPath = ("rewards",)
@@ -69,14 +69,14 @@ def _observed(
 ) -> Iterator[GroupColumn]:
     shifted = []
     for path in observations:
-        after: ColumnPath | None = (_NEXT_OBS, *path[1:])
+        after: ColumnPath = (_NEXT_OBS, *path[1:])
         if after not in required:
-            after = None
             shifted.append(column_name(path))
         elif required[after] != required[path]:
             raise FormatError(f"{column_name(path)!r} and {column_name(after)!r} have rows of different forms")
         key: Key = ("observation", *map(safe_part, path[1:]))
-        yield GroupColumn(path, key, "observation", "state", required[path], after)
+        stored = after if after in required else None
+        yield GroupColumn(path, key, "observation", "state", required[path], stored)
     if shifted and len(shifted) < len(observations):
         mapped.notes.append(f"next_obs lacks {', '.join(name.removeprefix('obs/') for name in shifted)}")
     for path in required:
@@ -88,13 +88,13 @@ def _states(
     required: Mapping[ColumnPath, ColumnForm], states: list[ColumnPath], mapped: MappedColumns, *, as_observation: bool
 ) -> Iterator[GroupColumn]:
     """States of robosuite are those before a step; a group of states, as Isaac Lab records it, has those after it."""
-    root, role = ("observation", "observation") if as_observation else ("state", "state")
+    role: Role = "observation" if as_observation else "state"
     used = set()
     for path in states:
-        key: Key = (root, *map(safe_part, path[1:]))
+        key: Key = (role, *map(safe_part, path[1:]))
         initial: ColumnPath = (INITIAL, *path[1:])
         if len(path) == 1:
-            timing = "state" if as_observation else "step"
+            timing: Timing = "state" if as_observation else "step"
             yield GroupColumn(path, key, role, timing, required[path])
         elif required.get(initial) == required[path]:
             used.add(initial)

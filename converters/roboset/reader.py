@@ -132,7 +132,8 @@ class _Trials:
 
     def __init__(self) -> None:
         self.files: list[str] = []
-        self.survey = GroupSurvey(lambda path: path in {*_REQUIRED, _DONE}, {*_REQUIRED, _DONE})
+        alike = (*_REQUIRED, _DONE)
+        self.survey = GroupSurvey(lambda path: path in alike, alike)
         self.dropped: list[Dropped] = []
         self._found: list[_Trial] = []
         self._empty: list[str] = []
@@ -229,8 +230,7 @@ def _keys_of(found: SurveyedColumns) -> _Mapped:
     mapped = _Mapped()
     if not found.required:  # every episode has a problem
         return mapped
-    for path, (key, role, timing) in _REQUIRED.items():
-        mapped.columns.append(GroupColumn(path, key, role, timing, found.required[path]))
+    mapped.columns += [GroupColumn(path, *meaning, found.required[path]) for path, meaning in _REQUIRED.items()]
     infos = {path: form for path, form in found.others.items() if path[0] == _INFOS and len(path) > 1}
     taken = {("info", *map(safe_part, path[1:])) for path in infos}
     for path, form in infos.items():

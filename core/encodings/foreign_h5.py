@@ -14,6 +14,7 @@ from .h5_layout import begins_as_h5, stated_bytes
 from .h5_open import root_members
 from .stored_columns import DAMAGED, FETCH_AGAIN
 
+_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
 
 
@@ -58,7 +59,7 @@ def names_in(file: Path, group: str = "") -> list[str]:
     """List the names at the root of a file or in a group there; none for a file that is damaged. Raises nothing."""
     try:
         return root_members(file, group) if is_whole_h5(file) else []
-    except (RbtoolError, *DAMAGED):
+    except _UNREADABLE:
         return []
 
 

@@ -7,7 +7,7 @@ row a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -20,10 +20,10 @@ _Signature: TypeAlias = tuple[tuple[ColumnPath, ColumnForm, bool], ...]
 
 
 class OtherColumn(NamedTuple):
-    """A column that is not required: its form, in how many episodes it is, and why it cannot be kept."""
+    """A column that is not required: its form, how many episodes have it, and why it cannot be kept."""
 
     form: ColumnForm
-    count: int
+    found: int
     why: str
 
 
@@ -42,9 +42,9 @@ class GroupSurvey:
     not strict and has none in any episode is left out.
     """
 
-    def __init__(self, required: Callable[[ColumnPath], bool], strict: Collection[ColumnPath]) -> None:
+    def __init__(self, required: Callable[[ColumnPath], bool], strict: Sequence[ColumnPath]) -> None:
         self._required = required
-        self._strict = frozenset(strict)
+        self._strict = tuple(strict)
         self._alike: dict[_Signature, _Alike] = {}
         self._of: dict[str, _Signature] = {}
         self.problems: dict[str, RbtoolError] = {}
@@ -52,8 +52,9 @@ class GroupSurvey:
 
     def add(self, name: str, columns: Mapping[ColumnPath, StoredColumn], steps: int) -> None:
         """Take an episode of so many steps; FormatError where strict columns have another number of rows."""
-        for path in self._strict & columns.keys():
-            self._require_rows(name, path, columns[path], steps)
+        for path in self._strict:
+            if path in columns:
+                self._require_rows(name, path, columns[path], steps)
         signature = tuple(
             (path, columns[path].form, columns[path].rows == steps) for path in sorted(columns) if self._required(path)
         )
@@ -92,7 +93,7 @@ class GroupSurvey:
         alike = self._alike[common]
         others = {}
         for path, other in sorted(alike.others.items()):
-            missing = len(alike.names) - other.count
+            missing = len(alike.names) - other.found
             why = other.why or (f"{missing:,} of {len(alike.names):,} episodes do not have it" if missing else "")
             if not why:
                 others[path] = other.form
@@ -122,7 +123,7 @@ def _merge(
         why = "it is nested too deep"
     if not why and before is not None and before.form != column.form:
         why = f"it is {_looks(column.form)} in {name}, and {_looks(before.form)} in others"
-    others[path] = OtherColumn(column.form, (before.count if before is not None else 0) + 1, why)
+    others[path] = OtherColumn(column.form, (before.found if before is not None else 0) + 1, why)
 
 
 def _difference(odd: _Signature, common: _Signature, first: str) -> str:
