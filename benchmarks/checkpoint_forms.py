@@ -49,7 +49,7 @@ def build(folder: Path, steps: int, length: int) -> int:
             }
             ended = np.arange(length) == length - 1
             ingest.add(Piece(number, columns, np.zeros(length, bool), ended, first=True, last=True))
-        return builder.finish(ingest.rows, Origin(Request("bench", "bench", "bench/v0"))).bytes
+        return builder.finish(ingest.table, Origin(Request("bench", "bench", "bench/v0"))).bytes
 
 
 def copy_and_sync(source: Path, target: Path) -> None:

@@ -79,7 +79,13 @@ class FileBoundaries:
 
     def is_inferred(self, number: int) -> bool:
         """Whether it ends, without a flag, where next observations do not follow."""
-        return self.rule is Ends.FOLLOWING and not (self.ends_unflagged and number == len(self) - 1)
+        return bool(self.inferred(np.array([number]))[0])
+
+    def inferred(self, numbers: Array) -> Array:
+        """`is_inferred` of these episodes, bool."""
+        if self.rule is not Ends.FOLLOWING:
+            return np.zeros(len(numbers), bool)
+        return np.asarray(numbers != (len(self) - 1 if self.ends_unflagged else -1))
 
 
 def find_boundaries(

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
+from ...core.encodings.h5_rows import H5Rows
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
@@ -62,15 +63,15 @@ class ChunkedColumn:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def read_direct(self, rows: Array, selection: slice) -> None:
-        """Read rows into an array, as `h5py.Dataset.read_direct` does."""
-        for part, stop in zip(self._parts, self.stops, strict=True):
-            begin = stop - len(part)
-            low, high = max(selection.start, begin), min(selection.stop, stop)
-            if low < high:
-                part.read_direct(
-                    rows[low - selection.start : high - selection.start], np.s_[low - begin : high - begin]
-                )
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows as a fresh array in the byte order of this machine."""
+        rows = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
+        for part, end in zip(self._parts, self.stops, strict=True):
+            begin = end - len(part)
+            low, high = max(start, begin), min(stop, end)
+            if low < high and rows.size:
+                part.read_direct(rows[low - start : high - start], np.s_[low - begin : high - begin])
+        return rows
 
 
 Column: TypeAlias = h5py.Dataset | ChunkedColumn
@@ -179,6 +180,7 @@ class D4rlFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._rows: dict[str, H5Rows] = {}
         require_whole(path)
         with reading(path, "the structure"):
             self._file = h5py.File(open_h5(path))
@@ -222,10 +224,13 @@ class D4rlFile:
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a column as a fresh array in the byte order of this machine."""
         column = self._column(name)
-        rows = np.empty((stop - start, *column.shape[1:]), column.dtype.newbyteorder("="))
-        if rows.size:
-            with reading(self.path, repr(name)):
-                column.read_direct(rows, np.s_[start:stop])
+        with reading(self.path, repr(name)):
+            if isinstance(column, ChunkedColumn):
+                rows = column.read(start, stop)
+            else:
+                held = self._rows.get(name)
+                held = self._rows[name] = H5Rows(column, self.path) if held is None else held
+                rows = held.read(start, stop)
         return rows.reshape(stop - start) if name in (*FLAGS, "rewards") else rows
 
     def read_flag(self, name: str, start: int, stop: int) -> Array:

@@ -5,13 +5,14 @@ Imports h5py; never d4rl, gym or torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ...core.errors import FormatError
+from ...core.format.blocks import EpisodeBlock
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
@@ -22,7 +23,9 @@ from .datasets import D4rlDataset, dataset_named, dataset_of_file
 from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile, looks_like_d4rl
 
 PIECE_BYTES = BLOCK_BYTES
-"""TED bytes of the rows in memory at a time."""
+"""TED bytes of the rows in memory at a time, of one episode."""
+EPISODES_BYTES = 8 << 20
+"""TED bytes of a block of episodes: the next one is read while one is written."""
 _TABLE_ROWS = 1 << 20
 _OBSERVATION: Key = ("observation",)
 _SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
@@ -43,6 +46,7 @@ class D4rlReader(Reader):
     """
 
     piece_bytes = PIECE_BYTES
+    block_bytes = EPISODES_BYTES
     option_names = frozenset({"horizon", "id"})
 
     @classmethod
@@ -60,6 +64,7 @@ class D4rlReader(Reader):
         asked = self.options.get("id")
         self.known: D4rlDataset | None = dataset_of_file(file.name) if asked is None else dataset_named(str(asked))
         self._columns = _Columns(self._file, self.piece_bytes)
+        self._block_rows = max(1, min(self.block_bytes, self.piece_bytes) // self._columns.row_bytes)
         self._found: FileBoundaries | None = None
 
     @property
@@ -107,6 +112,49 @@ class D4rlReader(Reader):
             elif stop < end:
                 columns[_OBSERVATION] = self._columns.read(_OBSERVATION, start, stop + 1)
             yield self._piece(number, columns, following, start, stop)
+
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        """Yield blocks of as many episodes as have up to `block_bytes` together, and longer ones by themselves."""
+        boundaries, chosen = self._boundaries, np.asarray(numbers, np.int64)
+        starts, stops = boundaries.starts[chosen], boundaries.stops[chosen]
+        runs = np.append(np.flatnonzero(np.diff(chosen) < 1) + 1, len(chosen))  # each in the order of the file
+        first = 0
+        while first < len(chosen):
+            stop = int(runs[np.searchsorted(runs, first, side="right")])
+            stop = first + int(np.searchsorted(stops[first:stop], starts[first] + self._block_rows, side="right"))
+            if stop > first:
+                yield self._block(chosen[first:stop])
+            else:
+                yield from self.read_episode(int(chosen[first]))
+            first = max(stop, first + 1)
+
+    def _block(self, numbers: Array) -> EpisodeBlock:
+        """Read the rows from the first of these episodes to the last, and keep those of the episodes."""
+        boundaries, file = self._boundaries, self._file
+        start, stop = int(boundaries.starts[numbers[0]]), int(boundaries.stops[numbers[-1]])
+        lengths = boundaries.lengths[numbers]
+        stops = np.cumsum(lengths)
+        rows: Array | None = None
+        if int(stops[-1]) < stop - start:
+            rows = np.arange(int(stops[-1])) + np.repeat(
+                boundaries.starts[numbers] - start - (stops - lengths), lengths
+            )
+
+        def kept(array: Array) -> Array:
+            return array if rows is None else np.take(array, rows, axis=0)
+
+        terminated, truncated = (kept(flags) for flags in self._columns.read_flags(start, stop))
+        ends = stops - 1
+        if boundaries.limit is not None:
+            truncated[ends[(lengths == boundaries.limit) & ~terminated[ends]]] = True
+        final = Final.OBSERVED if file.has_next else Final.MISSING
+        following = {_OBSERVATION: kept(file.read(NEXT_OBSERVATIONS, start, stop))} if file.has_next else {}
+        return EpisodeBlock(
+            numbers, stops,
+            {key: kept(file.read(name, start, stop)) for key, name in self._columns.names.items()},
+            terminated, truncated, np.full(len(numbers), final, np.uint8), following,
+            inferred=boundaries.inferred(numbers),
+        )  # fmt: skip
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode; all of it where next observations are stored."""
@@ -158,7 +206,9 @@ class _Columns:
             names[info.key] = info.path
             fields.append((Field(info.key, info.dtype, info.shape, "info"), "step"))
         self.fields = tuple(fields)
-        self.rows = max(1, piece_bytes // max(1, row_bytes(ted_fields(fields))))
+        self.row_bytes = max(1, row_bytes(ted_fields(fields)))
+        self.rows = max(1, piece_bytes // self.row_bytes)
+        self.names = names
         self._blocks = {key: self._of(name) for key, name in names.items()}
         self._after = self._of(NEXT_OBSERVATIONS)
         self._flags = [self._of(name) for name in ("terminals", TIMEOUTS)]
@@ -173,6 +223,11 @@ class _Columns:
     def after(self, start: int, stop: int) -> Array:
         """The observation after each step."""
         return self._after.read(start, stop)
+
+    def read_flags(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Terminated and timed out of each step as fresh arrays, of which no block is kept."""
+        timed = self._file.read_flag(TIMEOUTS, start, stop) if self._file.has_timeouts else np.zeros(stop - start, bool)
+        return self._file.read_flag("terminals", start, stop), timed
 
     def flags(self, start: int, stop: int) -> tuple[Array, Array]:
         """Terminated and timed out of each step; none is timed out where the file has no such flag."""

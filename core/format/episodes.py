@@ -202,6 +202,14 @@ class EpisodeTable:
         arrays["total_reward"] = arrays.pop("return")
         return cls(**arrays)
 
+    @classmethod
+    def joined(cls, parts: Sequence[EpisodeTable]) -> EpisodeTable:
+        """Build the table of episodes that are stored one after the other, of the tables of one or more parts."""
+        listed = [{FINAL: part.final, **part.columns()} for part in parts]
+        columns = {name: np.concatenate([columns[name] for columns in listed]) for name in (*COLUMNS, FINAL)}
+        columns["start"] = np.cumsum(columns["length"]) - columns["length"]
+        return cls.from_columns(columns)
+
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """The columns under their names on disk; `final` where not all ends are observed."""
         arrays = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -277,7 +285,7 @@ def column_fields(table: EpisodeTable) -> list[Field]:
 
 def episode_text_bytes(rows: Iterable[Mapping[str, str]]) -> bytes:
     """Write the text that belongs to episodes, one JSON object a line in table order; no text, no bytes."""
-    lines = [dump_json(dict(row), sort_keys=True) for row in rows]
+    lines = [dump_json(dict(row), sort_keys=True) if row else "{}" for row in rows]
     return ("\n".join(lines) + "\n").encode() if any(line != "{}" for line in lines) else b""
 
 

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..ted.episodes import Final
-from ..ted.schema import Field, Key, Timing, key_name
+from .blocks import EpisodeBlock, completed_block, require_block
 from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
 from .digest import digest_file
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
+from .pieces import completed, require_piece
 from .returns import EpisodeSummary
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
@@ -37,65 +37,9 @@ def require_final_step(name: str) -> FinalStep:
     raise UsageError(f"--final-step is {name!r}, {', '.join(FINAL_STEPS)} are known")
 
 
-def completed(pieces: Iterable[Piece], choice: FinalStep, fields: Sequence[tuple[Field, Timing]]) -> Iterator[Piece]:
-    """Complete the pieces of one episode; an episode that has no other step than the one left out has no pieces.
-
-    One piece is held back, since the one after it may vanish. Pieces may lack columns.
-    """
-    held: Piece | None = None
-    for piece in pieces:
-        if not piece.last:
-            if held is not None:
-                yield held
-            held = piece
-            continue
-        found = _completed(piece, choice, fields)
-        if held is not None:
-            yield held if found is not None else _ended(held)
-        if found is not None:
-            yield found
-        held = None
-    if held is not None:
-        yield held
-
-
-def _completed(piece: Piece, choice: FinalStep, fields: Sequence[tuple[Field, Timing]]) -> Piece | None:
-    if not piece.is_unfinished:
-        return piece
-    states = {field.key for field, timing in fields if timing == "state"}
-    if choice == "repeat" or (choice == "auto" and bool(piece.terminated[-1])):
-        columns = {
-            key: np.concatenate((rows, rows[-1:])) if key in states and key not in piece.next else rows
-            for key, rows in piece.columns.items()
-        }
-        return replace(piece, columns=columns, final=Final.REPEATED)
-    count = len(piece) - 1
-    if not count:
-        return None
-
-    def kept(key: Key, rows: Array) -> Array:
-        return rows if key in states and key not in piece.next else rows[:count]
-
-    return _ended(
-        replace(
-            piece,
-            columns={key: kept(key, rows) for key, rows in piece.columns.items()},
-            next={key: rows[:count] for key, rows in piece.next.items()},
-            terminated=piece.terminated[:count],
-            truncated=piece.truncated[:count],
-        )
-    )
-
-
-def _ended(piece: Piece) -> Piece:
-    """The same piece as the truncated end of its episode."""
-    truncated = piece.truncated.copy()
-    truncated[-1] = True
-    return replace(piece, truncated=truncated, last=True, final=Final.DROPPED)
-
-
 _FINAL = {
     "__init__": "on_open", "facts": "survey", "stated": "survey", "pieces": "read_episode",
+    "blocks": "read_episodes",
     "episode_table": "read_outcomes", "digests": "files", "size": "files", "close": "on_close",
 }  # fmt: skip
 """The methods that a reader has for its users, and what it implements in place of each."""
@@ -115,9 +59,10 @@ class Reader(Closing, ABC):
     - `files()`: the files of the source below `self.folder`.
     - `on_close()`: close what `on_open` opened; optional.
 
-    and may implement `read_outcomes`, where rewards and flags can be read without the rest, `notes_on` and
-    `require_sound`, where they depend on the episodes chosen. Options that a format needs are named in `option_names`
-    and found in `self.options`. `core.testing.readers` holds the tests of the contract.
+    and may implement `read_episodes`, where many short episodes can be read together, `read_outcomes`, where rewards
+    and flags can be read without the rest, `notes_on` and `require_sound`, where they depend on the episodes chosen.
+    Options that a format needs are named in `option_names` and found in `self.options`. `core.testing.readers` holds
+    the tests of the contract.
     """
 
     path: Path
@@ -146,6 +91,15 @@ class Reader(Closing, ABC):
     @abstractmethod
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode in pieces of bounded size."""
+
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        """Yield the steps of these episodes in this order: blocks of whole episodes, or the pieces of one episode.
+
+        Both of bounded size. For formats whose rows are one table: a block of thousands of episodes costs as much as
+        one of a few.
+        """
+        for number in numbers:
+            yield from self.read_episode(number)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield pieces of one episode whose columns may lack all fields but the reward, for the episode table.
@@ -240,6 +194,33 @@ class Reader(Closing, ABC):
             yield from self.__completed(whole, found)
 
     @final
+    def blocks(self, episodes: Sequence[int] | None = None) -> Iterator[EpisodeBlock | Piece]:
+        """Yield the steps of these episodes as `pieces` does, many episodes together where the format reads them so.
+
+        Every state of a block has its `next`. Raises what `pieces` raises.
+        """
+        whole = self.__survey(None)
+        numbers = self.__known(whole, episodes)
+        self.require_sound(numbers, everything=False)
+        given, done = self.__parts(numbers), 0
+        for part in given:
+            if isinstance(part, EpisodeBlock):
+                stop = done + len(part.episodes)
+                require_block(part, numbers[done:stop], whole, str(self.path))
+                block = completed_block(part, self.__kept_ends(part), whole.fields)
+                if block is not None:
+                    yield block
+                done = stop
+            elif done < len(numbers):
+                found = self.__validated(whole, numbers[done], _rest_of_episode(part, given), complete=True)
+                yield from self.__completed(whole, found)
+                done += 1
+            else:
+                raise FormatError(f"{self.path} came with a piece of episode {part.episode}, which was not asked for")
+        if done < len(numbers):
+            raise FormatError(f"{self.path}: episode {numbers[done]} has no steps")
+
+    @final
     def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
         """Summarise these episodes (all by default), as a conversion would."""
         whole = self.__survey(None)
@@ -274,6 +255,16 @@ class Reader(Closing, ABC):
                 )
             self.__facts = found
         return self.__facts
+
+    def __parts(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        with understood(self.path):
+            yield from self.read_episodes(numbers)
+
+    def __kept_ends(self, block: EpisodeBlock) -> Array:
+        """Whether the last step of each episode is kept where no observation follows it."""
+        if self.final_step == "auto":
+            return np.asarray(block.terminated[block.stops - 1])
+        return np.full(len(block.episodes), self.final_step == "repeat")
 
     def __understood(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         with understood(self.path):
@@ -333,11 +324,24 @@ class Reader(Closing, ABC):
                 raise FormatError(f"{what} came with a piece of episode {piece.episode}")
             if piece.first != (last is None) or (last is not None and last.last):
                 raise FormatError(f"{what} came with pieces that do not mark where it starts and ends")
-            _require_columns(piece, whole, what, complete=complete)
+            require_piece(piece, whole, what, complete=complete)
             last = piece
             yield piece
         if last is None or not last.last:
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
+
+
+def _rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) -> Iterator[Piece]:
+    """Yield a piece and those after it up to the last of its episode."""
+    yield piece
+    while not piece.last:
+        part = next(following, None)
+        if part is None:
+            return
+        if isinstance(part, EpisodeBlock):
+            raise FormatError(f"episode {piece.episode} came with a block before its last piece")
+        piece = part
+        yield piece
 
 
 @contextlib.contextmanager
@@ -364,33 +368,3 @@ def _vanished(numbers: Sequence[int]) -> str:
     names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
     which = f"episode {names} is" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) are"
     return f"{which} left out: one step, without an observation after it (--final-step repeat keeps it)"
-
-
-def _require_columns(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:
-    steps = len(piece)
-    if not steps:
-        raise FormatError(f"{what} came with a piece without steps")
-    if piece.is_unfinished and not whole.final_missing:
-        raise FormatError(f"{what} has no observation after its last step, and the facts do not say that one may lack")
-    for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
-        if flags.dtype != bool or flags.shape != (steps,):
-            raise FormatError(f"{what}: {name} is {_looks(flags)}, bool [{steps}] is expected")
-    known = {field.key: (field, timing) for field, timing in whole.fields}
-    odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
-    odd = odd | {key for key in piece.next if key not in known or known[key][1] != "state"}
-    if odd:
-        raise FormatError(f"{what} came with other fields than the facts name: {', '.join(sorted(map(key_name, odd)))}")
-    expected = [(key, rows, piece.rows_of(key, known[key][1])) for key, rows in piece.columns.items()]
-    expected += [(key, rows, steps) for key, rows in piece.next.items()]
-    for key, rows, count in expected:
-        field = known[key][0]
-        if rows.dtype != field.numpy or rows.shape[1:] != field.shape:
-            raise FormatError(
-                f"{what}: {key_name(key)!r} is {_looks(rows)}, {field.dtype} {list(field.shape)} a row is expected"
-            )
-        if len(rows) != count:
-            raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, {count} are expected")
-
-
-def _looks(rows: Array) -> str:
-    return f"{rows.dtype} {list(rows.shape)}"

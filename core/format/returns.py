@@ -28,8 +28,9 @@ from ..ted.schema import (
     as_numbers,
     key_name,
 )
+from .blocks import EpisodeBlock
 from .contracts import Array, Piece, StepReader
-from .episodes import EpisodeRow, EpisodeTable
+from .episodes import FINAL, EpisodeRow, EpisodeTable
 from .manifest import Manifest
 
 
@@ -88,14 +89,14 @@ class EpisodeSummary:
 
 
 class RowTarget(Protocol):
-    """What TED rows are appended to, as `RowBuilder.append` describes it."""
+    """What TED rows are appended to, as `RowBuilder` describes it; blocks go to `append_fresh` where there is one."""
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
 
 
 class Ingest:
-    """Feeds pieces to a builder and gathers `rows` and `text` of the episode table.
+    """Feeds pieces and blocks to a builder and gathers the episode `table` and the `text` of the episodes.
 
     An episode whose last step bears neither flag is kept whole; that step becomes `truncated` and `done`, and
     its end reason states that the recording stops there. Flags in mid-episode stay as they are. Where a piece gives its
@@ -103,17 +104,45 @@ class Ingest:
     """
 
     def __init__(self, builder: RowTarget, source: Sequence[tuple[Field, Timing]]) -> None:
-        self.rows: list[EpisodeRow] = []
         self.text: list[dict[str, str]] = []
         self._builder = builder
         self._source = [(field.key, timing) for field, timing in source]
         self._open: EpisodeSummary | None = None
+        self._rows: list[EpisodeRow] = []  # those after the episodes of `_tables`
+        self._tables: list[EpisodeTable] = []
 
-    def run(self, pieces: Iterable[Piece], progress: Callable[[int], None] = lambda steps: None) -> None:
-        """Take all pieces; `progress` takes how many steps each brought."""
-        for piece in pieces:
-            self.add(piece)
-            progress(len(piece))
+    @property
+    def table(self) -> EpisodeTable:
+        """The table of the episodes that have ended."""
+        return EpisodeTable.joined([*self._tables, EpisodeTable.from_rows(self._rows)])
+
+    def run(self, parts: Iterable[EpisodeBlock | Piece], progress: Callable[[int], None] = lambda steps: None) -> None:
+        """Take all pieces and blocks; `progress` takes how many steps each brought."""
+        for part in parts:
+            if isinstance(part, Piece):
+                self.add(part)
+            else:
+                self.add_block(part)
+            progress(len(part))
+
+    def add_block(self, block: EpisodeBlock) -> None:
+        """Take a block, every state of which has its `next`. FormatError for one that comes inside an episode."""
+        if self._open is not None:
+            raise FormatError(f"a block came before the last piece of the episode before {block.episodes[0]}")
+        ends, truncated = block.stops - 1, block.truncated
+        unflagged = ~(block.terminated[ends] | truncated[ends])
+        if unflagged.any():
+            truncated = truncated.copy()
+            truncated[ends[unflagged]] = True
+        last = np.zeros(len(block), bool)
+        last[ends] = True
+        columns = self._ted_columns((block.terminated, truncated), block.columns, block.next)
+        columns[EPISODE] = np.repeat(block.episodes.astype(np.int64), block.lengths)
+        getattr(self._builder, "append_fresh", self._builder.append)(columns, last)
+        self._tables += [EpisodeTable.from_rows(self._rows)] if self._rows else []
+        self._rows = []
+        self._tables.append(_table_of(block, truncated, unflagged))
+        self.text.extend({} for _ in ends)
 
     def add(self, piece: Piece) -> None:
         """Take one piece. FormatError for one that does not continue the one before, or has other rows than steps."""
@@ -128,7 +157,7 @@ class Ingest:
         self._builder.append(columns, last)
         self._open = None if piece.last else summary
         if piece.last:
-            self.rows.append(summary.row(piece))
+            self._rows.append(summary.row(piece))
             self.text.append(summary.text)
 
     def _end(self, piece: Piece) -> Array:
@@ -144,27 +173,58 @@ class Ingest:
 
     def _columns(self, piece: Piece, truncated: Array) -> dict[Key, Array]:
         steps = len(piece)
-        columns: dict[Key, Array] = {
-            EPISODE: np.full(steps, piece.episode, np.int64),
-            NEXT_TERMINATED: piece.terminated[:, None],
-            NEXT_TRUNCATED: truncated[:, None],
-            NEXT_DONE: (piece.terminated | truncated)[:, None],
-        }
+        before, after = dict(piece.columns), dict(piece.next)
         for key, timing in self._source:
-            values = piece.columns[key]
             expected = piece.rows_of(key, timing)
-            if len(values) != expected:
+            if len(piece.columns[key]) != expected:
                 raise FormatError(
-                    f"episode {piece.episode}: {key_name(key)!r} has {len(values)} rows for {steps} steps, "
+                    f"episode {piece.episode}: {key_name(key)!r} has {len(piece.columns[key])} rows for {steps} steps, "
                     f"expected {expected}"
                 )
             if timing == "state":
-                columns[key], columns[NEXT, *key] = piece.rows_before(key), piece.rows_after(key)
+                before[key], after[key] = piece.rows_before(key), piece.rows_after(key)
+        columns = self._ted_columns((piece.terminated, truncated), before, after)
+        return columns | {EPISODE: np.full(steps, piece.episode, np.int64)}
+
+    def _ted_columns(
+        self, flags: tuple[Array, Array], before: Mapping[Key, Array], after: Mapping[Key, Array]
+    ) -> dict[Key, Array]:
+        """Lay columns out as TED, without the numbers of episodes; `flags` are terminated and truncated."""
+        terminated, truncated = flags
+        columns: dict[Key, Array] = {
+            NEXT_TERMINATED: terminated[:, None],
+            NEXT_TRUNCATED: truncated[:, None],
+            NEXT_DONE: (terminated | truncated)[:, None],
+        }
+        for key, timing in self._source:
+            if timing == "state":
+                columns[key], columns[NEXT, *key] = before[key], after[key]
             elif timing == "step":
-                columns[key] = values
+                columns[key] = before[key]
             else:
-                columns[NEXT, *key] = values[:, None] if key in SINGLETONS else values
+                columns[NEXT, *key] = before[key][:, None] if key in SINGLETONS else before[key]
         return columns
+
+
+def _table_of(block: EpisodeBlock, truncated: Array, unflagged: Array) -> EpisodeTable:
+    """The table of the episodes of a block; `unflagged` marks those whose last step had neither flag in the source."""
+    ends, count = block.stops - 1, len(block.episodes)
+    terminated, by_limit = block.terminated[ends], block.truncated[ends]
+    reasons = np.where(terminated, np.where(by_limit, EndReason.BOTH, EndReason.TERMINATED), EndReason.TRUNCATED)
+    inferred = np.zeros(count, bool) if block.inferred is None else block.inferred
+    reasons[unflagged] = np.where(inferred, EndReason.INFERRED, EndReason.END_OF_FILE)[unflagged]
+    totals, rewards = np.zeros(count), block.columns.get(REWARD)
+    if rewards is not None and rewards.size:
+        width = rewards.size // len(block)
+        totals = episode_returns(rewards.reshape(-1).astype(np.float64), block.starts * width, block.lengths * width)
+    return EpisodeTable.from_columns(
+        {
+            "episode": block.episodes, "start": block.starts, "length": block.lengths, "return": totals,
+            "terminated": terminated, "truncated": truncated[ends], "end_reason": reasons,
+            "explicit_next": block.explicit_episodes(), "explicit_start": np.full(count, -1),
+            "seed": np.zeros(count), "has_seed": np.zeros(count, bool), FINAL: block.final,
+        }
+    )  # fmt: skip
 
 
 _STEPS_TO_NEXT: Key = ("steps_to_next_obs",)

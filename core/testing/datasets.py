@@ -86,7 +86,7 @@ def write_walks(
             Request("walks", "walks", "walks/test-v0"), (provenance_step("write_walks", {"seed": seed}, {}),),
             spaces={"observation": {"type": "Box", "low": float("-inf")}}, documents={"metadata.json": b'{"total": 1}'},
         )  # fmt: skip
-        return builder.finish(ingest.rows, origin, ingest.text)
+        return builder.finish(ingest.table, origin, ingest.text)
 
 
 Presence: TypeAlias = Literal["absent", "zero", "set"]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import RbtoolError, UsageError
 from ..format import fs
+from ..format.blocks import EpisodeBlock
 from ..format.contracts import Array, Piece, SourceFacts
 from ..format.manifest import Request
 from ..format.reader import FINAL_STEPS, Reader
@@ -43,6 +44,15 @@ def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, A
             columns[field.key] = np.concatenate(arrays)
         whole[number] = columns
     return whole
+
+
+def _written(parts: Iterable[EpisodeBlock | Piece], facts: SourceFacts, folder: Path) -> str:
+    """Write a dataset of pieces or blocks; return the digest of its content, the episode table included."""
+    with DatasetBuilder(folder, ted_fields(facts.fields)) as builder:
+        ingest = Ingest(builder, facts.fields)
+        ingest.run(parts)
+        made = builder.finish(ingest.table, Origin(Request(facts.source, facts.id, facts.id)), ingest.text)
+    return made.content_digest
 
 
 class ReaderTests(ABC):
@@ -123,10 +133,7 @@ class ReaderTests(ABC):
     def test_the_table_is_that_of_a_conversion(self, tmp_path: Path) -> None:
         with self.with_small_pieces() as reader:
             facts, table = reader.facts(), reader.episode_table()
-            with DatasetBuilder(tmp_path / "built", ted_fields(facts.fields)) as builder:
-                ingest = Ingest(builder, facts.fields)
-                ingest.run(reader.pieces())
-                builder.finish(ingest.rows, Origin(Request(facts.source, facts.id, facts.id)), ingest.text)
+            _written(reader.pieces(), facts, tmp_path / "built")
             converted = TedReader(tmp_path / "built").episodes.columns()
             last = reader.episode_table([facts.episode_numbers[-1]])
         for name, column in table.columns().items():
@@ -134,6 +141,16 @@ class ReaderTests(ABC):
         assert last.length.tolist() == table.length[-1:].tolist()
         assert bool((table.total_reward != 0).any()) == self.has_rewards
         assert (REWARD in {field.key for field, _ in facts.fields}) == self.has_rewards
+
+    def test_blocks_make_the_same_dataset_as_pieces(self, tmp_path: Path) -> None:
+        for name, opened in (("whole", self.open), ("cut", self.with_small_pieces)):
+            with opened() as reader:
+                facts = reader.facts()
+                for count, numbers in enumerate((facts.episode_numbers, facts.episode_numbers[1:])):
+                    folder = tmp_path / f"{name}{count}"
+                    pieces = _written(reader.pieces(numbers), facts, folder / "pieces")
+                    blocks = _written(reader.blocks(numbers), facts, folder / "blocks")
+                    assert pieces == blocks
 
     def test_every_read_gives_the_same(self) -> None:
         with self.with_small_pieces() as reader, self.with_small_pieces() as other:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, Piece
-from ..format.episodes import EpisodeTable
 from ..format.reader import Reader
 from ..format.returns import Ingest
 from ..progress import Progress
@@ -46,7 +45,7 @@ def check_source(reader: Reader, progress: Progress) -> SourceReport:
         return SourceReport((Finding(*_READS, "error", _said(error)),), 0, 0, BoundaryCounts(), ())
     findings = [finding for rule in run.rules for finding in rule.findings()]
     findings += [Finding(*_READS, "error", f"episode {one}: {why}", episodes=(one,)) for one, why in run.unread.items()]
-    table, notes = EpisodeTable.from_rows(run.rows), run.facts.notes
+    table, notes = run.table, run.facts.notes
     try:
         notes = reader.facts().notes
     except FormatError as error:  # of the source as a whole, or of an episode that is named already
@@ -77,7 +76,7 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
 
 
 class _Run:
-    """A pass over all episodes: `rows` of the episode table, the `rules`, and why episodes in `unread` are not read."""
+    """A pass over all episodes: the episode `table`, the `rules`, and why episodes in `unread` are not read."""
 
     def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:
         self.facts = reader.stated()
@@ -98,7 +97,7 @@ class _Run:
                 self.unread[number] = _said(error)
         feeder.flush()
         progress.done()
-        self.rows = ingest.rows
+        self.table = ingest.table
 
 
 def _said(error: FormatError) -> str:

@@ -22,6 +22,7 @@ from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes
 from ..format.locate import require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, Layout, Manifest, Request
+from ..format.overlapped import OverlappedBuilder
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
@@ -200,11 +201,11 @@ class SourceConversion:
     def _build(self, folder: Path) -> Manifest:
         origin = self._origin()
         codecs = parse_codecs(self.compress, self._fields)
-        with row_builder(folder, self._fields, self._layout, codecs) as builder:
+        with OverlappedBuilder(row_builder(folder, self._fields, self._layout, codecs)) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")
-            ingest.run(self.reader.pieces(self.facts.episode_numbers), self.progress.advance)
-            manifest = builder.finish(ingest.rows, origin, ingest.text)
+            ingest.run(self.reader.blocks(self.facts.episode_numbers), self.progress.advance)
+            manifest = builder.finish(ingest.table, origin, ingest.text)
         self.progress.done()
         return manifest
 

@@ -213,6 +213,10 @@ class RowBuilder(Closing, ABC):
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
 
+    def append_fresh(self, columns: Mapping[Key, Array], last: Array) -> None:
+        """Append rows in arrays that stay as they are: they may be written later, before anything else is done."""
+        self.append(columns, last)
+
     def finish(
         self,
         episodes: EpisodeTable | Sequence[EpisodeRow],

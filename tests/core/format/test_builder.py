@@ -66,7 +66,7 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
             piece.columns[("observation",)][1] = np.nan
             piece.columns[("observation",)][2, 0] = np.inf
             ingest.add(piece)
-        manifest = builder.finish(ingest.rows, _origin())
+        manifest = builder.finish(ingest.table, _origin())
     assert manifest.ranges[("observation",)] is not None
     assert manifest.ranges[("observation",)][1] == np.inf
     assert np.isfinite(manifest.ranges[("observation",)][0])

@@ -157,7 +157,17 @@ class FailsTwice(SoundReader):
         raise RuntimeError("cannot be closed")
 
 
+class GivesOtherPieces(SoundReader):
+    """Yields other actions where several episodes are asked for at once."""
+
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[Piece]:
+        for number in numbers:
+            for piece in self.read_episode(number):
+                yield replace(piece, columns={**piece.columns, ACTION: piece.columns[ACTION] + np.float32(1)})
+
+
 SABOTEURS: dict[str, type[Reader]] = {
+    "other rows in blocks": GivesOtherPieces,
     "pieces backwards": whole(lambda reader, pieces: pieces[::-1]),
     "two pieces swapped": whole(
         lambda reader, pieces: [pieces[0], *pieces[1:-1][::-1], pieces[-1]] if len(pieces) > 3 else pieces[::-1]
@@ -261,7 +271,7 @@ def test_a_saboteur_fails(rule: str, tmp_path: Path) -> None:
     assert failures(SABOTEURS[rule], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["facts", "pieces", "episode_table", "digests", "size", "close", "__init__"])
+@pytest.mark.parametrize("name", ["facts", "pieces", "blocks", "episode_table", "digests", "size", "close", "__init__"])
 def test_the_public_methods_are_final(name: str) -> None:
     with pytest.raises(TypeError, match=rf"Bad overrides {name}\(\), which does the book-keeping"):
         type("Bad", (SoundReader,), {name: lambda self: None})
