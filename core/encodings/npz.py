@@ -32,6 +32,7 @@ _INFLATES = 1032
 _SLACK = 4096
 _PACKED_BLOCK = 64 << 10
 _UNPACKED_BLOCK = 256 << 10
+_HEADER_BLOCK = 4 << 10
 _ENCRYPTED = 0x1
 _UTF8 = 0x800
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, LookupError, EOFError)
@@ -239,7 +240,7 @@ class _DeflatedMember(ByteRange):
 
     def _unpack(self) -> None:
         """Unpack the next block; after the last one the stream has to end, too."""
-        block = self._inflated(_UNPACKED_BLOCK)
+        block = self._inflated(_UNPACKED_BLOCK if self._stop else _HEADER_BLOCK)
         self._stop += len(block)
         if not block or self._stop > self.size or (self._stop == self.size and self._inflated(1)):
             raise damaged(self._what, f"it does not unpack to the {self.size:,} bytes that the archive states")

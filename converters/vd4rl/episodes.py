@@ -1,0 +1,317 @@
+"""The episodes of a folder: npz files of one episode each, or HDF5 shards, in which episodes follow one another.
+
+A shard may stop in the middle of an episode, which the next one continues: the rows of all shards are one table.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import FormatError, RbtoolError
+from ...core.format.contracts import Array, Closing
+from ...core.format.manifest import Dropped
+from ...core.format.row_blocks import BLOCK_BYTES, blocks
+from .layout import (
+    DISCOUNT,
+    FLAGS,
+    IS_FIRST,
+    IS_LAST,
+    IS_TERMINAL,
+    STEP_TYPE,
+    Column,
+    Hdf5Rows,
+    Layout,
+    NpzRows,
+    RowFile,
+    flag_rows,
+    form_of,
+    layout_of,
+)
+
+_FIRST, _LAST = 0, 2
+_OPEN_FILES = 4
+_FLAG_ROWS = BLOCK_BYTES // 16
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Rows `[start, stop)` of one observation each; the rows after the first one have what led to them.
+
+    `begins` states that the first row is that of a reset, `ended` that a flag marks the last row, `terminated` that
+    nothing comes after it. `text` belongs to the episode.
+    """
+
+    number: int
+    start: int
+    stop: int
+    begins: bool
+    ended: bool
+    terminated: bool
+    text: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.stop - self.start - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look at all files found: `damaged` has the episodes that cannot be read, and why."""
+
+    columns: tuple[Column, ...]
+    dropped: tuple[Dropped, ...]
+    episodes: Mapping[int, Episode]
+    damaged: Mapping[int, RbtoolError]
+    notes: tuple[str, ...]
+
+
+class Episodes(Closing, ABC):
+    """The episodes of `files`, which are in the order of their rows; `find` looks at all of them, once."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._found: Found | None = None
+
+    def find(self, progress: Callable[[int], None]) -> Found:
+        """Find the episodes; `progress` takes how many more were looked at. Raises FormatError where there are none."""
+        if self._found is None:
+            self._found = self._find(progress)
+        return self._found
+
+    @abstractmethod
+    def _find(self, progress: Callable[[int], None]) -> Found:
+        """Find the episodes."""
+
+    @abstractmethod
+    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` of an array; all of them belong to the episode."""
+
+
+class EpisodeFiles(Episodes):
+    """Npz files, each an episode; their numbers are those of the files in the order of the names."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(files)
+        self._open: tuple[int, NpzRows] | None = None
+
+    def _find(self, progress: Callable[[int], None]) -> Found:
+        first: Layout | None = None
+        dropped: dict[str, Dropped] = {}
+        episodes: dict[int, Episode] = {}
+        damaged: dict[int, RbtoolError] = {}
+        odd_starts = 0
+        for number, path in enumerate(self.files):
+            try:
+                with NpzRows(path) as file:
+                    layout = layout_of(file, FLAGS)
+                    if first is not None and layout.columns != first.columns:
+                        raise FormatError(
+                            f"{path} has other arrays than {self.files[min(episodes)].name}: "
+                            f"{form_of(layout.columns)}, and {form_of(first.columns)}"
+                        )
+                    episodes[number] = self._episode(file, layout.rows, number)
+                    odd_starts += bool(file.read("action", 0, 1).any())
+                first = first or layout
+                dropped |= {one.key: one for one in layout.dropped}
+            except RbtoolError as error:
+                damaged[number] = error
+            progress(1)
+        if first is None:
+            raise next(iter(damaged.values()))
+        return Found(first.columns, tuple(dropped.values()), episodes, damaged, tuple(_notes(episodes, odd_starts)))
+
+    def _episode(self, file: NpzRows, rows: int, number: int) -> Episode:
+        if not rows:
+            raise FormatError(f"{file.path} has no rows")
+        marked = {name: _marked(file, name, rows) for name in FLAGS if name in file.names}
+        if IS_FIRST in marked and marked[IS_FIRST] != [0]:
+            raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, 0 alone is expected")
+        for name in (IS_LAST, IS_TERMINAL):
+            if name in marked and marked[name] not in ([], [rows - 1]):
+                raise FormatError(
+                    f"{file.path}: {name} is set in rows {_some(marked[name])}, {rows - 1:,} alone is expected: a file "
+                    "is one episode"
+                )
+        if IS_TERMINAL in marked:
+            terminated = bool(marked[IS_TERMINAL])
+        else:
+            terminated = DISCOUNT in file.names and not file.read(DISCOUNT, rows - 1, rows).any()
+        ended = terminated or bool(marked.get(IS_LAST))
+        return Episode(number, 0, rows, True, ended, terminated, {"file": file.path.name})
+
+    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+        if self._open is None or self._open[0] != episode.number:
+            self.close()
+            self._open = episode.number, NpzRows(self.files[episode.number])
+        return self._open[1].read(name, start, stop)
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+class Shards(Episodes):
+    """HDF5 shards, whose rows follow one another."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(in_order(files))
+        self._open: dict[int, Hdf5Rows] = {}
+
+    def _shard(self, number: int) -> Hdf5Rows:
+        found = self._open.pop(number, None)
+        if found is None:
+            while len(self._open) >= _OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            found = Hdf5Rows(self.files[number])
+        self._open[number] = found
+        return found
+
+    @cached_property
+    def _layouts(self) -> list[Layout]:
+        found: list[Layout] = []
+        for number, path in enumerate(self.files):
+            shard = self._shard(number)
+            if STEP_TYPE not in shard.names:
+                raise FormatError(f"{path} has no {STEP_TYPE!r}, which marks where episodes start and end")
+            found.append(layout_of(shard, (STEP_TYPE,)))
+            if found[-1].columns != found[0].columns:
+                raise FormatError(
+                    f"{path} has other arrays than {self.files[0].name}: {form_of(found[-1].columns)}, and "
+                    f"{form_of(found[0].columns)}"
+                )
+        return found
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first row of each shard, and the number of all rows."""
+        return np.cumsum([0, *(layout.rows for layout in self._layouts)]).tolist()
+
+    def _find(self, progress: Callable[[int], None]) -> Found:
+        kinds, ends = self._step_types()
+        if not len(kinds):
+            raise FormatError(f"{self.files[0].parent} has no rows: its shards are empty")
+        missing, gaps = _missing(self.files), self._gaps()
+        begins = np.flatnonzero(kinds == _FIRST)
+        cuts = np.unique([0, len(kinds), *gaps, *begins.tolist(), *(np.flatnonzero(kinds == _LAST) + 1).tolist()])
+        has_discount = any(column.name == DISCOUNT for column in self._layouts[0].columns)
+        episodes: dict[int, Episode] = {}
+        for number, (start, stop) in enumerate(pairwise(cuts.tolist())):
+            ended = bool(kinds[stop - 1] == _LAST)
+            terminated = ended and has_discount and stop - 1 in ends
+            episodes[number] = Episode(number, start, stop, bool(kinds[start] == _FIRST), ended, terminated)
+            progress(1)
+        odd_starts = sum(self.read(episodes[0], "action", row, row + 1).any() for row in begins.tolist())
+        notes = [*_notes(episodes, int(odd_starts))]
+        if missing:
+            notes.append(f"shards {_some(missing)} are missing: the rows around them are not joined")
+        dropped = {one.key: one for layout in self._layouts for one in layout.dropped}
+        return Found(self._layouts[0].columns, tuple(dropped.values()), episodes, {}, tuple(notes))
+
+    def _step_types(self) -> tuple[Array, set[int]]:
+        """Return the step type of all rows, and the rows that are LAST and have a discount of 0."""
+        kinds, ends = [np.zeros(0, np.int8)], set[int]()
+        for number, layout in enumerate(self._layouts):
+            shard = self._shard(number)
+            for start, stop in blocks(layout.rows, _FLAG_ROWS):
+                found = shard.read(STEP_TYPE, start, stop).reshape(-1)
+                odd = ~np.isin(found, (0, 1, 2))
+                if odd.any():
+                    at = int(odd.argmax())
+                    raise FormatError(
+                        f"{shard.path}: step_type is {found[at]} in row {start + at:,}, 0 to 2 is expected"
+                    )
+                kinds.append(found.astype(np.int8))
+                if DISCOUNT in shard.names:
+                    discount = shard.read(DISCOUNT, start, stop).reshape(stop - start, -1)
+                    zero = (found == _LAST) & ~discount.any(axis=1)
+                    ends.update((self._starts[number] + start + np.flatnonzero(zero)).tolist())
+        return np.concatenate(kinds), ends
+
+    def _gaps(self) -> list[int]:
+        """Return the rows before which a shard is missing."""
+        numbers = [_number_of(path) for path in self.files]
+        return [
+            self._starts[at + 1]
+            for at, (one, other) in enumerate(pairwise(numbers))
+            if one is not None and other is not None and other != one + 1
+        ]
+
+    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+        parts = []
+        number = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            begin, end = self._starts[number], min(stop, self._starts[number + 1])
+            if end > start:
+                parts.append(self._shard(number).read(name, start - begin, end - begin))
+            start, number = max(start, end), number + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def in_order(shards: Sequence[Path]) -> list[Path]:
+    """Sort shards by the last number in their names; FormatError where one has none, or two of them have the same."""
+    numbers = {path: _number_of(path) for path in shards}
+    if len(shards) > 1:
+        without = [path.name for path, number in numbers.items() if number is None]
+        if without:
+            raise FormatError(f"{without[0]} has no number in its name: the order of the shards cannot be determined")
+        twice = [path.name for path in shards if list(numbers.values()).count(numbers[path]) > 1]
+        if twice:
+            raise FormatError(f"{' and '.join(sorted(twice)[:2])} have the same number: their order is not determined")
+    return sorted(shards, key=lambda path: (numbers[path] or 0, path.name))
+
+
+def _number_of(shard: Path) -> int | None:
+    digits = re.findall(r"\d+", shard.stem, re.ASCII)
+    return int(digits[-1]) if digits else None
+
+
+def _missing(files: Sequence[Path]) -> list[int]:
+    numbers = {number for path in files if (number := _number_of(path)) is not None}
+    if len(files) < 2 or max(numbers) - min(numbers) > 100_000:
+        return []
+    return [number for number in range(min(numbers), max(numbers)) if number not in numbers]
+
+
+def _marked(file: RowFile, name: str, rows: int) -> list[int]:
+    """The rows in which a flag is set; some of them, where they are many."""
+    found: list[int] = []
+    for start, stop in blocks(rows, _FLAG_ROWS):
+        found += (start + np.flatnonzero(flag_rows(file, name, start, stop))[:1000]).tolist()
+    return found
+
+
+def _some(numbers: Sequence[int]) -> str:
+    listed = ", ".join(f"{number:,}" for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
+    return listed or "none"
+
+
+def _notes(episodes: Mapping[int, Episode], odd_starts: int) -> Iterator[str]:
+    single = [one.number for one in episodes.values() if not len(one)]
+    if single:
+        yield f"episodes {_some(single)} are left out: one row, which is no step"
+    cut = [one.number for one in episodes.values() if not one.begins]
+    if cut:
+        yield f"episodes {_some(cut)} begin in their middle: the rows before are not there"
+    open_ends = [one.number for one in episodes.values() if len(one) and not one.ended]
+    if open_ends:
+        yield f"episodes {_some(open_ends)} end without a flag: unfinished episodes, which are kept"
+    if odd_starts:
+        yield (
+            f"the first row of {odd_starts:,} episodes has an action that is not 0: rows of this layout hold the "
+            "action that led to them, so it belongs to no step"
+        )

@@ -1,0 +1,191 @@
+"""What V-D4RL's files hold: rows of what came of an action, and the TED field of each array.
+
+Row i has the observation, and the action and reward that led to it: the first row of an episode has neither. So step i
+of an episode takes its observation from row i, and its action, reward and discount from row i + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
+from ...core.encodings.npz import NpzFile
+from ...core.errors import CorruptDataError, FormatError, SchemaError
+from ...core.format.contracts import Array, Closing
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, safe_part
+
+PIXELS: Key = ("pixels",)
+IS_INIT: Key = ("is_init",)
+IS_FIRST, IS_LAST, IS_TERMINAL, STEP_TYPE = "is_first", "is_last", "is_terminal", "step_type"
+DISCOUNT = "discount"
+FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL)
+NPZ_SUFFIX = ".npz"
+HDF5_SUFFIXES = (".hdf5", ".h5")
+_IMAGES = ("image", "observation")
+_REQUIRED = ("action", "reward")
+_DEEPEST_PARTS = 32
+
+
+def looks_like_vd4rl(names: Iterable[str]) -> bool:
+    """Return whether the arrays of a file are those of an episode or of a shard."""
+    found = set(names)
+    if not found & set(_IMAGES) or not found >= set(_REQUIRED):
+        return False
+    return bool(found & {IS_FIRST, IS_LAST, STEP_TYPE}) or ("image" in found and bool(found & {IS_TERMINAL, DISCOUNT}))
+
+
+class RowFile(Closing):
+    """An open file of arrays that have a row each for every observation; raises our errors for damaged files."""
+
+    path: Path
+    names: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @abstractmethod
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return element type and shape of an array."""
+
+    @abstractmethod
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)` as a fresh array in the byte order of this machine."""
+
+    def why_no_numbers(self, name: str) -> str:
+        """Return why an array is not of numbers with a row each; empty where it is."""
+        dtype, shape = self.form(name)
+        if dtype.hasobject:
+            return "it is no array of numbers"
+        try:
+            dtype_name(dtype)
+        except SchemaError as error:
+            return str(error)
+        return "" if shape else "it is a single value"
+
+
+class NpzRows(NpzFile, RowFile):
+    """An npz file of one episode."""
+
+
+class Hdf5Rows(RowFile):
+    """An HDF5 file of many rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = h5py.File(open_h5(path))
+        try:
+            found = dict(datasets_in(self._file))
+            self._arrays = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset) and item.shape}
+            self.names = tuple(self._arrays)
+            self.others = tuple(name for name in found if name not in self._arrays)
+            for name, array in self._arrays.items():
+                if why := absurd_size(array.id):
+                    raise CorruptDataError(f"{path}: {name!r} {why}", hint="copy or fetch the file again, whole")
+        except BaseException:
+            self.close()
+            raise
+
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        array = self._arrays[name]
+        return array.dtype.newbyteorder("="), array.shape
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        array = self._arrays[name]
+        rows = np.empty((stop - start, *array.shape[1:]), array.dtype.newbyteorder("="))
+        if rows.size:
+            array.read_direct(rows, np.s_[start:stop])
+        return rows
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An array as a field of TED; of `step` and `result` the values of a step are in the row after it."""
+
+    name: str
+    field: Field
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a file, what of it is left out, and the number of its rows."""
+
+    columns: tuple[Column, ...]
+    dropped: tuple[Dropped, ...]
+    rows: int
+
+
+def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
+    """Return the columns of a file, of which `flags` are no fields; FormatError for arrays that make no sense."""
+    pixels = next((name for name in _IMAGES if name in file.names), None)
+    if pixels is None or not set(_REQUIRED) <= set(file.names):
+        there = ", ".join(sorted(file.names)[:12]) or "no arrays"
+        raise FormatError(f"{file.path} has {there}; image or observation, action and reward are expected")
+    core = [name for name in (pixels, *_REQUIRED, DISCOUNT, *flags) if name in file.names]
+    for name in core:
+        if why := file.why_no_numbers(name):
+            raise FormatError(f"{file.path}: {name!r} cannot be read as rows: {why}")
+    lengths = {name: file.form(name)[1][0] for name in core}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
+        raise FormatError(f"{file.path}: its arrays have different numbers of rows ({listed})")
+    for name in ("reward", *(flag for flag in flags if flag in core)):
+        if math.prod(file.form(name)[1][1:]) != 1:
+            shape = list(file.form(name)[1][1:])
+            raise FormatError(f"{file.path}: {name!r} has rows of shape {shape}, one number is expected")
+    columns = [_column(file, pixels, PIXELS, "state"), _column(file, "action", ACTION, "step")]
+    columns.append(_column(file, "reward", REWARD, "result"))
+    if DISCOUNT in core:
+        columns.append(_column(file, DISCOUNT, (DISCOUNT,), "result"))
+    dropped = [Dropped(name, "it is no array with a row for each observation") for name in file.others]
+    rows, taken = lengths[pixels], list[Key]()
+    for name in sorted(set(file.names) - set(core)):
+        key = ("state", *map(safe_part, name.split("/")))
+        if why := file.why_no_numbers(name) or _why_not(file, name, key, taken, rows):
+            dropped.append(Dropped(name, why))
+            continue
+        taken.append(key)
+        columns.append(_column(file, name, key, "state"))
+    return Layout(tuple(columns), tuple(dropped), rows)
+
+
+def _why_not(file: RowFile, name: str, key: Key, taken: list[Key], rows: int) -> str:
+    if len(key) > _DEEPEST_PARTS:
+        return "it is nested too deep"
+    if any(key[: len(one)] == one or one[: len(key)] == key for one in taken):
+        return "another array has its name"
+    there = file.form(name)[1][0]
+    return "" if there == rows else f"it has {there:,} rows, and there are {rows:,} observations"
+
+
+def _column(file: RowFile, name: str, key: Key, timing: Timing) -> Column:
+    dtype, shape = file.form(name)
+    role: Any = {"action": "action", "reward": "reward", "state": "state", DISCOUNT: "info"}.get(key[0], "observation")
+    return Column(name, Field(key, dtype_name(dtype), () if key == REWARD else shape[1:], role), timing)
+
+
+def flag_rows(file: RowFile, name: str, start: int, stop: int) -> Array:
+    """Read rows of a flag as bool; FormatError for numbers that are neither 0 nor 1."""
+    rows = file.read(name, start, stop).reshape(-1)
+    odd = (rows != 0) & (rows != 1)
+    if odd.any():
+        at = int(odd.argmax())
+        raise FormatError(f"{file.path}: {name} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
+    flags: Array = rows != 0
+    return flags
+
+
+def form_of(columns: Iterable[Column]) -> str:
+    """List the columns for people."""
+    return ", ".join(f"{column.name} {column.field.dtype} {list(column.field.shape)}" for column in columns)

@@ -1,0 +1,361 @@
+"""`Vd4rlReader`: the contract of readers, the alignment of rows, shards cut anywhere, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
+
+import rbtool
+from rbtool.converters.vd4rl.reader import Vd4rlReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
+from rbtool.core.format.locate import reader_class, reader_names
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data"
+LENGTHS = (5, 1, 7, 4)
+TERMINAL = (False, True, False, True)
+
+
+def small(path: Path) -> Vd4rlReader:
+    return type("Small", (Vd4rlReader,), {"piece_bytes": 600})(path)
+
+
+class _Contract(ReaderTests):
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder = self.write(tmp_path_factory.mktemp("vd4rl"))
+
+    def write(self, folder: Path) -> Path:
+        return write_files(folder, random_episodes(LENGTHS, terminal=TERMINAL))
+
+    def reader(self) -> type[Reader]:
+        return Vd4rlReader
+
+    def source(self) -> Path:
+        return self.folder
+
+    def with_small_pieces(self) -> Reader:
+        return small(self.source())
+
+
+class TestReaderOfFiles(_Contract):
+    """Npz files of one episode each."""
+
+
+class TestReaderOfShards(_Contract):
+    """HDF5 shards cut inside episodes."""
+
+    def write(self, folder: Path) -> Path:
+        rows = rows_of_shards(random_episodes(LENGTHS, terminal=TERMINAL, channel_first=True))
+        return write_shards(folder, rows, (3, 9, 15), compression="gzip", chunks=True)
+
+
+def columns_of(path: Path) -> tuple[dict[str, Any], TedReader]:
+    reader = TedReader(path)
+    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}, reader
+
+
+def assert_equal_rows(path: Path, expected: list[dict[str, Any]]) -> None:
+    found, reader = columns_of(path)
+    assert reader.manifest.steps == len(expected)
+    for at, row in enumerate(expected):
+        for name, value in row.items():
+            if name not in ("episode", "is_init", "last", "terminated"):
+                assert found[name][at].tobytes() == value.tobytes(), (name, at)
+        assert found["episode"][at] == row["episode"]
+        assert found["is_init"][at, 0] == row["is_init"]
+        assert found["next.terminated"][at, 0] == row["terminated"]
+        assert found["next.truncated"][at, 0] == (row["last"] and not row["terminated"])
+    assert set(reader.episodes.final.tolist()) <= {Final.OBSERVED}
+    assert reader.episodes.episode.tolist() == [row["episode"] for row in expected if row["last"]]
+    reader.close()
+
+
+def episodes_of(folder: Path) -> list[dict[str, np.ndarray]]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        with np.load(path) as file:
+            found.append(dict(file))
+    return found
+
+
+def test_the_rows_of_the_files_are_those_of_a_plain_reading(tmp_path: Path) -> None:
+    result = rbtool.convert(DATA / "vd4rl" / "64px", tmp_path / "out")
+    assert_equal_rows(result.path, plain_rows(episodes_of(DATA / "vd4rl" / "64px")))
+    assert (result.steps, result.boundary["terminated"], result.boundary["truncated"]) == (20, 1, 1)
+    assert result.renamed_keys == {"image": "pixels", "height": "state.height"}
+    assert result.notes[0] == "the action, reward and discount of a step are those of the row after it"
+    with TedReader(result.path) as reader:
+        names = [text["file"] for text in reader.episode_text or ()]
+    assert names == sorted(path.name for path in (DATA / "vd4rl" / "64px").iterdir())
+
+
+def test_the_rows_of_the_shards_are_those_of_a_plain_reading(tmp_path: Path) -> None:
+    with h5py.File(next((DATA / "vd4rl" / "84px").iterdir())) as file:
+        rows = {name: values[:] for name, values in file.items()}
+    starts = np.flatnonzero(rows["step_type"] == 0).tolist()
+    episodes = [
+        {"image" if name == "observation" else name: values[a:b] for name, values in rows.items()}
+        for a, b in zip(starts, [*starts[1:], len(rows["reward"])], strict=True)
+    ]
+    result = rbtool.convert(DATA / "vd4rl" / "84px", tmp_path / "out")
+    assert_equal_rows(result.path, plain_rows(episodes))
+    assert (result.episodes, result.boundary["truncated"]) == (4, 4)
+
+
+EPISODES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(chosen=EPISODES, packed=st.booleans(), piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9))
+def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, piece: int, seed: int) -> None:
+    episodes = random_episodes(
+        [length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_files(Path(made) / "in", episodes, packed=packed)
+        assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, plain_rows(episodes))
+        assert_pieces(folder, piece, plain_rows(episodes))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    chosen=EPISODES, cuts=st.lists(st.integers(0, 30), max_size=4), packed=st.booleans(),
+    piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_shards_cut_anywhere_come_back(
+    chosen: list[tuple[int, bool]], cuts: list[int], packed: bool, piece: int, seed: int
+) -> None:
+    episodes = random_episodes(
+        [length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed, channel_first=True
+    )
+    rows = rows_of_shards(episodes)
+    expected = plain_rows([{k: v for k, v in one.items() if k not in ("height", "orientations")} for one in episodes])
+    stops = sorted(min(cut, len(rows["reward"])) for cut in cuts)
+    options: dict[str, Any] = {"compression": "gzip", "chunks": True} if packed else {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_shards(Path(made) / "in", rows, stops, **options)
+        assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, expected)
+        assert_pieces(folder, piece, expected)
+
+
+def assert_pieces(folder: Path, size: int, expected: list[dict[str, Any]]) -> None:
+    with type("Sized", (Vd4rlReader,), {"piece_bytes": size})(folder) as reader:
+        facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
+    assert facts.steps == table.steps == sum(map(len, pieces)) == len(expected)
+    after = b"".join(row.tobytes() for piece in pieces for row in piece.rows_after(("pixels",)))
+    assert after == b"".join(row["next.pixels"].tobytes() for row in expected)
+    assert b"".join(piece.columns["action",].tobytes() for piece in pieces) == b"".join(
+        row["action"].tobytes() for row in expected
+    )
+
+
+def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    episodes = random_episodes([2] * 12, channel_first=True)
+    rows = rows_of_shards(episodes)
+    folder = write_shards(tmp_path / "in", rows, list(range(3, 36, 3)), name="walker_walk_84px_shard{}.hdf5")
+    found, reader = columns_of(rbtool.convert(folder, tmp_path / "out").path)
+    expected = np.concatenate([arrays["action"][1:] for arrays in episodes])
+    assert found["action"].tobytes() == expected.tobytes()
+    reader.close()
+
+
+def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) -> None:
+    rows = rows_of_shards(random_episodes((8, 8, 8), channel_first=True))
+    folder = write_shards(tmp_path / "in", rows, (5, 14, 20))
+    (folder / "1.hdf5").unlink()
+    result = rbtool.convert(folder, tmp_path / "out")
+    assert "shards 1 are missing: the rows around them are not joined" in result.notes
+    assert "episodes 1 begin in their middle: the rows before are not there" in result.notes
+    assert "episodes 0 end without a flag: unfinished episodes, which are kept" in result.notes
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 3, 8]
+        reasons = [EndReason.END_OF_FILE, EndReason.TRUNCATED, EndReason.TRUNCATED]
+        assert reader.episodes.end_reason.tolist() == reasons
+        assert reader.read(("is_init",), 0, 15)[:, 0].tolist() == [True, *[False] * 6, True, *[False] * 7]
+
+
+@pytest.mark.parametrize("names", [("0.hdf5", "b.hdf5"), ("a1.hdf5", "b01.hdf5")])
+def test_shards_without_an_order_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    rows = rows_of_shards(random_episodes((4,), channel_first=True))
+    for name in names:
+        write_shards(tmp_path / "in", rows, name=name)
+    with pytest.raises(FormatError, match=r"no number in its name|have the same number"):
+        rbtool.convert(tmp_path / "in", tmp_path / "out")
+
+
+def test_old_files_without_flags(tmp_path: Path) -> None:
+    """Without is_terminal, a discount of 0 is a termination; without is_last, the end of the file is the end."""
+    episodes = random_episodes((3, 4), terminal=(True, False))
+    for arrays in episodes:
+        del arrays["is_terminal"]
+    plain = plain_rows(episodes)
+    assert_equal_rows(rbtool.convert(write_files(tmp_path / "a", episodes), tmp_path / "out").path, plain)
+    for arrays in episodes:
+        del arrays["is_first"], arrays["is_last"]
+    result = rbtool.convert(write_files(tmp_path / "b", episodes), tmp_path / "older")
+    assert_equal_rows(result.path, plain)
+    assert (result.boundary["terminated"], result.boundary["end_of_file"]) == (1, 1)
+    assert any("episodes 1 end without a flag" in note for note in result.notes)
+
+
+def test_what_is_terminal_states_terminations_also_where_the_discount_is_0(tmp_path: Path) -> None:
+    episodes = random_episodes((3,))
+    episodes[0]["discount"][-1] = 0
+    with TedReader(rbtool.convert(write_files(tmp_path / "a", episodes), tmp_path / "out").path) as reader:
+        assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED]
+
+
+def test_a_first_row_with_an_action_is_reported(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4))
+    episodes[1]["action"][0] = 1
+    for folder in (
+        write_files(tmp_path / "files", episodes),
+        write_shards(tmp_path / "shards", rows_of_shards(episodes)),
+    ):
+        notes = rbtool.convert(folder, tmp_path / f"{folder.name}-out").notes
+        assert any("the first row of 1 episodes has an action that is not 0" in note for note in notes)
+
+
+def broken(name: str, value: Any) -> Any:
+    def change(arrays: dict[str, Any]) -> None:
+        arrays[name] = value(arrays[name])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, 0 alone is expected"),
+        (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, 0 alone is expected"),
+        (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, 5 alone"),
+        (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, 5 alone"),
+        (broken("is_last", lambda rows: rows * 3), "is_last is 3 in row 5, 0 or 1 is expected"),
+        (broken("reward", lambda rows: rows[:-1]), r"different numbers of rows \(image 6, action 6, reward 5"),
+        (broken("reward", lambda rows: np.zeros((6, 2))), r"'reward' has rows of shape \[2\]"),
+        (broken("action", lambda rows: rows[:, :1]), "has other arrays than"),
+        (broken("image", lambda rows: rows.astype(object)), "'image' cannot be read as rows"),
+        (lambda arrays: arrays.pop("image"), "image or observation, action and reward are expected"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name_and_left_out_with_skip_bad(tmp_path: Path, change: Any, sentence: str) -> None:
+    episodes = random_episodes((4, 5, 3))
+    change(episodes[1])
+    folder = write_files(tmp_path / "in", episodes)
+    with pytest.raises(FormatError, match=sentence) as caught:
+        rbtool.convert(folder, tmp_path / "out")
+    assert "--skip-bad" in caught.value.hint
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
+    assert (result.episodes, result.steps) == (2, 7)
+    assert any(note.startswith("episode 1 is left out") for note in result.notes)
+    assert rbtool.convert(folder, tmp_path / "last", episodes="2").steps == 3
+
+
+def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
+    episodes = random_episodes((4, 0, 3))
+    result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
+    assert (result.episodes, result.steps) == (2, 7)
+    assert "episodes 1 are left out: one row, which is no step" in result.notes
+    with TedReader(result.path) as reader:
+        assert reader.episodes.episode.tolist() == [0, 2]
+
+
+def test_arrays_that_are_no_rows_are_named(tmp_path: Path) -> None:
+    episodes = random_episodes((4,))
+    episodes[0] |= {"one": np.float32(1), "short": np.arange(3), "names": np.array(["a"] * 5)}
+    result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
+    assert {entry["key"] for entry in result.dropped_keys} == {"one", "short", "names"}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_cut_files_are_named(tmp_path: Path, share: float) -> None:
+    files = write_files(tmp_path / "files", random_episodes((4, 40, 3)))
+    shards = write_shards(tmp_path / "shards", rows_of_shards(random_episodes((40, 40))), (20, 50))
+    for folder in (files, shards):
+        file = sorted(folder.iterdir())[1]
+        file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+        with pytest.raises(CorruptDataError, match=file.name if folder is files else "cannot be read"):
+            rbtool.convert(folder, tmp_path / "out")
+
+
+def test_no_other_reader_claims_its_files_and_it_claims_no_other() -> None:
+    ours = DATA / "vd4rl"
+    for path in (ours / "64px", ours / "84px", *ours.glob("*/*.*")):
+        assert [name for name in reader_names() if reader_class(name).recognises(path)] == ["vd4rl"], path
+    others = [path for path in DATA.rglob("*") if ours not in (path, *path.parents)]
+    assert not [path for path in others if Vd4rlReader.recognises(path)]
+
+
+def test_the_id_is_the_path_below_the_suite(tmp_path: Path) -> None:
+    folder = tmp_path / "vd4rl" / "main" / "walker_walk" / "random" / "64px"
+    shutil.copytree(DATA / "vd4rl" / "64px", folder)
+    with Vd4rlReader(folder) as reader:
+        assert reader.facts().id == "main/walker_walk/random/64px"
+
+
+def test_both_kinds_in_one_folder_are_refused(tmp_path: Path) -> None:
+    for kind in ("64px", "84px"):
+        shutil.copytree(DATA / "vd4rl" / kind, tmp_path / "in", dirs_exist_ok=True)
+    assert not Vd4rlReader.recognises(tmp_path / "in")
+    with pytest.raises(RbtoolError, match="both kinds"):
+        rbtool.convert(tmp_path / "in", tmp_path / "out", format="vd4rl")
+
+
+LARGE = """
+import resource, sys
+import rbtool
+result = rbtool.convert(sys.argv[1], sys.argv[2])
+print(result.steps, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["files", "shards"])
+def test_two_gigabytes_convert_under_300_megabytes(kind: str, tmp_path: Path) -> None:
+    rows, folder = 501, tmp_path / "in"
+    one = random_episodes((rows - 1,))[0]
+    if kind == "files":  # 350 episodes of 6 MB
+        one["image"] = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 64, 64, 3))
+        write_files(folder, [one])
+        first = next(folder.iterdir())
+        for number in range(1, 350):
+            shutil.copy(first, folder / first.name.replace("T000000", f"T{number:06d}"))
+        steps = 350 * (rows - 1)
+    else:  # 200 episodes of 10.6 MB, in two shards that are cut inside one
+        one["image"] = np.broadcast_to(np.arange(rows, dtype=np.uint8)[:, None, None, None], (rows, 3, 84, 84))
+        part = rows_of_shards([one])
+        folder.mkdir()
+        for shard, count in enumerate((100 * rows + 77, 100 * rows - 77)):
+            with h5py.File(folder / f"{shard}.hdf5", "w") as file:
+                for name, values in part.items():
+                    chunks = (12, *values.shape[1:]) if values.ndim == 4 else None
+                    made = file.create_dataset(
+                        name, (count, *values.shape[1:]), values.dtype, chunks=chunks,
+                        compression="gzip" if chunks else None, compression_opts=1 if chunks else None,
+                    )  # fmt: skip
+                    begin = shard * 77
+                    for start in range(0, count, rows):
+                        at = (np.arange(start, min(start + rows, count)) + begin) % rows
+                        made[start : start + rows] = values[at]
+        steps = 200 * (rows - 1)
+    found = subprocess.run(
+        [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "out")], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.split()[0] == str(steps)
+    assert int(found.stdout.split()[1]) < 300
+    shutil.rmtree(tmp_path / "out")
