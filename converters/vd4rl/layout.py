@@ -16,8 +16,11 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ...core.encodings.foreign_h5 import require_whole_h5
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
+from ...core.encodings.h5_rows import H5Rows
 from ...core.encodings.npz import NpzFile
+from ...core.encodings.stored_columns import FETCH_AGAIN, reading
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
@@ -79,29 +82,32 @@ class Hdf5Rows(RowFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = h5py.File(open_h5(path))
+        require_whole_h5(path)
+        with reading("the structure", path):
+            self._file = h5py.File(open_h5(path))
         try:
-            found = dict(datasets_in(self._file))
-            self._arrays = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset) and item.shape}
-            self.names = tuple(self._arrays)
-            self.others = tuple(name for name in found if name not in self._arrays)
-            for name, array in self._arrays.items():
-                if why := absurd_size(array.id):
-                    raise CorruptDataError(f"{path}: {name!r} {why}", hint="copy or fetch the file again, whole")
+            with reading("the structure", path):
+                self._look_around()
         except BaseException:
             self.close()
             raise
 
+    def _look_around(self) -> None:
+        found = dict(datasets_in(self._file))
+        arrays = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset) and item.shape}
+        self.names = tuple(arrays)
+        self.others = tuple(name for name in found if name not in arrays)
+        for name, array in arrays.items():
+            if why := absurd_size(array.id):
+                raise CorruptDataError(f"{self.path}: {name!r} {why}", hint=FETCH_AGAIN)
+        self._arrays = {name: H5Rows(array, self.path) for name, array in arrays.items()}
+
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        array = self._arrays[name]
-        return array.dtype.newbyteorder("="), array.shape
+        return self._arrays[name].dtype, self._arrays[name].shape
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        array = self._arrays[name]
-        rows = np.empty((stop - start, *array.shape[1:]), array.dtype.newbyteorder("="))
-        if rows.size:
-            array.read_direct(rows, np.s_[start:stop])
-        return rows
+        with reading(repr(name), self.path):
+            return self._arrays[name].read(start, stop)
 
     def close(self) -> None:
         """Close the file."""

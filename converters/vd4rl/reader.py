@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.h5_open import root_members
+from ...core.encodings.foreign_h5 import names_in
 from ...core.encodings.npz import array_names, first_name_of_cut
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -48,7 +48,7 @@ class Vd4rlReader(Reader):
         try:
             files = _files_at(path)
             return any(_looks_right(file) for file in files[:_TRIED])
-        except (RbtoolError, OSError, ValueError, RuntimeError, LookupError, TypeError):
+        except (RbtoolError, OSError):
             return False
 
     def on_open(self) -> None:
@@ -176,7 +176,7 @@ def _files_at(path: Path) -> list[Path]:
 def _looks_right(file: Path) -> bool:
     if _begins_as_zip(file):
         return looks_like_vd4rl(array_names(file)) or first_name_of_cut(file) == "image"
-    return looks_like_vd4rl(root_members(file))
+    return looks_like_vd4rl(names_in(file))
 
 
 def _begins_as_zip(file: Path) -> bool:

@@ -289,7 +289,7 @@ def test_cut_files_are_named(tmp_path: Path, share: float) -> None:
     for folder in (files, shards):
         file = sorted(folder.iterdir())[1]
         file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
-        with pytest.raises(CorruptDataError, match=file.name if folder is files else "cannot be read"):
+        with pytest.raises(CorruptDataError, match=file.name):
             rbtool.convert(folder, tmp_path / "out")
 
 
