@@ -6,12 +6,12 @@ A shard may stop in the middle of an episode, which the next one continues: the 
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +194,7 @@ class Shards(Episodes):
     @cached_property
     def _starts(self) -> list[int]:
         """The first row of each shard, and the number of all rows."""
-        return np.cumsum([0, *(layout.rows for layout in self._layouts)]).tolist()
+        return list(itertools.accumulate((layout.rows for layout in self._layouts), initial=0))
 
     def _find(self, progress: Callable[[int], None]) -> Found:
         kinds, ends = self._step_types()
@@ -205,7 +205,7 @@ class Shards(Episodes):
         cuts = np.unique([0, len(kinds), *gaps, *begins.tolist(), *(np.flatnonzero(kinds == _LAST) + 1).tolist()])
         has_discount = any(column.name == DISCOUNT for column in self._layouts[0].columns)
         episodes: dict[int, Episode] = {}
-        for number, (start, stop) in enumerate(pairwise(cuts.tolist())):
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts.tolist())):
             ended = bool(kinds[stop - 1] == _LAST)
             terminated = ended and has_discount and stop - 1 in ends
             episodes[number] = Episode(number, start, stop, bool(kinds[start] == _FIRST), ended, terminated)
@@ -242,7 +242,7 @@ class Shards(Episodes):
         numbers = [_number_of(path) for path in self.files]
         return [
             self._starts[at + 1]
-            for at, (one, other) in enumerate(pairwise(numbers))
+            for at, (one, other) in enumerate(itertools.pairwise(numbers))
             if one is not None and other is not None and other != one + 1
         ]
 

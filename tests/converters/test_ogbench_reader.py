@@ -16,7 +16,6 @@ from ogbench_files import plain_rows, random_columns, write
 import rbtool
 from rbtool.converters.ogbench.reader import OgbenchReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.locate import reader_class, reader_names
 from rbtool.core.format.reader import Reader
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
@@ -245,14 +244,6 @@ def test_a_cut_file_is_named(tmp_path: Path, share: float) -> None:
     assert OgbenchReader.recognises(file)
     with pytest.raises(CorruptDataError, match="it was cut"):
         rbtool.convert(file, tmp_path / "out")
-
-
-def test_no_other_reader_claims_its_files_and_it_claims_no_other() -> None:
-    ours = DATA / "ogbench"
-    for path in (ours, *sorted(ours.glob("*.npz"))):
-        assert [name for name in reader_names() if reader_class(name).recognises(path)] == ["ogbench"], path
-    others = [path for path in DATA.rglob("*") if ours not in (path, *path.parents)]
-    assert not [path for path in others if OgbenchReader.recognises(path)]
 
 
 def test_memory_is_that_of_pieces(tmp_path: Path) -> None:

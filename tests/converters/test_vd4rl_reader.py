@@ -19,7 +19,6 @@ from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files
 import rbtool
 from rbtool.converters.vd4rl.reader import Vd4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
-from rbtool.core.format.locate import reader_class, reader_names
 from rbtool.core.format.reader import Reader
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
@@ -291,14 +290,6 @@ def test_cut_files_are_named(tmp_path: Path, share: float) -> None:
         file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
         with pytest.raises(CorruptDataError, match=file.name):
             rbtool.convert(folder, tmp_path / "out")
-
-
-def test_no_other_reader_claims_its_files_and_it_claims_no_other() -> None:
-    ours = DATA / "vd4rl"
-    for path in (ours / "64px", ours / "84px", *ours.glob("*/*.*")):
-        assert [name for name in reader_names() if reader_class(name).recognises(path)] == ["vd4rl"], path
-    others = [path for path in DATA.rglob("*") if ours not in (path, *path.parents)]
-    assert not [path for path in others if Vd4rlReader.recognises(path)]
 
 
 def test_the_id_is_the_path_below_the_suite(tmp_path: Path) -> None:
