@@ -1,0 +1,20 @@
+"""Replay buffers that d3rlpy dumps: HDF5 files are read."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="d3rlpy",
+        package=__name__,
+        order=22,
+        reader="reader:D3rlpyReader",
+        title="d3rlpy",
+        found="HDF5 with columns, num_episodes and version at the root",
+        ends="the arrays of an episode; terminated states how",
+        final="no",
+    ),
+)

@@ -1,0 +1,201 @@
+"""Reads the HDF5 files of d3rlpy's `ReplayBuffer.dump`: an array for each column of each episode. Never imports d3rlpy.
+
+A column `rewards` of episode 3 is `rewards_3`; parts of observations that are tuples are `observations_3_0`,
+`observations_3_1`, … There is no observation after the last step of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ...core.encodings.h5_layout import begins_as_h5
+from ...core.encodings.h5_open import absurd_size, open_h5, root_members
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.manifest import Dropped
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+
+_COLUMNS, _COUNT, _VERSION = "columns", "num_episodes", "version"
+_MARKS = {_COLUMNS, _COUNT, _VERSION}
+_OBSERVATIONS, _ACTIONS, _REWARDS, _TERMINATED = "observations", "actions", "rewards", "terminated"
+_REQUIRED = (_OBSERVATIONS, _ACTIONS, _REWARDS, _TERMINATED)
+_KNOWN_VERSIONS = "2.1"
+_PLACES: dict[str, tuple[Key, Role, Timing]] = {
+    _OBSERVATIONS: (("observation",), "observation", "state"),
+    _ACTIONS: (ACTION, "action", "step"),
+    _REWARDS: (REWARD, "reward", "result"),
+}
+_MOST_COLUMNS = 1 << 20
+
+
+class D3rlpyReader(ColumnReader):
+    """A file that d3rlpy 2 dumped.
+
+    `observations` become `observation` (tuples `observation.0`, `observation.1`, …), `actions` `action`, `rewards`
+    `next.reward`; a column of its own with a row a step is `info.NAME`. The last step of an episode is terminated where
+    `terminated` is set, else truncated. Element types are those of the file.
+
+    Raises FormatError for files of other versions and arrays that contradict each other, CorruptDataError for damage.
+    """
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is HDF5 with d3rlpy's lists at the root."""
+        try:
+            return path.is_file() and begins_as_h5(path) and set(root_members(path)) >= _MARKS
+        except (RbtoolError, OSError, RuntimeError, ValueError, LookupError, TypeError):
+            return False
+
+    def on_open(self) -> None:
+        """Open the file and look at the form of every array."""
+        self._file = h5py.File(open_h5(self.path))
+        try:
+            self._look_over()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _look_over(self) -> None:
+        self._seen: set[str] = set()
+        version = _text(self._value(_VERSION))
+        if version != _KNOWN_VERSIONS:
+            raise FormatError(
+                f"{self.path} has version {version[:20]!r} of d3rlpy's files, {_KNOWN_VERSIONS} can be read",
+                hint="load it with d3rlpy, and dump it again with d3rlpy 2",
+            )
+        names = [_text(name) for name in np.atleast_1d(self._value(_COLUMNS))]
+        count = self._value(_COUNT)
+        if np.ndim(count) or not 0 <= int(count) <= len(self._file):
+            raise FormatError(f"{self.path}: num_episodes is {count}, which its arrays are not enough for")
+        for name in _REQUIRED:
+            if name not in names:
+                raise FormatError(f"{self.path} has no {name!r} among its columns ({', '.join(names)[:200]})")
+        self._episodes = [self._episode(number) for number in range(int(count))]
+        if not any(one.length for one in self._episodes):
+            raise FormatError(f"{self.path} has no steps")
+        self._columns: list[StoredColumn] = []
+        self._dropped: list[Dropped] = []
+        for name in dict.fromkeys(names):
+            if name != _TERMINATED:
+                self._columns += self._columns_of(name)
+
+    def _episode(self, number: int) -> StoredEpisode:
+        rewards = self._array(f"{_REWARDS}_{number}")
+        flag = self._value(f"{_TERMINATED}_{number}")
+        if np.size(flag) != 1 or np.asarray(flag).dtype.kind not in "biuf" or np.ravel(flag)[0] not in (0, 1):
+            raise FormatError(f"{self.path}: {_TERMINATED}_{number} is {str(flag)[:40]}, one flag is expected")
+        terminated = bool(np.ravel(flag)[0])
+        return StoredEpisode(len(rewards), terminated=terminated, truncated=not terminated)
+
+    def _columns_of(self, name: str) -> Iterator[StoredColumn]:
+        """Make a column, or one for each part of a tuple; one that is not d3rlpy's own may be dropped."""
+        parts = [""] if f"{name}_0" in self._file else [f"_{part}" for part in range(self._parts(name))]
+        try:
+            if not parts:
+                raise FormatError(f"{self.path} has no {name}_0, which columns announce")
+            forms = [self._form(name, part) for part in parts]
+        except FormatError as error:
+            if name in _PLACES:
+                raise
+            self._dropped.append(Dropped(name, error.message.removeprefix(f"{self.path}: ")))
+            return
+        for part, (dtype, shape) in zip(parts, forms, strict=True):
+            key, role, timing = _PLACES.get(name, (("info", safe_part(name)), "info", "step"))
+            key = (*key, part[1:]) if part else key
+            if key[0] == REWARD[0] and (part or int(np.prod(shape)) != 1):
+                raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
+            field = Field(key, dtype, () if key == REWARD else shape, role)
+            yield StoredColumn(field, timing, partial(self._read, name, part, field))
+
+    def _parts(self, name: str) -> int:
+        count = 0
+        while f"{name}_0_{count}" in self._file and count < _MOST_COLUMNS:
+            count += 1
+        return count
+
+    def _form(self, name: str, part: str) -> tuple[str, tuple[int, ...]]:
+        """Return element type and shape of the rows of a column, which all episodes have to share."""
+        first: tuple[str, tuple[int, ...]] | None = None
+        for number, one in enumerate(self._episodes):
+            place = f"{name}_{number}{part}"
+            array = self._array(place)
+            if len(array) != one.length:
+                raise FormatError(
+                    f"{self.path}: {place} has {len(array):,} rows, and rewards_{number} {one.length:,}: they differ"
+                )
+            try:
+                form = dtype_name(array.dtype), tuple(array.shape[1:])
+            except (SchemaError, TypeError, ValueError) as error:
+                raise FormatError(f"{self.path}: {place} has elements that are no numbers ({array.dtype})") from error
+            if one.length and first is not None and form != first:
+                raise FormatError(
+                    f"{self.path}: {place} is {form[0]} {list(form[1])} a row, in episodes before it is {first[0]} "
+                    f"{list(first[1])}"
+                )
+            first = form if one.length and first is None else first
+        assert first is not None
+        return first
+
+    def _array(self, name: str) -> Any:
+        found = self._file.get(name)
+        self._seen.add(name)
+        if found is None:
+            raise FormatError(f"{self.path} has no {name}, which num_episodes and columns announce")
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            raise FormatError(f"{self.path}: {name} is no array with a row a step")
+        if why := absurd_size(found.id):
+            raise CorruptDataError(f"{self.path}: {name} {why}")
+        return found
+
+    def _value(self, name: str) -> Any:
+        found = self._file.get(name)
+        self._seen.add(name)
+        if not isinstance(found, h5py.Dataset) or found.shape is None or found.size > _MOST_COLUMNS:
+            raise FormatError(f"{self.path}: {name} is missing, or is no single value")
+        return found[()]
+
+    def _read(self, name: str, part: str, field: Field, number: int, start: int, stop: int) -> Array:
+        dataset = self._file[f"{name}_{number}{part}"]
+        rows = np.empty((stop - start, *dataset.shape[1:]), field.numpy)
+        if rows.size:
+            dataset.read_direct(rows, np.s_[start:stop])
+        return rows.reshape(stop - start, *field.shape)
+
+    @property
+    def columns(self) -> Sequence[StoredColumn]:
+        return self._columns
+
+    @property
+    def episodes(self) -> Sequence[StoredEpisode]:
+        return self._episodes
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """State the facts; opening looked at the arrays."""
+        progress(len(self._episodes))
+        notes = ["an episode that is not terminated is truncated: d3rlpy has no other flag"]
+        return self.facts_of("d3rlpy", self.path.stem, notes, dropped=[*self._dropped, *self._unknown()])
+
+    def _unknown(self) -> Iterator[Dropped]:
+        """Name what is in the file and belongs to no column or episode."""
+        for name in self._file:
+            if name not in self._seen and name not in _MARKS:
+                yield Dropped(name, "it belongs to no column and episode that the file announces")
+
+    def files(self) -> list[Path]:
+        """The one file."""
+        return [self.path]
+
+    def on_close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

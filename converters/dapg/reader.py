@@ -1,0 +1,207 @@
+"""Reads demonstrations of DAPG (hand_dapg): the pickle of a list of paths, each a dictionary of arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickletools
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
+from ...core.errors import FormatError, SchemaError
+from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.format.contracts import Array, SourceFacts
+from ...core.format.digest import open_regular
+from ...core.format.documents import dump_json
+from ...core.format.manifest import Dropped
+from ...core.format.single_flag import meaning_of_ends
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+
+_HEAD = 4096
+_REQUIRED = ("observations", "actions", "rewards")
+_PLACES: dict[str, tuple[Key, Role, Timing]] = {
+    "observations": (("observation",), "observation", "state"),
+    "actions": (ACTION, "action", "step"),
+    "rewards": (REWARD, "reward", "result"),
+}
+_STATE = "init_state_dict"
+_DOCUMENT = "init_states.json"
+_MOST_PATHS = 1 << 20
+_MOST_NUMBERS = 1 << 16
+_DEEPEST = 8
+
+
+class DapgReader(ColumnReader):
+    """A pickle with one list of paths; every entry is an episode.
+
+    `observations` become `observation`, `actions` `action`, `rewards` `next.reward`, any other array of a row a step
+    `info.NAME`. `init_state_dict` of all paths is kept as the document `init_states.json`. Nothing states how a path
+    ends, and there is no observation after the last step.
+
+    Options: `trust_pickle` is needed: the file is a pickle. `ends` states how paths end, `terminated` or `truncated`
+    (the default).
+
+    Raises UsageError without trust, FormatError for a pickle of something else, CorruptDataError for damage.
+    """
+
+    option_names = frozenset({"ends", "trust_pickle"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it starts as the pickle of a list of dictionaries with arrays; nothing is unpickled."""
+        try:
+            return path.is_file() and _starts_as_paths(path)
+        except (OSError, ValueError, FormatError):
+            return False
+
+    def on_open(self) -> None:
+        """Unpickle the file in its own process, which keeps the arrays."""
+        require_trust(self.path, self.options.get("trust_pickle"))
+        why = "nothing states how an episode ends: a demonstration stops there"
+        self._meaning = meaning_of_ends(self.options, "truncated", why)
+        size = self.path.stat().st_size
+        self._reader = PickleReader(str(self.path), size)
+        try:
+            with open(open_regular(self.path), "rb") as file:
+                self._take(self._reader.load(file, size))
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def _take(self, found: Value) -> None:
+        if not isinstance(found, PickledList) or not 0 < len(found) <= _MOST_PATHS:
+            raise FormatError(f"{self.path} is no list of paths")
+        paths = self._reader.items(found)
+        self._paths: list[dict[str, Value]] = []
+        self._episodes: list[StoredEpisode] = []
+        for number, path in enumerate(paths):
+            if not isinstance(path, dict):
+                raise FormatError(f"{self.path}: entry {number} of its list is no dictionary of arrays")
+            self._paths.append(path)
+            length = len(self._array(number, "rewards"))
+            terminated = self._meaning.terminated
+            self._episodes.append(StoredEpisode(length, terminated=terminated, truncated=not terminated))
+        if not any(one.length for one in self._episodes):
+            raise FormatError(f"{self.path} has no steps")
+        self._columns: list[StoredColumn] = []
+        self._dropped: list[Dropped] = []
+        for name in dict.fromkeys(name for path in self._paths for name in path):
+            if name != _STATE:
+                self._add(name)
+        for name in _REQUIRED:
+            if not any(name in path for path in self._paths):
+                raise FormatError(f"{self.path} has no {name!r} in its paths")
+
+    def _array(self, number: int, name: str) -> PickledArray:
+        found = self._paths[number].get(name)
+        if not isinstance(found, PickledArray) or not found.shape:
+            raise FormatError(f"{self.path}: {name!r} of path {number} is no array with a row a step")
+        return found
+
+    def _add(self, name: str) -> None:
+        try:
+            dtype, shape = self._form(name)
+        except FormatError as error:
+            if name in _REQUIRED:
+                raise
+            self._dropped.append(Dropped(name, error.message.removeprefix(f"{self.path}: ")))
+            return
+        key, role, timing = _PLACES.get(name, (("info", safe_part(name)), "info", "step"))
+        if key == REWARD and int(np.prod(shape)) != 1:
+            raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
+        field = Field(key, dtype, () if key == REWARD else shape, role)
+        self._columns.append(StoredColumn(field, timing, partial(self._read, name, field)))
+
+    def _form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Return element type and shape of the rows of an array, which all paths have to share."""
+        found: tuple[str, tuple[int, ...]] | None = None
+        for number, one in enumerate(self._episodes):
+            array = self._array(number, name)
+            if array.shape[0] != one.length:
+                raise FormatError(
+                    f"{self.path}: {name!r} of path {number} has {array.shape[0]:,} rows, and rewards {one.length:,}"
+                )
+            try:
+                form = dtype_name(array.dtype), array.shape[1:]
+            except (SchemaError, TypeError) as error:
+                raise FormatError(f"{self.path}: {name!r} has elements that are no numbers ({array.dtype})") from error
+            if found is not None and one.length and form != found:
+                raise FormatError(f"{self.path}: {name!r} of path {number} has rows of another form than those before")
+            found = form if found is None and one.length else found
+        if found is None:
+            raise FormatError(f"{self.path}: {name!r} has no rows")
+        return found
+
+    def _read(self, name: str, field: Field, number: int, start: int, stop: int) -> Array:
+        rows = self._reader.rows(self._array(number, name), start, stop)
+        return rows.reshape(stop - start, *field.shape)
+
+    @property
+    def columns(self) -> Sequence[StoredColumn]:
+        return self._columns
+
+    @property
+    def episodes(self) -> Sequence[StoredEpisode]:
+        return self._episodes
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """State the facts; opening looked at the arrays."""
+        progress(len(self._episodes))
+        notes = [self._meaning.note] if self._meaning.note else []
+        documents = {}
+        if any(_STATE in path for path in self._paths):
+            states = [self._plain(path.get(_STATE), 0) for path in self._paths]
+            documents[_DOCUMENT] = dump_json(states, indent=1).encode()
+        return self.facts_of("dapg", self.path.stem, notes, dropped=self._dropped, documents=documents)
+
+    def _plain(self, value: Value, depth: int) -> Any:
+        """Return a value as JSON; arrays are lists of numbers, floats that JSON lacks are text."""
+        if isinstance(value, dict) and depth < _DEEPEST:
+            return {name: self._plain(part, depth + 1) for name, part in value.items()}
+        if isinstance(value, PickledArray):
+            if int(np.prod(value.shape)) > _MOST_NUMBERS or value.dtype.kind not in "biuf":
+                return f"array {value.dtype} {list(value.shape)}"
+            return _finite(self._reader.rows(value).tolist())
+        if isinstance(value, PickledList):
+            return [self._plain(part, depth + 1) for part in self._reader.items(value)] if depth < _DEEPEST else "list"
+        return _finite(value) if not isinstance(value, bytes) else value.decode("utf-8", "backslashreplace")
+
+    def files(self) -> list[Path]:
+        """The one file."""
+        return [self.path]
+
+    def on_close(self) -> None:
+        """End the process."""
+        self._reader.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _starts_as_paths(path: Path) -> bool:
+    """Return whether a pickle starts with a list, a dictionary in it, and the name of one of its arrays."""
+    with open(open_regular(path), "rb") as file:
+        head = file.read(_HEAD)
+    if head[:1] not in (b"\x80", b"(", b"]"):
+        return False
+    texts: list[str] = []
+    opened: list[str] = []
+    with contextlib.suppress(Exception):  # the end is missing, and anything may be in the rest
+        for operation, argument, _ in pickletools.genops(io.BytesIO(head)):
+            if operation.name in ("EMPTY_LIST", "EMPTY_DICT", "LIST", "DICT"):
+                opened.append(operation.name)
+            elif (isinstance(argument, str) and "UNICODE" in operation.name) or "STRING" in operation.name:
+                texts.append(str(argument))
+            if len(opened) > 1 and texts:
+                break
+    return [name.removeprefix("EMPTY_") for name in opened[:2]] == ["LIST", "DICT"] and texts[:1] != [] and (
+        texts[0] in (*_REQUIRED, _STATE, "env_infos", "agent_infos", "terminated")
+    )  # fmt: skip

@@ -1,0 +1,20 @@
+"""Replay buffers of Stable-Baselines3: their arrays in npz files are read."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="sb3",
+        package=__name__,
+        order=23,
+        reader="reader:Sb3Reader",
+        title="Stable-Baselines3",
+        found="npz with observations, actions, rewards and dones of a column an environment",
+        ends="dones, of which timeouts are time limits; without timeouts --ends interprets them",
+        final="where stored",
+    ),
+)

@@ -1,0 +1,145 @@
+"""Readers of formats that have the columns of an episode, or of several, as arrays of one row a step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from ..ted.episodes import Final
+from ..ted.schema import Field, Key, Timing, row_bytes, ted_fields
+from .contracts import Array, Piece, SourceFacts
+from .manifest import Dropped
+from .reader import Reader
+
+ReadRows: TypeAlias = Callable[[int, int, int], Array]
+"""Reads rows `[start, stop)` of one episode: its number, start, stop."""
+_OUTCOME_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column of a source. `read` gives its rows of an episode; `after` those after each step, where they are stored.
+
+    A `state` without `after` has a row more than there are steps in episodes whose last observation is stored.
+    """
+
+    field: Field
+    timing: Timing
+    read: ReadRows
+    after: ReadRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """An episode of `length` steps; the flags are those of its last step.
+
+    `observed` states that the observation after the last step is stored. `text` are strings of the whole episode.
+    """
+
+    length: int
+    terminated: bool = False
+    truncated: bool = False
+    observed: bool = False
+    text: Mapping[str, str] | None = None
+
+
+class ColumnReader(Reader):
+    """A reader that gives `columns` and `episodes`, by number; the facts and the pieces are made of these.
+
+    `columns` and `episodes` are asked for after `on_open`. Episodes without steps are left out, and a note names them.
+    """
+
+    piece_bytes = 16 << 20
+
+    @property
+    @abstractmethod
+    def columns(self) -> Sequence[StoredColumn]:
+        """The columns under their root keys."""
+
+    @property
+    @abstractmethod
+    def episodes(self) -> Sequence[StoredEpisode]:
+        """The episodes in storage order, numbered from 0."""
+
+    def facts_of(
+        self,
+        source: str,
+        name: str,
+        notes: Sequence[str],
+        *,
+        dropped: Sequence[Dropped] = (),
+        renamed: Mapping[str, str] | None = None,
+        documents: Mapping[str, bytes] | None = None,
+    ) -> SourceFacts:
+        """Return the facts; `name` is the id of the dataset."""
+        numbers = [number for number, one in enumerate(self.episodes) if one.length]
+        chosen = [self.episodes[number] for number in numbers]
+        has_after = all(column.after is not None for column in self.columns if column.timing == "state")
+        missing = not has_after and not all(one.observed for one in chosen)
+        never = missing and not any(one.observed for one in chosen)
+        return SourceFacts(
+            source=source,
+            id=name,
+            fields=tuple((column.field, column.timing) for column in self.columns),
+            episode_numbers=numbers,
+            steps=sum(one.length for one in chosen),
+            renamed_keys=dict(renamed or {}),
+            dropped_keys=tuple(sorted(dropped, key=lambda one: one.key)),
+            notes=(*notes, *self._empty()),
+            documents=dict(documents or {}),
+            lengths=[one.length for one in chosen],
+            final_missing=missing,
+            last_terminated=[one.terminated for one in chosen] if never else None,
+        )
+
+    def _empty(self) -> Iterator[str]:
+        empty = [number for number, one in enumerate(self.episodes) if not one.length]
+        if empty:
+            names = ", ".join(map(str, empty[:10])) + (", …" if len(empty) > 10 else "")
+            yield f"{len(empty):,} episode{'s' if len(empty) > 1 else ''} without steps left out: {names}"
+
+    @cached_property
+    def _rows(self) -> int:
+        fields = ted_fields((column.field, column.timing) for column in self.columns)
+        return max(1, self.piece_bytes // max(1, row_bytes(fields)))
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        yield from self._pieces(number, self.columns, self._rows)
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards and flags of one episode; all of it where next observations are stored."""
+        if any(column.after is not None for column in self.columns):
+            yield from self.read_episode(number)
+        else:
+            columns = [column for column in self.columns if column.field.role == "reward"]
+            yield from self._pieces(number, columns, _OUTCOME_ROWS)
+
+    def _pieces(self, number: int, columns: Sequence[StoredColumn], rows: int) -> Iterator[Piece]:
+        one = self.episodes[number]
+        for start in range(0, one.length, rows):
+            stop = min(start + rows, one.length)
+            last = stop == one.length
+            found: dict[Key, Array] = {}
+            following: dict[Key, Array] = {}
+            for column in columns:
+                more = column.timing == "state" and column.after is None and (not last or one.observed)
+                found[column.field.key] = column.read(number, start, stop + more)
+                if column.after is not None:
+                    following[column.field.key] = column.after(number, start, stop)
+            terminated, truncated = np.zeros(stop - start, bool), np.zeros(stop - start, bool)
+            terminated[-1], truncated[-1] = last and one.terminated, last and one.truncated
+            observed = one.observed or (bool(following) and self._has_all_after)
+            yield Piece(
+                number, found, terminated, truncated, first=not start, last=last, next=following,
+                text=one.text or {} if not start else {}, final=Final.OBSERVED if observed else Final.MISSING,
+            )  # fmt: skip
+
+    @cached_property
+    def _has_all_after(self) -> bool:
+        return all(column.after is not None for column in self.columns if column.timing == "state")

@@ -1,0 +1,318 @@
+"""Real files of imitation, d3rlpy, Stable-Baselines3 and DAPG row by row, and what is refused in each format."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from demonstration_files import (
+    imitation_table,
+    random_episodes,
+    ring,
+    write_d3rlpy,
+    write_dapg,
+    write_dataset_folder,
+    write_imitation,
+)
+
+import rbtool
+from rbtool.converters.sb3.reader import Sb3Reader
+from rbtool.core.errors import FormatError, UsageError
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason, Final
+
+DATA = Path(__file__).parents[1] / "data"
+IMITATION = DATA / "imitation" / "cartpole_expert_4.npz"
+DAPG = DATA / "dapg" / "door-v0_demos_3.pickle"
+RANDOM = random_episodes((5, 4, 6))
+
+
+def converted(path: Path, folder: Path, **options: Any) -> TedReader:
+    return TedReader(rbtool.convert(path, folder, **options).path)
+
+
+def column(reader: TedReader, name: str) -> Any:
+    return reader.read(tuple(name.split(".")), 0, reader.manifest.steps)
+
+
+def test_imitation_every_row_equals_a_plain_reading(tmp_path: Path) -> None:
+    with np.load(IMITATION) as file, converted(IMITATION, tmp_path / "out") as reader:
+        actions = np.split(file["acts"], file["indices"])
+        observations = np.split(file["obs"], file["indices"] + np.arange(1, len(actions)))
+        assert column(reader, "observation").tobytes() == np.concatenate([one[:-1] for one in observations]).tobytes()
+        assert (
+            column(reader, "next.observation").tobytes() == np.concatenate([one[1:] for one in observations]).tobytes()
+        )
+        assert column(reader, "action").tobytes() == file["acts"].tobytes()
+        assert column(reader, "next.reward").tobytes() == file["rews"].tobytes()
+        assert reader.episodes.length.tolist() == [len(one) for one in actions]
+        assert column(reader, "episode").tolist() == [at for at, one in enumerate(actions) for _ in one]
+        assert reader.episodes.final.tolist() == [Final.OBSERVED] * 4
+
+
+@pytest.mark.parametrize(("ends", "terminated"), [(None, True), ("terminated", True), ("truncated", False)])
+def test_imitation_terminal_means_complete(ends: str | None, terminated: bool, tmp_path: Path) -> None:
+    result = rbtool.convert(IMITATION, tmp_path / "out", ends=ends)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.terminated.tolist() == [terminated] * 4
+        assert reader.episodes.truncated.tolist() == [not terminated] * 4
+    assert any("terminal is set where a trajectory is complete" in note for note in result.notes) == (ends is None)
+
+
+def test_imitation_infos_need_trust(tmp_path: Path) -> None:
+    infos = [
+        {"speed": float(at), "TimeLimit.truncated": at == 8, "name": "x", **({"odd": 1} if at else {})}
+        for at in range(15)
+    ]
+    infos = [{**info, "position": np.array([at, at + 1], np.int64)} for at, info in enumerate(infos)]
+    path = write_imitation(tmp_path / "a.npz", random_episodes((5, 4, 6), ["terminated"] * 3), infos)
+    plain = rbtool.convert(path, tmp_path / "plain")
+    assert [(one["key"], "--trust-pickle" in one["why"]) for one in plain.dropped_keys] == [("infos", True)]
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert [one["key"] for one in result.dropped_keys] == ["infos.name", "infos.odd"]
+    with TedReader(result.path) as reader:
+        assert column(reader, "next.info.speed").tolist() == list(range(15))
+        assert column(reader, "next.info.position").tolist() == [[at, at + 1] for at in range(15)]
+        reasons = [EndReason.TERMINATED, EndReason.TRUNCATED, EndReason.TERMINATED]
+        assert reader.episodes.end_reason.tolist() == reasons
+
+
+def test_imitation_infos_that_run_code_are_refused(tmp_path: Path) -> None:
+    infos = [{"path": Path("x")}, *[{}] * 14]
+    path = write_imitation(tmp_path / "a.npz", RANDOM, infos)
+    with pytest.raises(FormatError, match="a pickle of more than data: it has pathlib"):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+
+
+def test_imitation_unfinished_and_without_rewards(tmp_path: Path) -> None:
+    path = write_imitation(tmp_path / "a.npz", random_episodes((5, 4), ["none", "terminated"]), rews=None)
+    result = rbtool.convert(path, tmp_path / "out")
+    assert any("terminal is not set in 1 of 2" in note for note in result.notes)
+    assert any("there are no rews" in note for note in result.notes)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.end_reason.tolist() == [EndReason.END_OF_FILE, EndReason.TERMINATED]
+        assert "next.reward" not in {field.name for field in reader.fields}
+
+
+def test_imitation_time_limits_in_infos_of_datasets_are_believed(tmp_path: Path) -> None:
+    folder = write_dataset_folder(tmp_path / "d", imitation_table(RANDOM, limits=True))
+    with converted(folder, tmp_path / "out") as reader:
+        assert reader.episodes.truncated.tolist() == [one.truncated for one in RANDOM]
+    with pytest.raises(UsageError, match="infos with TimeLimit"):
+        rbtool.convert(folder, tmp_path / "other", ends="truncated")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"indices": np.array([5])}, "need 2 whole numbers as indices"),
+        ({"indices": np.array([9, 5])}, "do not ascend"),
+        ({"indices": np.array([-1, 5])}, "do not ascend"),
+        ({"indices": np.array([5, 90])}, "do not ascend"),
+        ({"indices": np.array([5.0, 9.0])}, "whole numbers"),
+        ({"terminal": np.array([0, 1, 2])}, "other than 0 and 1"),
+        ({"terminal": np.array([True, True])}, "need 1 whole numbers"),
+        ({"obs": np.zeros((15, 3))}, "have 18 observations, obs has 15 rows"),
+        ({"rews": np.zeros(14)}, "rews have shape"),
+        ({"rews": np.zeros((15, 2))}, "one number is expected"),
+        ({"acts": np.array(["a"] * 15)}, "no numbers"),
+        ({"obs": np.float32(1)}, "a single value"),
+    ],
+)  # fmt: skip
+def test_imitation_contradictions_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_imitation(tmp_path / "a.npz", RANDOM, **changed)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["vector", "tuple"])
+def test_d3rlpy_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    source = DATA / "d3rlpy" / f"{name}.h5"
+    parts = {"observation": ""} if name == "vector" else {"observation.0": "_0", "observation.1": "_1"}
+    with h5py.File(source) as file, converted(source, tmp_path / "out") as reader:
+        ends = [bool(file[f"terminated_{number}"][()]) for number in range(4)]
+        kept = [len(file[f"rewards_{number}"]) - (not end) for number, end in enumerate(ends)]
+        assert reader.episodes.length.tolist() == kept == [7, 4, 1, 8]
+        assert reader.episodes.terminated.tolist() == ends
+        assert reader.episodes.truncated.tolist() == [not end for end in ends]
+        for key, suffix in parts.items():
+            before = [file[f"observations_{number}{suffix}"][:count] for number, count in enumerate(kept)]
+            after = [
+                np.concatenate((rows[1:], rows[-1:])) if end else file[f"observations_{number}{suffix}"][1:]
+                for number, (rows, end) in enumerate(zip(before, ends, strict=True))
+            ]
+            assert column(reader, key).tobytes() == np.concatenate(before).tobytes()
+            assert column(reader, f"next.{key}").tobytes() == np.concatenate(after).tobytes()
+        for key, stored in (("action", "actions"), ("next.reward", "rewards")):
+            rows = np.concatenate([file[f"{stored}_{number}"][:count] for number, count in enumerate(kept)])
+            assert column(reader, key).tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": "2.0"}, "version '2.0'"),
+        ({"num_episodes": 4}, "has no rewards_3"),
+        ({"num_episodes": 10**9}, "not enough"),
+        ({"num_episodes": -1}, "not enough"),
+        ({"actions_1": np.zeros((3, 2), "f4")}, "actions_1 has 3 rows, and rewards_1 4"),
+        ({"actions_1": np.zeros((4, 3), "f4")}, "actions_1 is float32 .3. a row"),
+        ({"observations_2": None}, "has no observations_2"),
+        ({"rewards_0": np.zeros((5, 2))}, "rewards_1 is float32"),
+        ({"terminated_0": 2}, "one flag is expected"),
+        ({"columns": ["observations", "actions"]}, "has no 'rewards' among its columns"),
+        ({"observations_0": ["a"] * 5}, "no numbers"),
+    ],
+)  # fmt: skip
+def test_d3rlpy_contradictions_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_d3rlpy(tmp_path / "a.h5", RANDOM, **changed)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out")
+
+
+def test_d3rlpy_columns_of_a_users_own_are_kept_or_named(tmp_path: Path) -> None:
+    names = ["observations", "actions", "rewards", "terminated", "costs", "odd"]
+    costs = {f"costs_{number}": np.arange(len(one)) for number, one in enumerate(RANDOM)}
+    path = write_d3rlpy(tmp_path / "a.h5", RANDOM, columns=names, odd_0=np.zeros(2), rewards_9=np.zeros(3), **costs)
+    result = rbtool.convert(path, tmp_path / "out", final_step="repeat")
+    assert [one["key"] for one in result.dropped_keys] == ["odd", "rewards_9"]
+    with TedReader(result.path) as reader:
+        assert column(reader, "info.costs").tolist() == [at for one in RANDOM for at in range(len(one))]
+
+
+@pytest.mark.parametrize("name", ["partial", "full", "memory"])
+def test_sb3_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    source = DATA / "sb3" / f"{name}.npz"
+    with np.load(source) as file:
+        arrays = {key: file[key] for key in file.files}
+    size, position = len(arrays["dones"]), int(arrays["pos"])
+    order = [(position + at) % size for at in range(size)] if arrays["full"] else list(range(position))
+    order = order[1:] if name == "memory" else order
+    with converted(source, tmp_path / "out", final_step="repeat") as reader:
+        places = [(row, environment) for environment in range(2) for row in order]
+        for key, stored in (("observation", "observations"), ("action", "actions"), ("next.reward", "rewards")):
+            rows = [arrays[stored][place] for place in places]
+            assert column(reader, key).tobytes() == np.array(rows).tobytes(), key
+        dones = [bool(arrays["dones"][place]) for place in places]
+        limits = [bool(arrays["timeouts"][place]) for place in places]
+        assert column(reader, "next.terminated")[:, 0].tolist() == [
+            d and not t for d, t in zip(dones, limits, strict=True)
+        ]
+        after = [
+            arrays["next_observations"][row, environment]
+            if name != "memory"
+            else arrays["observations"][row if done and row != order[-1] else (row + 1) % size, environment]
+            for (row, environment), done in zip(places, dones, strict=True)
+        ]
+        assert column(reader, "next.observation").tobytes() == np.array(after).tobytes()
+        assert {text["environment"] for text in reader.episode_text or []} == {"0", "1"}
+        assert len(reader.episodes.length) == sum(dones) + sum(not dones[at] for at in (len(order) - 1, -1))
+
+
+def test_sb3_without_timeouts_ends_have_to_be_stated_or_are_named(tmp_path: Path) -> None:
+    arrays = ring([random_episodes((5, 4, 6))], 15)
+    arrays["timeouts"][:] = 0
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert any("--ends truncated" in note for note in rbtool.convert(tmp_path / "a.npz", tmp_path / "out").notes)
+    with converted(tmp_path / "a.npz", tmp_path / "other", ends="truncated") as reader:
+        assert reader.episodes.truncated.tolist() == [True] * 3
+    with pytest.raises(UsageError, match="has timeouts"):
+        rbtool.convert(DATA / "sb3" / "full.npz", tmp_path / "no", ends="truncated")
+
+
+def test_sb3_rows_that_may_never_have_been_written_are_named(tmp_path: Path) -> None:
+    arrays = {name: rows for name, rows in ring([RANDOM], 40).items() if name not in ("pos", "full")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    result = rbtool.convert(tmp_path / "a.npz", tmp_path / "out")
+    assert any("the last 25 rows are all 0" in note for note in result.notes)
+
+
+def test_sb3_2281_the_pickle_of_a_buffer_is_refused_even_with_trust(tmp_path: Path) -> None:
+    """Stable-Baselines3 issue 2281: loading a pickled buffer runs whatever is in it."""
+    source = DATA / "sb3" / "buffer.pkl"
+    assert Sb3Reader.recognises(source)
+    with pytest.raises(FormatError, match="the pickle of a replay buffer") as raised:
+        rbtool.convert(source, tmp_path / "out")
+    assert "numpy.savez" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dones": np.full((15, 1), 0.5)}, "other than 0 and 1"),
+        ({"pos": np.array(99)}, "pos is 99"),
+        ({"pos": np.array([1, 2])}, "one number is expected"),
+        ({"timeouts": np.zeros((15, 2))}, "timeouts have shape"),
+        ({"next_observations": np.zeros((15, 1, 4), "float32")}, "different forms"),
+    ],
+)  # fmt: skip
+def test_sb3_contradictions_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **(ring([RANDOM], 15) | changed))
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(tmp_path / "a.npz", tmp_path / "out")
+
+
+def test_dapg_needs_trust_and_every_row_equals_a_plain_reading(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a pickle, which can run anything") as raised:
+        rbtool.convert(DAPG, tmp_path / "out")
+    assert "--trust-pickle" in raised.value.hint
+    paths = pickle.loads(DAPG.read_bytes())
+    result = rbtool.convert(DAPG, tmp_path / "out", trust_pickle=True, final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [30] * 3
+        assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * 3
+        for key, stored in (("observation", "observations"), ("action", "actions"), ("next.reward", "rewards")):
+            assert column(reader, key).tobytes() == np.concatenate([path[stored] for path in paths]).tobytes()
+        after = [np.concatenate((path["observations"][1:], path["observations"][-1:])) for path in paths]
+        assert column(reader, "next.observation").tobytes() == np.concatenate(after).tobytes()
+        states = json.loads(reader.documents()["init_states.json"])
+        assert [one["qpos"] for one in states] == [path["init_state_dict"]["qpos"].tolist() for path in paths]
+    assert any("taken as truncated (--ends terminated" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_dapg_of_every_protocol_is_found_and_read(protocol: int, tmp_path: Path) -> None:
+    path = write_dapg(tmp_path / "a.pickle", RANDOM, protocol)
+    with converted(path, tmp_path / "out", trust_pickle=True, ends="terminated") as reader:
+        assert reader.episodes.length.tolist() == [5, 4, 6]
+        assert reader.episodes.terminated.tolist() == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"rewards": np.zeros((5, 2))}, "'observations' of path 1 has 4 rows, and rewards 5"),
+        ({"actions": 1}, "'actions' of path 0 is no array"),
+        ({"odd": Path("x")}, "a pickle of more than data"),
+    ],
+)  # fmt: skip
+def test_dapg_contradictions_are_refused(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_dapg(tmp_path / "a.pickle", RANDOM, **extra)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+
+
+def test_dapg_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
+    path = write_dapg(tmp_path / "a.pickle", random_episodes((5, 5)), qvel=np.arange(5), name="x", odd=np.zeros(2))
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert [one["key"] for one in result.dropped_keys] == ["name", "odd"]
+    with TedReader(result.path) as reader:
+        assert column(reader, "info.qvel").tolist() == [0, 1, 2, 3] * 2
+
+
+def test_a_pickle_that_is_cut_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(DAPG.read_bytes()[:-2000])
+    with pytest.raises(FormatError, match="a pickle cannot be read"):
+        rbtool.convert(tmp_path / "a.pickle", tmp_path / "out", trust_pickle=True)
+
+
+def test_npz_bytes_are_never_unpickled_by_numpy() -> None:
+    with np.load(io.BytesIO(IMITATION.read_bytes())) as file, pytest.raises(ValueError, match="allow_pickle"):
+        file["infos"]
