@@ -1,0 +1,93 @@
+"""Datasets of V-D4RL as buffers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.errors import UsageError
+from ...core.transforms.base import Compose
+from ...core.transforms.values import Resize, ToTensorImage
+
+
+class VD4RLExperienceReplay(SourceExperienceReplay):
+    """A dataset of V-D4RL as a buffer of TED steps with pixels; one that is not stored yet is downloaded first.
+
+    - `dataset_id`: one of `available_datasets`, like `main/walker_walk/random/64px`: the path of one folder, and never
+      part of a path.
+    - `batch_size`: how many elements `sample()` and iteration give.
+    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `vd4rl` below the storage root by default.
+    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+      writer refuses to add anything.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
+      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
+    - `totensor`: whether `ToTensorImage` is applied after `transform`: batches then have `pixels` as `[..., 3, H, W]`,
+      fractions in float32, whichever layout is stored. Without, `pixels` are uint8 as stored: `[..., 64, 64, 3]` or
+      `[..., 3, 84, 84]`.
+    - `image_size`: the side of the images in batches, or height and width: `Resize` is applied last. Needs `totensor`.
+    - `num_workers`: accepted for compatibility, without effect: files are fetched by threads.
+    - `env_kwargs`: refused, since no environment is made.
+
+    Elements have `pixels` and `("next", "pixels")`, which is never that of another episode, `action`, `is_init` (set
+    in the first step of an episode), `("next", "reward")` and `("next", "discount")`, and `("state", NAME)` for the
+    states of the environment, where they are stored. `("next", "done")` is terminated or truncated; without any
+    termination, episodes are truncated. What is edited, in a batch or in place, stays in this process. A dataset that
+    is stored is opened without the network.
+
+    DatasetNotFoundError (a FileNotFoundError) for an id that V-D4RL does not have and for a dataset that is not there
+    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
+    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL; the values are those of
+    the source.
+    """
+
+    source = "vd4rl"
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str = True,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        totensor: bool = True,
+        image_size: int | Sequence[int] | None = None,
+        num_workers: int = 0,
+        **env_kwargs: Any,
+    ) -> None:
+        if env_kwargs:
+            raise UsageError(
+                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
+                hint="leave them out: the published files are read",
+            )
+        if image_size is not None and not totensor:
+            raise UsageError(
+                f"image_size={image_size!r} needs totensor=True, which brings images to [channels, height, width]",
+                hint="or pass Resize among the transforms yourself",
+            )
+        parts = [] if transform is None else [transform]
+        parts += [ToTensorImage(shape_tolerant=True)] if totensor else []
+        parts += [Resize(image_size)] if image_size is not None else []
+        super().__init__(
+            dataset_id,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            local=False,
+            batch_size=batch_size,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=Compose(*parts) if len(parts) > 1 else parts[0] if parts else None,
+        )
