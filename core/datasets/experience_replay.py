@@ -174,6 +174,9 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     local_option: ClassVar[str] = ""
     """Sentence on how to take a dataset from the source's own cache, for the hint of an error."""
 
+    storage_class: ClassVar[type[DatasetStorage]] = DatasetStorage
+    """What holds the rows."""
+
     available_datasets = _AvailableDatasets()
     """Ids of all datasets that can be downloaded. The remote is asked once a day."""
 
@@ -196,7 +199,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         self.split_trajs = split_trajs
         self._folder = place.rebuild(dataset_id) if local else self._provided(place)
         try:
-            storage = DatasetStorage(self._folder, split_trajs=split_trajs)
+            storage = self.storage_class(self._folder, split_trajs=split_trajs)
         except CorruptDataError as error:
             raise CorruptDataError(error.message, hint='download="force" replaces it with a sound one') from error
         super().__init__(storage=storage, **arguments)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -209,6 +210,17 @@ class DatasetStorage(TensorStorage):
         structure = tree_spec_of(tensors, self.ndim)
         self._take(structure, structure.flatten(tensors))
         self._wrapped = tensors
+
+
+class SelectedEntries(DatasetStorage):
+    """A dataset of which a row has some entries alone, under other names: `entries` maps those to the keys there."""
+
+    entries: ClassVar[Mapping[Key, Key]]
+
+    def _map(self, reader: TedReader | PackedReader) -> tuple[str, TensorDict]:
+        digest, rows = super()._map(reader)
+        chosen = {name: cast("torch.Tensor", rows.get(key)) for name, key in self.entries.items()}
+        return digest, tensordict_of(chosen, tuple(rows.batch_size))
 
 
 def _trajectories(reader: TedReader | PackedReader, rows: TensorDict) -> TensorDict:

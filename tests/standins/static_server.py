@@ -19,7 +19,8 @@ class Fault:
     `status` and `headers` answer instead of the file. Of the file's body, `cut` bytes are sent before the connection
     breaks off, `stall` bytes before nothing more comes, and the byte at `corrupt` (counted in the file) is changed.
     `extra` bytes are sent after the last. `no_range` sends the whole file with 200; `content_range` is sent instead
-    of the true one. `unannounced` leaves the length out: then only the end of the connection ends the body.
+    of the true one. `unannounced` leaves the length out: then only the end of the connection ends the body; `chunked`
+    sends it in chunks, which announce no length and have an end.
     `wait_for_stall` answers only when another request stalls.
     """
 
@@ -33,6 +34,7 @@ class Fault:
     no_range: bool = False
     content_range: str | None = None
     unannounced: bool = False
+    chunked: bool = False
     wait_for_stall: bool = False
 
 
@@ -136,6 +138,9 @@ def _send_file(
     if fault.unannounced:
         headers["Connection"] = "close"
         request.close_connection = True
+    elif fault.chunked:
+        headers["Transfer-Encoding"] = "chunked"
+        sent = bytearray(b"%x\r\n" % len(sent)) + sent + b"\r\n0\r\n\r\n"
     else:
         headers["Content-Length"] = str(len(sent))
     ranged = start is not None and not fault.no_range

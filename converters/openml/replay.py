@@ -1,0 +1,70 @@
+"""Tables of OpenML as buffers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.datasets.storage import SelectedEntries
+from ...core.samplers.uniform import SamplerWithoutReplacement
+from ...core.ted.schema import Key
+from .datasets import dataset_named
+from .reader import LABEL, OBSERVATION
+
+
+class _Rows(SelectedEntries):
+    """The vectors and labels of a dataset, without what belongs to episodes."""
+
+    entries: ClassVar[Mapping[Key, Key]] = {("X",): OBSERVATION, ("y",): LABEL}
+
+
+class OpenMLExperienceReplay(SourceExperienceReplay):
+    """A table of OpenML for contextual bandits, with entries `"X"` and `"y"`; one that is not stored is downloaded.
+
+    - `name`: `adult_num`, `adult_onehot`, `mushroom_num`, `mushroom_onehot`, `covertype`, `shuttle` or `magic`.
+    - `batch_size`: how many elements `sample()` and iteration give.
+    - `root`: the folder in which the dataset is at `<root>/<name>`; `openml` below the storage root by default.
+    - `sampler`: `SamplerWithoutReplacement()` by default.
+    - `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default writer refuses
+      to add anything.
+
+    `"X"` is float64 `[N, F]`: numbers have mean 0 and deviation 1, categories are codes in the order of their text, or
+    a column for each with `_onehot`. `"y"` is int64 `[N]`, the code of the label. The adult tables leave out rows with
+    a missing value and predict the occupation. What is edited stays in this process.
+
+    UnknownTableError (a RuntimeError) for another name, and what `rbtool.download` raises. Names and form are those of
+    TorchRL.
+    """
+
+    source = "openml"
+    storage_class = _Rows
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int | None,
+        root: str | os.PathLike[str] | None = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+    ) -> None:
+        super().__init__(
+            dataset_named(name).id,
+            root=root,
+            download=True,
+            split_trajs=False,
+            local=False,
+            batch_size=batch_size,
+            sampler=SamplerWithoutReplacement() if sampler is None else sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+        )
+        self.max_outcome_val = int(self.storage[:]["y"].max())

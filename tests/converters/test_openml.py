@@ -1,0 +1,206 @@
+"""OpenML's tables: downloaded from a stand-in of its interface, encoded as in a plain reading, damage refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openml_api import openml_server, plain_reading, tables
+from static_server import Fault, StaticServer
+
+import rbtool
+from rbtool.converters.openml.arff import ArffFile
+from rbtool.converters.openml.datasets import DATASETS
+from rbtool.converters.openml.source import OpenmlSource
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    NetworkError,
+    RbtoolError,
+    UsageError,
+)
+from rbtool.core.format.sources import RemoteDataset, Source
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.testing.sources import SourceTests
+
+DESCRIBED = "api/v1/json/data/1120"
+FILE = "data/v1/download/6120"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "*")
+    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
+    with openml_server() as running:
+        monkeypatch.setenv("OPENML_URL", running.address(""))
+        yield running
+
+
+class TestSource(SourceTests):
+    @pytest.fixture(autouse=True)
+    def served(self, server: StaticServer) -> None:
+        pass
+
+    def source(self) -> Source:
+        return OpenmlSource()
+
+    def first(self, source: Source) -> RemoteDataset:
+        return source.describe("magic")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_row_equals_a_plain_encoding(name: str, server: StaticServer) -> None:
+    one = DATASETS[name]
+    table = tables()[one.table]
+    target = "occupation" if one.table == "adult" else table.target
+    vectors, labels = plain_reading(table, one_hot=one.one_hot, target=target, complete=one.table == "adult")
+    with TedReader(rbtool.download("openml", name).path) as reader:
+        steps = reader.manifest.steps
+        found, codes = reader.read(("observation",), 0, steps), reader.read(("y",), 0, steps)
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, vectors, rtol=1e-13, atol=1e-13)
+        assert codes.tolist() == labels.tolist()
+        assert reader.episodes.length.tolist() == [1] * len(labels)
+        assert reader.episodes.terminated.all()
+        assert not any(field.key[0] == "next" and field.role == "observation" for field in reader.fields)
+        encoding = json.loads(reader.documents()["encoding.json"])
+    assert [one["name"] for one in encoding["columns"]] == [
+        name for name in table.columns if name not in {target, table.target, "id"}
+    ]
+    assert encoding["label"]["name"] == target
+
+
+def test_the_documents_turn_numbers_back(server: StaticServer) -> None:
+    with TedReader(rbtool.download("openml", "adult_num").path) as reader:
+        steps = reader.manifest.steps
+        rows, labels = reader.read(("observation",), 0, steps), reader.read(("y",), 0, steps)
+        encoding = json.loads(reader.documents()["encoding.json"])
+        dropped = {item.key for item in reader.manifest.dropped_keys}
+    kept = [row for row in tables()["adult"].rows if None not in row[:5]]
+    age, work = encoding["columns"][0], encoding["columns"][1]
+    assert np.allclose(rows[:, 0] * age["std"] + age["mean"], [row[0] for row in kept])
+    assert [work["categories"][int(code)] for code in rows[:, 1]] == [row[1] for row in kept]
+    assert [encoding["label"]["categories"][code] for code in labels] == [row[3] for row in kept]
+    assert encoding["rows_left_out"] == 60 - len(kept)
+    assert dropped == {"class"}
+
+
+def test_a_file_with_another_md5_is_not_kept(server: StaticServer, tmp_path: Path) -> None:
+    server.faults[FILE] = server.faults["other/MagicTelescope.arff"] = [Fault(corrupt=400)]
+    with pytest.raises(CorruptDataError, match="md5"):
+        rbtool.download("openml", "magic")
+    assert not list((tmp_path / "store").rglob("*.arff"))
+
+
+def test_without_a_size_the_md5_is_compared_in_the_end(server: StaticServer) -> None:
+    places = (FILE, "other/MagicTelescope.arff")
+    server.faults |= {path: [Fault(chunked=True)] for path in places}
+    assert rbtool.download("openml", "magic").steps == 50
+    server.faults |= {path: [Fault(chunked=True, corrupt=400)] for path in places}
+    with pytest.raises(CorruptDataError, match="has not the md5:"):
+        rbtool.download("openml", "magic", force=True)
+
+
+def test_the_second_address_serves_when_the_first_does_not(server: StaticServer) -> None:
+    server.faults[FILE] = [Fault(status=404)]
+    assert rbtool.download("openml", "magic").steps == 50
+
+
+def test_what_is_not_there_is_not_found(server: StaticServer) -> None:
+    with pytest.raises(DatasetNotFoundError, match="openml has no dataset 'shutle'") as raised:
+        rbtool.download("openml", "shutle")
+    assert "shuttle" in raised.value.hint
+    server.faults["api/v1/json/data/list/data_name/shuttle/limit/2/data_version/1"] = [Fault(status=412)]
+    with pytest.raises(DatasetNotFoundError, match="no table 'shuttle' in version 1"):
+        rbtool.download("openml", "shuttle")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "2"}, "describes 'MagicTelescope' in version '2'"),
+        ({"md5_checksum": "abc"}, "states the md5 'abc'"),
+        ({"default_target_attribute": "klass"}, "has no column 'klass', which is the label"),
+        ({"default_target_attribute": "a"}, "the label 'a' has numbers"),
+    ],
+)
+def test_descriptions_that_make_no_sense_are_refused(
+    change: dict[str, str], message: str, server: StaticServer
+) -> None:
+    described = json.loads(server.files[DESCRIBED])
+    described["data_set_description"] |= change
+    server.files[DESCRIBED] = json.dumps(described).encode()
+    with pytest.raises(FormatError, match=message):
+        rbtool.download("openml", "magic")
+    for content in (b"[]", b"<html>", b'{"data_set_description": 3}'):
+        server.files[DESCRIBED] = content
+        with pytest.raises(FormatError):
+            rbtool.download("openml", "magic")
+
+
+def test_an_address_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENML_URL", "https://me:secret@host/x")
+    with pytest.raises(UsageError) as raised:
+        _ = OpenmlSource().remote
+    assert "secret" not in str(raised.value)
+
+
+def test_offline_nothing_is_asked(server: StaticServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    with pytest.raises(NetworkError, match="RBTOOL_OFFLINE"):
+        rbtool.download("openml", "magic")
+    assert server.asked == []
+
+
+HEADER = "@relation r\n@attribute a numeric\n@attribute 'b c' {x,'y z'}\n@data\n"
+
+
+def rows_of(path: Path, text: str) -> dict[str, list[float]]:
+    path.write_text(text)
+    found: dict[str, list[float]] = {"a": [], "b c": []}
+    for block in ArffFile(path).blocks():
+        for name, values in block.items():
+            found[name] += values.tolist()
+    return found
+
+
+def test_arff_with_comments_blanks_and_quotes(tmp_path: Path) -> None:
+    rows = "1.5, x\n% a comment\n\n-2,'y z'\n ?,?\n3 , 'x'\n"
+    text = HEADER.replace("@relation", "% first\n@RELATION").replace("@data", "@DATA") + rows.replace(
+        "3 , 'x'", "3 ,x "
+    )
+    found = rows_of(tmp_path / "a.arff", text)
+    assert np.array_equal(found["a"], [1.5, -2, np.nan, 3], equal_nan=True)
+    assert found["b c"] == [0, 1, -1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEADER + "1,z\n", "'b c' is 'z' in row 0, which is none of the 2 categories"),
+        (HEADER + "one,x\n", "cannot be read"),
+        (HEADER + "1\n", "Expected 2 columns, got 1"),
+        (HEADER + "{0 1}\n", "cannot be read"),
+        (HEADER[:40], "does not end in @data"),
+        (HEADER.replace("numeric", "string") + "1,x\n", "is of type 'string'"),
+        (HEADER.replace("{x,'y z'}", "{x,x}") + "1,x\n", "a category twice"),
+        (HEADER.replace("'b c'", "a") + "1,x\n", "the attribute 'a' again"),
+        ("@data\n1\n", "no @attribute"),
+        ("a,b\n1,2\n", "is no ARFF file"),
+    ],
+)
+def test_arff_that_is_damaged_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RbtoolError, match=message):
+        rows_of(tmp_path / "a.arff", text)
+
+
+def test_the_stand_in_states_the_md5_of_its_files(server: StaticServer) -> None:
+    described = json.loads(server.files[DESCRIBED])["data_set_description"]
+    assert described["md5_checksum"] == hashlib.md5(server.files[FILE]).hexdigest()
