@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -33,6 +33,11 @@ from .text import counted
 
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult
+
+NumWorkers: TypeAlias = Annotated[
+    int,
+    typer.Option("--num-workers", metavar="N", help="Processes that read and write a raw dataset; 0: this one alone."),
+]
 
 _CACHES = ", ".join(f"${one.variable}" for one in declared() if one.variable)
 
@@ -95,6 +100,7 @@ def download(
     layout: Layout = LayoutName.TED,
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
+    num_workers: NumWorkers = 0,
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -111,7 +117,7 @@ def download(
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
-            frozen=frozen, final_step=final_step.value, progress=progress, **raw,
+            frozen=frozen, final_step=final_step.value, num_workers=num_workers, progress=progress, **raw,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
@@ -161,6 +167,7 @@ def convert(
     skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
+    num_workers: NumWorkers = 0,
     source_format: FromFormat = None,
     raw: RawOptions,
 ) -> None:
@@ -174,8 +181,8 @@ def convert(
     with out.progress() as progress:
         result = run(
             path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
-            force=force, dry_run=dry_run, final_step=final_step.value, format=source_format, progress=progress,
-            **raw,
+            force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
+            num_workers=num_workers, progress=progress, **raw,
         )  # fmt: skip
     show_published(out, result, dest)
 

@@ -100,6 +100,14 @@ class D4rlReader(Reader):
             last_terminated=None if self._file.has_next else found.last_terminated.tolist(),
         )
 
+    def survey_state(self) -> FileBoundaries:
+        """The ends of the episodes."""
+        return self._boundaries
+
+    def take_survey(self, state: FileBoundaries) -> None:
+        """Take over the ends of the episodes."""
+        self._found = state
+
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
         begin, end = self._boundaries.span(number)

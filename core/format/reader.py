@@ -8,9 +8,9 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -37,9 +37,25 @@ def require_final_step(name: str) -> FinalStep:
     raise UsageError(f"--final-step is {name!r}, {', '.join(FINAL_STEPS)} are known")
 
 
+@dataclass(frozen=True, slots=True)
+class ReaderRecipe:
+    """How to open a reader again, in any process; `facts` and `state` are what a survey found, None where unknown."""
+
+    kind: type[Reader]
+    path: Path
+    final_step: FinalStep
+    options: Mapping[str, Any]
+    facts: SourceFacts | None
+    state: Any
+
+    def open(self) -> Reader:
+        """Open the reader; raises what that raises."""
+        return self.kind.of_recipe(self)
+
+
 _FINAL = {
     "__init__": "on_open", "facts": "survey", "stated": "survey", "pieces": "read_episode",
-    "blocks": "read_episodes",
+    "blocks": "read_episodes", "recipe": "survey_state", "of_recipe": "take_survey",
     "episode_table": "read_outcomes", "digests": "files", "size": "files", "close": "on_close",
 }  # fmt: skip
 """The methods that a reader has for its users, and what it implements in place of each."""
@@ -124,6 +140,13 @@ class Reader(Closing, ABC):
 
     def on_close(self) -> None:
         """Close what `on_open` opened."""
+
+    def survey_state(self) -> Any:
+        """Return what `survey` left in this reader, to be pickled for another; None: that one surveys again."""
+        return None
+
+    def take_survey(self, state: Any) -> None:
+        """Take over the `survey_state` of another reader of the same source, in place of a survey."""
 
     @property
     def folder(self) -> Path:
@@ -237,6 +260,23 @@ class Reader(Closing, ABC):
     def size(self) -> int:
         """Bytes of the source's files."""
         return sum(path.stat().st_size for path in self.files())
+
+    @final
+    def recipe(self) -> ReaderRecipe:
+        """Return how to open another reader of this source, in another process."""
+        state = self.survey_state()
+        facts = None if state is None else self.__facts
+        return ReaderRecipe(type(self), self.path, self.final_step, self.options, facts, state)
+
+    @final
+    @classmethod
+    def of_recipe(cls, recipe: ReaderRecipe) -> Self:
+        """Open the source of a recipe, without another survey where that has what the first one found."""
+        found = cls(recipe.path, final_step=recipe.final_step, options=recipe.options)
+        if recipe.facts is not None:
+            found.take_survey(recipe.state)
+            found.__facts = recipe.facts
+        return found
 
     @final
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -313,6 +313,31 @@ class Job:
     steps: int
     cut: bool
     seed: int
+
+    def before_fork(self) -> None:
+        """Import what workers need. UsageError for a processor that cannot be sent to them once it has measured."""
+        from .workers.worker import import_runner
+
+        import_runner()
+        if self.processor.needs_measuring:
+            self.processor.portable()
+
+    def portable(self) -> Job:
+        """Return an equal job that can be pickled."""
+        return replace(self, processor=self.processor.portable())
+
+    def user_modules(self) -> frozenset[str]:
+        """Top-level names of user modules that each worker imports again."""
+        return self.processor.user_modules()
+
+    def runner(self) -> Any:
+        """Make the `TaskRunner` of a worker, which computes on one thread."""
+        import torch
+
+        from .workers.executor import TaskRunner
+
+        torch.set_num_threads(1)
+        return TaskRunner(self)
 
 
 class Finished(NamedTuple):

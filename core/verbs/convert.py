@@ -40,6 +40,7 @@ from .results import (
     refuse_other_compression,
     refuse_raw_options,
     require_layout,
+    require_workers,
     seconds_since,
 )
 from .saved_steps import is_of_buffer, open_saved, verified_steps
@@ -67,6 +68,7 @@ def convert(
     dry_run: bool = False,
     final_step: str = "auto",
     format: str | None = None,
+    num_workers: int = 0,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> ConvertResult:
@@ -83,6 +85,7 @@ def convert(
     all. The episode table records which. `format` names the format in place of its detection; `options` are those
     that only some formats have (`ReaderOptions`): `horizon` is the time limit of episodes, in steps, for a D4RL file
     that does not mark where they reach it.
+    `num_workers` processes read and write a foreign dataset; 0 is this process alone. The bytes written are the same.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
 
@@ -92,11 +95,12 @@ def convert(
     source, destination = find_dataset(path, root), fs.expanded(dest)
     progress = progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
-    ends = require_final_step(final_step)
+    ends, workers = require_final_step(final_step), require_workers(num_workers)
     given = given_options("convert", options)
     if is_steps(source) or is_of_buffer(source):
         final = None if final_step == "auto" else final_step
-        refuse_raw_options(source, {"final_step": final, "format": format, "episodes": episodes, **given})
+        named = {"final_step": final, "format": format, "episodes": episodes, "num_workers": workers or None}
+        refuse_raw_options(source, named | given)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
@@ -118,7 +122,7 @@ def convert(
         conversion = SourceConversion(
             reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
             arguments=named | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
-            force=force, dry_run=dry_run, progress=progress, compress=methods,
+            force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
 

@@ -19,7 +19,7 @@ from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from .remote_download import Fetch, RemoteDownload
-from .results import Published, final_step_arguments, given_options, layout_arguments, require_layout
+from .results import Published, final_step_arguments, given_options, layout_arguments, require_layout, require_workers
 from .source_conversion import SourceConversion, facts_of
 
 
@@ -60,6 +60,7 @@ def download(
     exact_id: bool = False,
     frozen: bool = False,
     final_step: str = "auto",
+    num_workers: int = 0,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> DownloadResult:
@@ -74,9 +75,10 @@ def download(
     request is repeated. `keep_source` keeps the original files. With `local` the original is taken from the source's
     own local cache (its `local_cache`), by exact id and without the network.
 
-    `layout`, `compress`, `final_step`, `force`, `dry_run` and `options` are those of `convert`. A selection of
-    `episodes`, a revision, another layout, `final_step` or option is another dataset, at `<id>@<8 hex digits>`.
-    Another `compress` is not: without `force` an existing dataset stays, with a note on how it is compressed.
+    `layout`, `compress`, `final_step`, `num_workers`, `force`, `dry_run` and `options` are those of `convert`. A
+    selection of `episodes`, a revision, another layout, `final_step` or option is another dataset, at
+    `<id>@<8 hex digits>`. Another `compress` is not: without `force` an existing dataset stays, with a note on how it
+    is compressed.
 
     Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
@@ -90,18 +92,18 @@ def download(
     wanted, methods = require_layout(layout, compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
     ends, given = require_final_step(final_step), given_options("download", options)
+    workers = require_workers(num_workers)
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
-        return DownloadResult(
-            **_from_cache(
-                origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, progress
-            )
+        found = _from_cache(
+            origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, progress
         )
+        return DownloadResult(**found)
     with origin:
         fetching = RemoteDownload(
             source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
             compress=methods, force=force, dry_run=dry_run, keep_source=keep_source, exact_id=exact_id, frozen=frozen,
-            progress=progress, final_step=ends, options=given,
+            progress=progress, final_step=ends, options=given, num_workers=workers,
         )  # fmt: skip
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
@@ -140,6 +142,7 @@ def _from_cache(
     given: dict[str, Any],
     force: bool,
     dry_run: bool,
+    num_workers: int,
     progress: Progress,
 ) -> Mapping[str, Any]:
     if source.local_cache is None:
@@ -171,6 +174,7 @@ def _from_cache(
             progress=progress,
             compress=layout[1],
             root=root,
+            num_workers=num_workers,
         )
         entries = conversion.run()
         named = {"source": source.name, "id": dataset_id, "asked": dataset_id, "resolved": "exact"}

@@ -69,6 +69,7 @@ class RemoteDownload:
     progress: Progress
     final_step: FinalStep = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
+    num_workers: int = 0
 
     @property
     def _normal(self) -> str | None:
@@ -354,6 +355,7 @@ class RemoteDownload:
                 revision=remote.revision,
                 compress=self.compress,
                 root=self.root,
+                num_workers=self.num_workers,
             ).run()
 
     def _estimate(self, found: Resolution, started: float) -> dict[str, Any]:

@@ -177,6 +177,13 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
             raise UsageError(f"{option} is about raw datasets of other libraries", hint=f"leave it out: {path} is TED")
 
 
+def require_workers(number: int) -> int:
+    """Return a number of worker processes, or raise UsageError."""
+    if number < 0:
+        raise UsageError(f"--num-workers is {number}, 0 (no other process) or more are expected")
+    return number
+
+
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
     """Return the provenance entries of layout and compression; {} for the defaults."""
     named = {"layout": layout} if layout != "ted" else {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckFailed, UsageError
 from ..format import fs
@@ -42,6 +42,9 @@ from .results import (
     require_layout,
     seconds_since,
 )
+
+if TYPE_CHECKING:
+    from .parallel_conversion import ConversionWorkers
 
 _EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
 _CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
@@ -77,7 +80,8 @@ class SourceConversion:
     `arguments` are recorded in the provenance of the result; the layout is that of `request`. `compress` holds the
     codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
     must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
-    the remote gives them; by default both are computed from the files.
+    the remote gives them; by default both are computed from the files. `num_workers` processes read and write; 0 is
+    this one alone.
     """
 
     reader: Reader
@@ -94,6 +98,7 @@ class SourceConversion:
     revision: str | None = None
     compress: tuple[str, ...] = ()
     root: Path | None = None
+    num_workers: int = 0
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset exists; return the entries of a `Published`.
@@ -183,6 +188,7 @@ class SourceConversion:
     def _convert(self) -> tuple[Manifest, bool]:
         """Build and publish; return the manifest at the destination, and whether it existed before."""
         with contextlib.ExitStack() as stack:
+            workers = stack.enter_context(self._workers()) if self.num_workers and self.facts.steps else None
             try:
                 staging = stack.enter_context(Staging(self.destination, replace=self.force, below=self.root))
             except UsageError:
@@ -190,7 +196,9 @@ class SourceConversion:
                 if there is None:
                     raise
                 return there, True
-            manifest = self._build(staging.path)
+            if workers is not None:
+                stack.callback(workers.close)  # before the folder is removed that they write to
+            manifest = self._build(staging.path, workers)
             if staging.publish():
                 return manifest, False
             there = None if self.force else self._existing()
@@ -198,9 +206,20 @@ class SourceConversion:
                 raise occupied_error(self.destination, "was put there by another process just now")
             return there, True
 
-    def _build(self, folder: Path) -> Manifest:
-        origin = self._origin()
+    def _workers(self) -> ConversionWorkers:
+        from .parallel_conversion import ConversionWorkers
+
+        self._revision  # noqa: B018  # read before the reader is closed
+        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers)
+
+    def _build(self, folder: Path, workers: ConversionWorkers | None) -> Manifest:
         codecs = parse_codecs(self.compress, self._fields)
+        origin = self._origin()
+        if workers is not None:
+            self.progress.start("converting", self.facts.steps, "steps")
+            manifest = workers.build(folder, codecs, origin, self.progress.advance)
+            self.progress.done()
+            return manifest
         with OverlappedBuilder(row_builder(folder, self._fields, self._layout, codecs)) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")

@@ -75,6 +75,7 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "preprocess-worker": {"fn": shorten, "unit": "episode", "num_workers": 2, "start_method": "fork", **_OFTEN},
 }
 
+CONVERTING = {f"convert-{layout}-{who}": layout for layout in ("ted", "packed") for who in ("parent", "worker")}
 DOWNLOADED = "cartpole/scripted-v0"
 
 
@@ -117,6 +118,9 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
         "convert": lambda dest: rbtool.convert(source, dest, force=True),
         "download": _download,
     }
+    for name, layout in CONVERTING.items():
+        options = {"force": True, "num_workers": 2, "layout": layout}
+        jobs[name] = lambda dest, options=options: rbtool.convert(source, dest, **options)  # type: ignore[misc]
     for name, options in PREPROCESSING.items():
         jobs[name] = lambda dest, options=options, **more: rbtool.preprocess(data, dest=dest, **options | more)  # type: ignore[misc]
     for form in forms[1:]:
@@ -247,11 +251,14 @@ def _trial(
     expected = {0, 6} if fault == "fill" else {-signal.SIGKILL}
     if job is _download and counted < at:  # what comes over a network comes in more or fewer pieces
         expected.add(0)
-    if who == "worker":  # another one takes its place
-        expected = {0}
+    if who == "worker":  # another one takes its place in preprocess, and a conversion ends with an error
+        expected = {0, 1} if name in CONVERTING else {0}  # 0 where neither of them has so many operations
     assert code in expected, f"struck at operation {at}: exit {code}"
     found = _state(dest)
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
+    if code == 1:
+        assert found == old, f"struck at {at}: {found} was published"
+        _nothing_left(out, dest, f"struck at {at}")
     if fault == "fill":
         if job is not _download and name not in PREPROCESSING:  # those go on where they ended
             _nothing_left(out, dest, f"struck at {at}")
@@ -291,7 +298,7 @@ def _twice(job: Callable[[Path], object], out: Path, dest: Path, new: str, struc
 
 
 def _who(name: str) -> str:
-    return name.rpartition("-")[2] if name in {"preprocess-parent", "preprocess-worker"} else ""
+    return name.rpartition("-")[2] if name in {"preprocess-parent", "preprocess-worker", *CONVERTING} else ""
 
 
 def _nothing_left(out: Path, dest: Path, when: str) -> None:
@@ -344,7 +351,7 @@ def _serve() -> NoReturn:
 
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
-    if options.job not in {"download", "preprocess-parent", "preprocess-worker"}:  # which start threads and processes
+    if options.job != "download" and not _who(options.job):  # which start threads and processes
         job(_destination(_made(options.work / "warm"), options.job))  # what it imports, no child has to
     new, operations = _reference(options, job)
     seen = {"old": 0, "new": 0}

@@ -72,6 +72,20 @@ def test_a_killed_worker_is_replaced(strike: Strike, work: Path, strikes: tuple[
     assert counts["new"] >= 3
 
 
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("strikes", [("--strikes", "3"), pytest.param((), marks=pytest.mark.slow)])
+def test_killed_with_converting_workers(strike: Strike, work: Path, layout: str, strikes: tuple[str, ...]) -> None:
+    counts = strike(work, f"convert-{layout}-parent", *strikes, "--over")
+    assert counts["old"] >= 1
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("strikes", [("--strikes", "3"), pytest.param((), marks=pytest.mark.slow)])
+def test_a_killed_worker_ends_a_conversion(strike: Strike, work: Path, layout: str, strikes: tuple[str, ...]) -> None:
+    counts = strike(work, f"convert-{layout}-worker", *strikes, "--over")
+    assert counts["old"] >= 1
+
+
 @pytest.mark.parametrize("job", struck(FILLED_EVERY_DAY))
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(strike: Strike, small_disk: Path, job: str) -> None:
     counts = strike(small_disk, job, "--fault", "fill", "--strikes", "7" if job in FILLED_EVERY_DAY else "25", "--over")

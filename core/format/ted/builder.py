@@ -52,6 +52,7 @@ class RowFiles:
     """The leaf files of a `PositionedTree`, open in one process to be written at any row."""
 
     def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+        self.fields = tuple(fields)
         self._open: list[tuple[Field, int, Path]] = []
         try:
             for field in fields:

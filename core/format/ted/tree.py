@@ -196,7 +196,12 @@ def range_of(array: np.ndarray[Any, Any], field: Field) -> FieldRange:
         low, high = np.fmin.reduce(numbers, axis=None), np.fmax.reduce(numbers, axis=None)
         if np.isnan(low):
             return None
-    return low.item(), high.item()
+    return _plain(low.item()), _plain(high.item())
+
+
+def _plain(number: float) -> int | float:
+    """The number itself, and 0.0 for -0.0: which of two equal ones is found depends on how rows are cut."""
+    return number or abs(number)
 
 
 def merge_ranges(one: FieldRange, other: FieldRange) -> FieldRange:

@@ -15,16 +15,14 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Literal, TypeAlias, get_args
 
 from ...errors import UsageError
 from ..failures import WorkerFailed, error_text
-from ..processor import Job
 from .executor import Limits
 from .scheduler import Scheduler, WorkerHandle
-from .worker import NEW_WORKER, NUMBER, START, fork, import_runner, kill_group, reaped, serve
+from .worker import NEW_WORKER, NUMBER, START, WorkerJob, fork, kill_group, reaped, serve
 
 STOP_SECONDS = 5.0
 """Time limit for what should happen at once."""
@@ -142,7 +140,7 @@ class ChildProcess(WorkerProcess):
 class SpawnStarter(ProcessStarter):
     """Starts a new interpreter for each worker; multiprocessing's spawn would run the caller's script again."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WorkerJob) -> None:
         self.greeting = pickle.dumps((START, (job,)))
 
     def start(self) -> WorkerProcess:
@@ -152,8 +150,8 @@ class SpawnStarter(ProcessStarter):
 class ForkStarter(ProcessStarter):
     """Forks this process after it has imported what workers need; they inherit the job in memory."""
 
-    def __init__(self, job: Job) -> None:
-        import_runner()
+    def __init__(self, job: WorkerJob) -> None:
+        job.before_fork()
         self._job = job
 
     def start(self) -> WorkerProcess:
@@ -163,7 +161,7 @@ class ForkStarter(ProcessStarter):
 class ForkServerStarter(ProcessStarter):
     """Forks workers from a server process that has only their imports; replaces a lost server."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WorkerJob) -> None:
         self.greeting = pickle.dumps((START, (job,)))
         self._server = _server()
 
@@ -314,17 +312,15 @@ def default_start_method() -> StartMethod:
     return "forkserver" if cuda or any(name in sys.modules for name in _THREADED) else "fork"
 
 
-def starter_of(method: str | None, job: Job) -> ProcessStarter:
+def starter_of(method: str | None, job: WorkerJob) -> ProcessStarter:
     """Return the starter of a start method, None for the default; UsageError for an unknown one."""
     method = method or default_start_method()
     if method not in START_METHODS:
         ways = ", ".join(START_METHODS)
         raise UsageError(f"{method!r} is no way to start worker processes: {ways} are")
     if method == "fork":
-        if job.processor.needs_measuring:
-            job.processor.portable()  # the measured one is sent to the workers
         return ForkStarter(job)
-    job = replace(job, processor=job.processor.portable())
+    job = job.portable()
     return ForkServerStarter(job) if method == "forkserver" else SpawnStarter(job)
 
 
@@ -367,7 +363,7 @@ class WorkerPool(Scheduler):
     Raises UsageError for an unknown start method, WorkerFailed where the system allows no more processes.
     """
 
-    def __init__(self, job: Job, workers: int, limits: Limits, start_method: str | None = None) -> None:
+    def __init__(self, job: WorkerJob, workers: int, limits: Limits, start_method: str | None = None) -> None:
         self._starter = starter_of(start_method, job)
         super().__init__(workers, limits, self._starter.greeting)
         try:

@@ -18,11 +18,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, Self, TypeAlias
 
 from ...errors import RbtoolError
 from ..failures import FunctionFailed, ResultRefused, WorkerFailed, error_text
-from ..processor import Job
 from ..units.modules import FreshModules
 
 Answer: TypeAlias = tuple[bool, Any]
@@ -37,6 +36,23 @@ NEW_WORKER = 0
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt
 
+
+class WorkerJob(Protocol):
+    """What workers do: each has a runner of its own, whose methods are called by name."""
+
+    def before_fork(self) -> None:
+        """Import what workers need, so that forks have it already; called in the process that is forked."""
+
+    def portable(self) -> Self:
+        """Return an equal job that can be pickled."""
+
+    def user_modules(self) -> frozenset[str]:
+        """Top-level names of user modules that each worker imports again."""
+
+    def runner(self) -> Any:
+        """Make the runner, in the worker."""
+
+
 _kept: list[Any] = []
 """Objects of the parent that must not be finalised in a fork of it."""
 
@@ -48,8 +64,8 @@ def main(descriptor: int) -> NoReturn:
     serve(Connection(descriptor))
 
 
-def serve(connection: Connection, job: Job | None = None) -> NoReturn:
-    """Answer calls, each the name of a method of `TaskRunner` and its arguments, until the parent closes the pipe.
+def serve(connection: Connection, job: WorkerJob | None = None) -> NoReturn:
+    """Answer calls, each the name of a method of the runner and its arguments, until the parent closes the pipe.
 
     `job` is given in a fork and sent otherwise. Never returns, not even in a process that the user function forks.
     """
@@ -99,7 +115,7 @@ def _trouble(error: BaseException) -> WorkerFailed:
 
 
 class CallServer:
-    """Answers calls with a `TaskRunner`, which the first call makes."""
+    """Answers calls with the runner of a job, which the first call makes."""
 
     def __init__(self) -> None:
         self._runner: Any = None
@@ -117,15 +133,10 @@ class CallServer:
         except BaseException as error:
             return False, _trouble(error)
 
-    def _start(self, job: Job) -> None:
-        import torch
-
-        from .executor import TaskRunner
-
+    def _start(self, job: WorkerJob) -> None:
         _keep_freed_memory()
-        torch.set_num_threads(1)
-        self._modules = FreshModules(job.processor.user_modules())  # a fork has the parent's, maybe outdated
-        self._runner = TaskRunner(job)
+        self._modules = FreshModules(job.user_modules())  # a fork has the parent's, maybe outdated
+        self._runner = job.runner()
 
 
 def _keep_freed_memory() -> None:
