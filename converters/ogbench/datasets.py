@@ -23,6 +23,11 @@ def is_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None
 
 
+def is_large(dataset_id: str) -> bool:
+    """Whether an id names an edition of 100 million steps, which is not published as two files."""
+    return "100m" in dataset_id.split("-")
+
+
 def names_task(dataset_id: str) -> bool:
     """Whether an id names one task of a dataset, whose rewards are not in the file."""
     return "singletask" in dataset_id.split("-")

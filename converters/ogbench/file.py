@@ -75,6 +75,10 @@ class OgbenchFile(Closing):
         """Read rows `[start, stop)` of a column."""
         return self._file.read(name, start, stop)
 
+    def verify(self) -> None:
+        """Raise CorruptDataError if a column has not the checksum that the archive states of it."""
+        self._file.verify()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

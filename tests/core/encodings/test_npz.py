@@ -308,6 +308,11 @@ def test_what_was_cut_or_changed_is_found(tmp_path: Path) -> None:
         file.read("rows", 0, 100)
         with pytest.raises(CorruptDataError, match="another checksum"):
             file.read("rows", 100, 1000)
+        with pytest.raises(CorruptDataError, match="another checksum"):
+            file.verify()
+    path.write_bytes(whole)
+    with NpzFile(path) as file:
+        file.verify()
 
 
 def test_a_member_under_the_name_of_another_is_refused(tmp_path: Path) -> None:
