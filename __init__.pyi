@@ -3,6 +3,7 @@
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
+from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperienceReplay
 from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .core import __version__ as __version__
 from .core.buffers.base import ReplayBuffer as ReplayBuffer

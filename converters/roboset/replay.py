@@ -1,0 +1,74 @@
+"""Datasets of RoboSet as buffers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.errors import UsageError
+
+
+class RobosetExperienceReplay(SourceExperienceReplay):
+    """A dataset of RoboSet as a buffer of TED steps; one that is not stored yet is downloaded first.
+
+    - `dataset_id`: an id of `available_datasets`, like `DAPG(expert)/door_v2d-v1`: exactly one folder, never those
+      whose names begin alike.
+    - `batch_size`: how many elements `sample()` and iteration give.
+    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `roboset` below the storage root by default.
+    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+      writer refuses to add anything.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
+      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
+    - `env_kwargs`: refused, since no environment is made.
+
+    What is in `("next", "observation")` and `("next", "info")` never belongs to another episode, and is nowhere zero
+    unless the data are. There is no flag at the root, and an episode that `done` does not end is truncated. Episodes of the files of
+    several seeds have numbers of their own in `"episode"`. Rows are read from the disk when first touched; what is
+    edited, in a batch or in place, stays in this process. A dataset that is stored is opened without the network.
+
+    DatasetNotFoundError (a FileNotFoundError) for an id that RoboSet does not have and for a dataset that is not there
+    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
+    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL; the values are those of the
+    source.
+    """
+
+    source = "roboset"
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str = True,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        **env_kwargs: Any,
+    ) -> None:
+        if env_kwargs:
+            raise UsageError(
+                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
+                hint="leave them out: the published files are read",
+            )
+        super().__init__(
+            dataset_id,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            local=False,
+            batch_size=batch_size,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+        )
