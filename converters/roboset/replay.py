@@ -25,9 +25,10 @@ class RobosetExperienceReplay(SourceExperienceReplay):
     - `env_kwargs`: refused, since no environment is made.
 
     What is in `("next", "observation")` and `("next", "info")` never belongs to another episode, and is nowhere zero
-    unless the data are. There is no flag at the root, and an episode that `done` does not end is truncated. Episodes of the files of
-    several seeds have numbers of their own in `"episode"`. Rows are read from the disk when first touched; what is
-    edited, in a batch or in place, stays in this process. A dataset that is stored is opened without the network.
+    unless the data are. There is no flag at the root, and an episode that `done` does not end is truncated. Episodes of
+    the files of several seeds have numbers of their own in `"episode"`. Rows are read from the disk when first touched;
+    what is edited, in a batch or in place, stays in this process. A dataset that is stored is opened without the
+    network.
 
     DatasetNotFoundError (a FileNotFoundError) for an id that RoboSet does not have and for a dataset that is not there
     and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
