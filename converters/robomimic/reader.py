@@ -6,6 +6,7 @@ Imports h5py; never robomimic, robosuite or torch.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from ...core.encodings.foreign_h5 import h5_file_at, names_in, require_whole_h5
-from ...core.encodings.group_reader import GroupEpisode, GroupFiles, GroupReader, zero_or_one
+from ...core.encodings.group_reader import (
+    EpisodeRows,
+    GroupEpisode,
+    GroupFiles,
+    GroupReader,
+    Paths,
+    Places,
+    places_of,
+    zero_or_one,
+)
 from ...core.encodings.group_survey import GroupSurvey
-from ...core.encodings.h5_groups import GroupFile, StoredGroup, text_of_name
+from ...core.encodings.h5_groups import GroupFile, text_of_name
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import SourceFacts
@@ -117,6 +127,7 @@ class _Demo:
     done: bool = False
     done_before: int = 0
     last_reward: float = math.nan
+    places: Places = ((), array("q"))
     problem: RbtoolError | None = None
 
 
@@ -133,13 +144,14 @@ class _Demos:
         self._sparse = True
         self._nan = 0
         self._has_dones = False
+        self._paths: dict[Paths, Paths] = {}
 
     def look_at(self, number: int) -> None:
         """Take the structure of a group, its attributes, rewards and flags; remember what is wrong with it."""
         name, demo = f"demo_{number}", _Demo()
         self._found[number] = demo
         try:
-            group = self._file.group(DATA + b"/demo_%d" % number, name)
+            group = self._file.group(_group(number), name)
             columns = group.columns()
             if ACTIONS not in columns:
                 raise FormatError(f"{name} has no 'actions'")
@@ -151,25 +163,25 @@ class _Demos:
                 return
             self._claims += claimed is not None and claimed != demo.steps
             self.survey.add(name, _with_initial_rows(columns, demo.steps), demo.steps)
-            self._read_ends(demo, name, group, columns)
+            demo.places = places_of(columns, self._paths)
+            places = dict(zip(*demo.places, strict=True))
+            self._read_ends(demo, name, EpisodeRows(self._file, _group(number), name, places), columns)
         except RbtoolError as error:
             demo.problem = error
 
-    def _read_ends(
-        self, demo: _Demo, name: str, group: StoredGroup, columns: Mapping[ColumnPath, StoredColumn]
-    ) -> None:
+    def _read_ends(self, demo: _Demo, name: str, rows: EpisodeRows, columns: Mapping[ColumnPath, StoredColumn]) -> None:
         """Read rewards and flags, some at a time."""
         forms = {path: _single(columns[path].form, path, name) for path in (REWARDS, DONES) if path in columns}
         for start in range(0, demo.steps, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, demo.steps)
             if REWARDS in forms:
-                rewards = group.array(REWARDS, start, stop, forms[REWARDS]).reshape(stop - start)
+                rewards = rows.array(REWARDS, start, stop, forms[REWARDS]).reshape(stop - start)
                 self._sparse &= bool(np.isin(rewards, (0, 1)).all())
                 self._nan += int(np.isnan(rewards).sum()) if rewards.dtype.kind == "f" else 0
                 demo.last_reward = float(rewards[-1])
             if DONES in forms:
                 self._has_dones = True
-                flags = zero_or_one(group.array(DONES, start, stop, forms[DONES]), DONES, name, start)
+                flags = zero_or_one(rows.array(DONES, start, stop, forms[DONES]), DONES, name, start)
                 demo.done_before += int(flags.sum())
                 demo.done = bool(flags[-1])
         demo.done_before -= demo.done
@@ -180,7 +192,7 @@ class _Demos:
         for number, demo in self._found.items():
             name = f"demo_{number}"
             found[number] = GroupEpisode(
-                number, name, 0, DATA + b"/" + name.encode(), demo.steps,
+                number, name, 0, _group(number), demo.steps, places=demo.places,
                 terminated=self._is_terminated(demo) if ends is None else ends == "terminated",
                 seed=demo.seed, text=demo.text, problem=demo.problem or self.survey.problems.get(name),
             )  # fmt: skip
@@ -219,6 +231,10 @@ class _Demos:
             )
         if before := sum(demo.done_before for demo in demos):
             yield f"dones is set in {before:,} {_steps(before)} inside episodes: next.info.dones has them"
+
+
+def _group(number: int) -> bytes:
+    return DATA + b"/demo_%d" % number
 
 
 def _has_succeeded(demo: _Demo) -> bool:

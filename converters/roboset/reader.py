@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...core.encodings.foreign_h5 import h5_files_in, names_in, plain_value, require_whole_h5
-from ...core.encodings.group_reader import GroupColumn, GroupEpisode, GroupFiles, GroupReader, zero_or_one
+from ...core.encodings.group_reader import (
+    EpisodeRows,
+    GroupColumn,
+    GroupEpisode,
+    GroupFiles,
+    GroupReader,
+    Paths,
+    Places,
+    places_of,
+    zero_or_one,
+)
 from ...core.encodings.group_survey import GroupSurvey, SurveyedColumns
-from ...core.encodings.h5_groups import GroupFile, StoredGroup, text_of_name
+from ...core.encodings.h5_groups import GroupFile, text_of_name
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, SourceFacts
@@ -105,7 +116,7 @@ class RobosetReader(GroupReader):
             last_terminated=[episode.terminated for episode in kept],
         )
 
-    def read_flags(self, episode: GroupEpisode, group: StoredGroup, start: int, stop: int) -> tuple[Array, Array]:
+    def read_flags(self, episode: GroupEpisode, group: EpisodeRows, start: int, stop: int) -> tuple[Array, Array]:
         """Read `done`, as the option `ends` has it; the end of a group without it is truncated."""
         done, none = np.zeros((2, stop - start), bool)
         if self._done_form is not None:
@@ -125,6 +136,7 @@ class _Trial:
         self.done = False
         self.text: dict[str, str] = {}
         self.problem: RbtoolError | None = None
+        self.places: Places = ((), array("q"))
 
 
 class _Trials:
@@ -138,6 +150,7 @@ class _Trials:
         self._found: list[_Trial] = []
         self._empty: list[str] = []
         self._has_done = False
+        self._paths: dict[Paths, Paths] = {}
 
     def look_into(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
         """Look at all trials of a file, in the order of their numbers."""
@@ -174,6 +187,7 @@ class _Trials:
             return
         _require_single(columns, name)
         self.survey.add(name, columns, trial.steps)
+        trial.places = places_of(columns, self._paths)
         for start in range(0, trial.steps if _DONE in columns else 0, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, trial.steps)
             flags = zero_or_one(group.array(_DONE, start, stop, columns[_DONE].form), _DONE, name, start)
@@ -195,7 +209,7 @@ class _Trials:
                 number, name, trial.file, b"Trial%d" % trial.number, trial.steps,
                 terminated=trial.done and ends != "truncated", seed=trial.seed,
                 text={**trial.text, "file": file, "trial": str(trial.number)} if several else trial.text,
-                problem=trial.problem or self.survey.problems.get(name),
+                places=trial.places, problem=trial.problem or self.survey.problems.get(name),
             )  # fmt: skip
         return found, mapping
 

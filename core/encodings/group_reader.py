@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..format.contracts import Array, Piece
+from ..format.open_files import pread_into
 from ..format.reader import Reader
 from ..ted.episodes import Final
 from ..ted.schema import REWARD, Field, Key, Role, Timing, row_bytes, ted_fields
 from .h5_groups import GroupFile, StoredGroup
-from .stored_columns import ColumnForm, ColumnPath, column_name
+from .stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 
 PIECE_BYTES = 16 << 20
 """TED bytes of the rows in memory at a time."""
+Paths: TypeAlias = tuple[ColumnPath, ...]
+Places: TypeAlias = tuple[Paths, "array[int]"]
+"""Paths of columns, and the byte of the file at which the rows of each begin, -1 where it is not known."""
 _TABLE_ROWS = 1 << 20
 _NAMED = 5
 
@@ -27,7 +34,8 @@ _NAMED = 5
 class GroupEpisode:
     """An episode: the source's `number` of it, `name` for messages, and the `group` in `file` (an index) it is in.
 
-    `terminated` states whether the last step is. `problem` is what is wrong with it, None for a sound one.
+    `terminated` states whether the last step is. `problem` is what is wrong with it, None for a sound one. `places` are
+    those of its columns, as `places_of` gives them.
     """
 
     number: int
@@ -39,6 +47,35 @@ class GroupEpisode:
     seed: int | None = None
     text: Mapping[str, str] = field(default_factory=dict)
     problem: RbtoolError | None = None
+    places: Places = ((), array("q"))
+
+
+class EpisodeRows:
+    """The rows of the columns of one episode, which come from their place in the file where that is known."""
+
+    def __init__(self, file: GroupFile, group: bytes, name: str, places: Mapping[ColumnPath, int]) -> None:
+        self._file, self._group, self._name, self._places = file, group, name, places
+        self._opened: StoredGroup | None = None
+
+    def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm) -> Array:
+        """Read rows `[start, stop)` of a column as a fresh array; CorruptDataError for a damaged file."""
+        place = self._places.get(path, -1)
+        if place < 0:
+            if self._opened is None:
+                self._opened = self._file.group(self._group, self._name)
+            return self._opened.array(path, start, stop, form)
+        rows = np.empty((stop - start, *form.shape), form.dtype)
+        if rows.size:
+            begin = place + start * rows.itemsize * math.prod(form.shape)
+            what = f"the rows of {column_name(path)!r} of {self._name}"
+            pread_into(rows, self._file.descriptor, self._file.path, begin, what)
+        return rows
+
+
+def places_of(columns: Mapping[ColumnPath, StoredColumn], known: dict[Paths, Paths]) -> Places:
+    """Return the places of columns in little memory: equal lists of paths are one object, kept in `known`."""
+    paths = tuple(columns)
+    return known.setdefault(paths, paths), array("q", (column.place for column in columns.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +104,7 @@ class GroupColumn:
         """Whether what came after a step is the row of the next one, and so nothing is known after the last."""
         return self.timing == "state" and self.after is None and self.initial is None
 
-    def read(self, group: StoredGroup, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
+    def read(self, group: EpisodeRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
         """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
         if self.initial is not None:
             first = max(start - 1, 0)
@@ -116,7 +153,7 @@ class GroupReader(Reader):
     def on_open(self) -> None:
         """Set `opened`."""
 
-    def read_flags(self, episode: GroupEpisode, group: StoredGroup, start: int, stop: int) -> tuple[Array, Array]:
+    def read_flags(self, episode: GroupEpisode, group: EpisodeRows, start: int, stop: int) -> tuple[Array, Array]:
         """Return `terminated` and `truncated` of steps, bool; by default of the last step alone, by the episode."""
         terminated, truncated = np.zeros((2, stop - start), bool)
         if stop == episode.steps:
@@ -160,9 +197,10 @@ class GroupReader(Reader):
 
     def _pieces(self, number: int, columns: Sequence[GroupColumn], rows: int) -> Iterator[Piece]:
         episode, lacks = self.episodes[number], self.lacks_final
+        places = dict(zip(*episode.places, strict=True))
         for start in range(0, episode.steps, rows):
             stop = min(start + rows, episode.steps)
-            group = self.opened.open(episode.file).group(episode.group, episode.name)
+            group = EpisodeRows(self.opened.open(episode.file), episode.group, episode.name, places)
             found: dict[Key, Array] = {}
             after: dict[Key, Array] = {}
             for column in columns:

@@ -6,17 +6,19 @@ high-level API takes 60 to 100 microseconds.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
+from h5py import h5a, h5d, h5f, h5fd, h5g, h5o, h5p, h5s, h5t
 
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array
 from ..ted.schema import dtype_name
-from .h5_open import absurd_size, members, open_h5
+from .h5_open import LARGEST, absurd_size, members, open_h5
 from .stored_columns import FETCH_AGAIN, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
 _DEEPEST = 32
@@ -34,9 +36,12 @@ class GroupFile:
     def __init__(self, path: Path, *, hint: str = FETCH_AGAIN) -> None:
         self.path = path
         self.hint = hint
-        self.forms: dict[tuple[bytes, tuple[int, ...]], ColumnForm] = {}
+        self.forms: dict[tuple[bytes, tuple[int, ...]], _Form] = {}
         with reading("the structure", path, hint=hint):
             self._file: h5f.FileID = open_h5(path, _access())
+        plain = self._file.get_access_plist().get_driver() == h5fd.SEC2
+        self.descriptor: int = int(self._file.get_vfd_handle()) if plain else -1
+        """libhdf5's descriptor of the file; -1 where it has none."""
 
     def names(self, group: bytes = b"/") -> list[bytes]:
         """List the names in a group."""
@@ -118,13 +123,17 @@ class StoredGroup:
         if space.get_simple_extent_type() != h5s.SIMPLE:
             return StoredColumn(_SINGLE, 0)
         rows, *row = space.get_simple_extent_dims()
-        if why := absurd_size(dataset):
-            raise FormatError(f"a dataset of {self._what} {why}", hint=self._file.hint)
         known = (kind.encode(), tuple(row))
         form = self._file.forms.get(known)
         if form is None:
-            form = self._file.forms[known] = _form(kind, tuple(row))
-        return StoredColumn(form, rows)
+            form = self._file.forms[known] = _Form.of(kind, tuple(row))
+        size = rows * form.row_bytes
+        if size > LARGEST and (why := absurd_size(dataset)):
+            raise FormatError(f"a dataset of {self._what} {why}", hint=self._file.hint)
+        place = dataset.get_offset() if form.as_in_memory and self._file.descriptor >= 0 else None
+        if place is None or dataset.get_storage_size() != size:
+            place = -1
+        return StoredColumn(form.column, rows, int(place))
 
     def form(self, path: ColumnPath) -> ColumnForm:
         """Look up how one column is stored."""
@@ -183,6 +192,23 @@ def text_of_name(name: bytes, where: str) -> str:
         return name.decode()
     except UnicodeDecodeError:
         raise CorruptDataError(f"the name {name!r} in {where} is not UTF-8") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form with the bytes of a row in the file, and whether they are those of the row in memory."""
+
+    column: ColumnForm
+    row_bytes: int
+    as_in_memory: bool
+
+    @classmethod
+    def of(cls, kind: h5t.TypeID, row: tuple[int, ...]) -> _Form:
+        """The form of columns of this HDF5 type with rows of this shape."""
+        column, size = _form(kind, row), kind.get_size() * math.prod(row)
+        dtype = kind.dtype if column.kind == "array" else None
+        alike = dtype is not None and dtype.isnative and kind.equal(h5t.py_create(dtype, logical=True))
+        return cls(column, size, bool(alike))
 
 
 def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> ColumnForm:

@@ -23,8 +23,8 @@ from h5py import Group, h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
 from ..errors import CorruptDataError, UsageError
 from ..format.digest import open_regular, require_regular
 
-_LARGEST = 512 << 20
-"""Bytes that one chunk may take in memory."""
+LARGEST = 512 << 20
+"""Bytes that one chunk may take in memory, and any dataset may state."""
 _HARMLESS = 1100 << 20
 """Bytes that no chunk of up to 1 MiB, which h5py makes, unpacks to; it is not unpacked to see."""
 _INFLATES = 1032
@@ -45,8 +45,8 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
     if not packing:
         return ""
     size = math.prod(made.get_chunk()) * dataset.get_type().get_size()
-    if size > _LARGEST:
-        return f"is compressed in chunks of {size:,} bytes, of which {_LARGEST:,} can be read at a time"
+    if size > LARGEST:
+        return f"is compressed in chunks of {size:,} bytes, of which {LARGEST:,} can be read at a time"
     if len(packing) > 1:
         return "is compressed by two methods at once"
     large: list[tuple[tuple[int, ...], int]] = []
@@ -69,7 +69,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
 def absurd_size(dataset: h5d.DatasetID) -> str:
     """Return that a dataset states more data than its stored bytes can hold; empty where it does not."""
     size = math.prod(dataset.shape) * dataset.get_type().get_size()
-    if size <= _LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
+    if size <= LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
         return ""
     return f"states {size:,} bytes of data, of which {stored:,} bytes are stored"
 

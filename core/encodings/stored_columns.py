@@ -39,10 +39,15 @@ class ColumnForm:
 
 
 class StoredColumn(NamedTuple):
-    """A column of one episode: its form and how many rows it has."""
+    """A column of one episode: its form and how many rows it has.
+
+    `place` is the byte of the file at which the rows begin, where they are there as in memory, one after the other; -1
+    where only the library of the format finds them.
+    """
 
     form: ColumnForm
     rows: int
+    place: int = -1
 
 
 def column_name(path: ColumnPath) -> str:
