@@ -7,6 +7,7 @@ from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperie
 from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .core import __version__ as __version__
 from .core.buffers.base import ReplayBuffer as ReplayBuffer
+from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .core.buffers.prioritized import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
 from .core.buffers.schedulers import LambdaScheduler as LambdaScheduler
@@ -16,6 +17,7 @@ from .core.buffers.schedulers import SchedulerList as SchedulerList
 from .core.buffers.schedulers import StepScheduler as StepScheduler
 from .core.buffers.tensordict import TensorDictReplayBuffer as TensorDictReplayBuffer
 from .core.checkpointers.base import StorageCheckpointerBase as StorageCheckpointerBase
+from .core.checkpointers.ensemble import StorageEnsembleCheckpointer as StorageEnsembleCheckpointer
 from .core.checkpointers.episodes import FlatStorageCheckpointer as FlatStorageCheckpointer
 from .core.checkpointers.episodes import H5StorageCheckpointer as H5StorageCheckpointer
 from .core.checkpointers.episodes import NestedStorageCheckpointer as NestedStorageCheckpointer
@@ -44,6 +46,7 @@ from .core.errors import SchemaError as SchemaError
 from .core.errors import UsageError as UsageError
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
+from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
 from .core.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .core.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .core.samplers.slices import SliceSampler as SliceSampler
@@ -64,6 +67,7 @@ from .core.specs.composite import Composite as Composite
 from .core.specs.non_tensor import NonTensor as NonTensor
 from .core.storages.base import Storage as Storage
 from .core.storages.compressed import CompressedListStorage as CompressedListStorage
+from .core.storages.ensemble import StorageEnsemble as StorageEnsemble
 from .core.storages.lazy_tensor import LazyMemmapStorage as LazyMemmapStorage
 from .core.storages.lazy_tensor import LazyTensorStorage as LazyTensorStorage
 from .core.storages.list_storage import LazyStackStorage as LazyStackStorage
@@ -106,6 +110,7 @@ from .core.verbs.sample import sample as sample
 from .core.verbs.stats import stats as stats
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .core.writers.base import Writer as Writer
+from .core.writers.ensemble import WriterEnsemble as WriterEnsemble
 from .core.writers.max_value import TensorDictMaxValueWriter as TensorDictMaxValueWriter
 from .core.writers.round_robin import RoundRobinWriter as RoundRobinWriter
 from .core.writers.round_robin import TensorDictRoundRobinWriter as TensorDictRoundRobinWriter

@@ -1,9 +1,11 @@
-"""A state in a folder: a memory-mapped tensordict, as TorchRL writes it."""
+"""A state in a folder: a memory-mapped tensordict, as TorchRL writes it, or a file of torch without pickled objects."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import DatasetNotFoundError, UsageError
+from .errors import DatasetNotFoundError, FormatError, UsageError
 from .format import fs
 from .format.documents import load_json
 from .format.open_files import OpenFiles
@@ -78,3 +80,28 @@ def read_values(folder: Path) -> dict[str, Any]:
         if isinstance(entry, dict) and entry.get("type") == "NonTensorData":
             state[name] = None
     return state
+
+
+def module_state_bytes(state: Any) -> bytes:
+    """Return the state of transforms in torch's format.
+
+    UsageError for one that cannot be loaded with `weights_only=True`.
+    """
+    torch.save(state, stream := io.BytesIO())
+    stream.seek(0)
+    try:
+        torch.load(stream, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"the transforms keep a state that is not of tensors and numbers: {error}") from error
+    return stream.getvalue()
+
+
+def load_module_state(file: Path) -> dict[str, Any] | None:
+    """Read what `module_state_bytes` returned, tensors and numbers only; None where there is no file."""
+    if not file.is_file():
+        return None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise FormatError(f"{file} is not a state of tensors and numbers: {error}") from error
+    return dict(state)

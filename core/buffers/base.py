@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
 from ..writers.base import Writer
-from .checkpoint import BufferFolder, write_buffer
+from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
 from .pytrees import checked_batch_size
 from .reading import Reading
@@ -115,7 +115,7 @@ class ReplayBuffer(Reading, Writing):
             with self._loading_ring(self._writer):
                 self._storage.load_state_dict(state_dict["_storage"])
             self._writer.sync_cursor()
-            self._restore_ahead(self._rotated_draws([_as_draw(item) for item in ahead["queue"]]))
+            self._restore_ahead(self._rotated_draws([as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint to the folder `path`, in TorchRL's layout; replaces an older checkpoint atomically.
@@ -139,35 +139,33 @@ class ReplayBuffer(Reading, Writing):
                     f"{folder.path} has {capacity} batches made ahead, this buffer makes {self._capacity_ahead()}"
                 )
             with self._all_or_nothing():
-                self._load_parts(folder)
+                self._load_saved(folder.saved())
                 self._restore_ahead(self._rotated_draws(draws))
 
     dump = save = dumps
     load = loads
 
-    def _load_parts(self, folder: BufferFolder) -> None:
-        transforms, generator = folder.transforms(), folder.generator()
-        if transforms is not None:
-            self._transform.load_state_dict(transforms)
-        if folder.has_writer:
-            self._writer.loads(folder.path / "writer")
-        saved_sampler = (folder.path / "sampler").is_dir()
-        if saved_sampler:
-            self._sampler.loads(folder.path / "sampler")
+    def _load_saved(self, saved: SavedParts) -> None:
+        if saved.transforms is not None:
+            self._transform.load_state_dict(saved.transforms)
+        if saved.writer is not None:
+            self._writer.loads(saved.writer)
+        if saved.sampler is not None:
+            self._sampler.loads(saved.sampler)
         else:
             self._sampler.empty()
-        if generator is not None:
-            self._restore_rng(*generator)
-        self._batch_size = folder.batch_size
-        with self._loading_ring(self._writer if folder.has_writer else None):
-            if folder.has_rows:
-                self._storage.loads(folder.path / "storage")
+        if saved.generator is not None:
+            self._restore_rng(*saved.generator)
+        self._batch_size = saved.batch_size
+        with self._loading_ring(None if saved.writer is None else self._writer):
+            if saved.storage is not None:
+                self._storage.loads(saved.storage)
             else:
                 self._storage.empty()
-        if not folder.has_writer:
+        if saved.writer is None:
             self._writer.resume_after()
         self._writer.sync_cursor()
-        if not saved_sampler:
+        if saved.sampler is None:
             self._introduce()
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
@@ -264,13 +262,15 @@ IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, w
 
 
 def _as_dict(draw: Draw) -> dict[str, Any]:
-    return {"index": draw.index, "info": draw.info, "last": draw.last}
+    parts = [(member, _as_dict(part)) for member, part in draw.parts]
+    return {"index": draw.index, "info": draw.info, "last": draw.last} | ({"parts": parts} if parts else {})
 
 
-def _as_draw(item: Any) -> Draw:
+def as_draw(item: Any) -> Draw:
     """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
     if isinstance(item, Mapping):
-        return Draw(item["index"], dict(item["info"]), bool(item["last"]))
+        parts = [(member, as_draw(part)) for member, part in item.get("parts", ())]
+        return Draw(item["index"], dict(item["info"]), bool(item["last"]), parts=parts)
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
         return Draw(item[1]["index"], dict(item[1]))
     raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")

@@ -15,9 +15,8 @@ TorchRL writes the same, except the last two; its `prefetch.pkl` is a pickle, an
 from __future__ import annotations
 
 import base64
-import io
 import os
-import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles
 from ..format.staging import Staging, mend
 from ..format.ted.tree import read_tree
+from ..state_folder import load_module_state, module_state_bytes
 from ..storages.codec import dtype_named, tensor_bytes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER
 from .concurrency import Draw
@@ -74,7 +74,7 @@ def write_buffer(
     buffer: BufferParts, generator: torch.Generator | None, path: Path, draws: list[Draw], capacity: int
 ) -> None:
     """Save a buffer and its generator to a folder, whole or not at all."""
-    _refuse_home_of(buffer.storage, path)
+    refuse_home_of(buffer.storage, path)
     with _BufferStaging(path) as staging:
         folder = staging.path
         if getattr(buffer.storage, "initialized", True):
@@ -83,13 +83,14 @@ def write_buffer(
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
         metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
+        metadata |= buffer.folder_notes()
         if not any((folder / "writer").iterdir()):
             metadata[_WRITER] = False
         if generator is not None:
             metadata["generator_device"] = str(generator.device)
             _write_generator(folder / _GENERATOR, generator.get_state())
         if state := buffer.transform.state_dict():
-            fs.write_file(folder / _TRANSFORMS, _transform_bytes(state))
+            fs.write_file(folder / _TRANSFORMS, module_state_bytes(state))
         if draws:
             ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
             fs.write_file(folder / _AHEAD, dump_json(ahead).encode())
@@ -98,7 +99,8 @@ def write_buffer(
         staging.publish()
 
 
-def _refuse_home_of(storage: Any, path: Path) -> None:
+def refuse_home_of(storage: Any, path: Path) -> None:
+    """Raise UsageError for a checkpoint that would replace the folder in which the rows of a storage are."""
     home = getattr(storage, "scratch_dir", None)
     if home is None:
         return
@@ -109,23 +111,28 @@ def _refuse_home_of(storage: Any, path: Path) -> None:
         )
 
 
-def _transform_bytes(state: Any) -> bytes:
-    """Return a state in torch's format; UsageError for one that cannot be loaded with `weights_only=True`."""
-    torch.save(state, stream := io.BytesIO())
-    stream.seek(0)
-    try:
-        torch.load(stream, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(f"the transforms keep a state that is not of tensors and numbers: {error}") from error
-    return stream.getvalue()
-
-
 def _write_generator(folder: Path, state: torch.Tensor) -> None:
     leaf = {"device": "cpu", "shape": list(state.shape), "dtype": "torch.uint8", "is_nested": False}
     document = {_GENERATOR: leaf, "shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
     fs.make_folder(folder)
     fs.write_file(folder / f"{_GENERATOR}.memmap", state.cpu().numpy().tobytes())
     fs.write_file(folder / "meta.json", dump_json(document).encode())
+
+
+@dataclass(frozen=True)
+class SavedParts:
+    """What was saved of a buffer: the folders of its parts, None for those without state, and the rest.
+
+    `notes` are those of `folder_notes`.
+    """
+
+    storage: Path | None
+    sampler: Path | None
+    writer: Path | None
+    transforms: dict[str, Any] | None
+    generator: tuple[torch.Tensor, str] | None
+    batch_size: int | None
+    notes: Mapping[str, Any]
 
 
 class BufferFolder:
@@ -159,6 +166,7 @@ class BufferFolder:
         self.batch_size: int | None = size
         self.has_writer = metadata.get(_WRITER) is not False or any((self.path / "writer").iterdir())
         self._device = str(metadata.get("generator_device", "cpu"))
+        self.metadata: dict[str, Any] = metadata
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -177,21 +185,18 @@ class BufferFolder:
                     f"{strange[0]} was not saved with the rest of {self.path}", hint="move it away to load the rest"
                 )
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether the buffer has a storage with rows."""
-        return (self.path / "storage").is_dir()
-
-    def transforms(self) -> dict[str, Any] | None:
-        """Return the state of the transforms, tensors and numbers only."""
-        file = self.path / _TRANSFORMS
-        if not file.is_file():
-            return None
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise FormatError(f"{file} is not a state of tensors and numbers: {error}") from error
-        return dict(state)
+    def saved(self) -> SavedParts:
+        """Return what the folder holds."""
+        found = {name: self.path / name if (self.path / name).is_dir() else None for name in ("storage", "sampler")}
+        return SavedParts(
+            storage=found["storage"],
+            sampler=found["sampler"],
+            writer=self.path / _WRITER if self.has_writer else None,
+            transforms=load_module_state(self.path / _TRANSFORMS),
+            generator=self.generator(),
+            batch_size=self.batch_size,
+            notes=self.metadata,
+        )
 
     def generator(self) -> tuple[torch.Tensor, str] | None:
         """Return the state of the generator, uint8 `[bytes]`, and its device."""
@@ -221,6 +226,7 @@ class _DrawEntry:
     index: Any
     info: tuple[tuple[str | tuple[str, ...], Any], ...]
     last: bool
+    parts: tuple[tuple[Count, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +247,35 @@ class _TensorEntry:
 
 
 def _draw_to_json(draw: Draw) -> dict[str, Any]:
+    if draw.parts:  # of an ensemble, which makes the index again
+        parts = [[member, _draw_to_json(part)] for member, part in draw.parts]
+        return {"index": None, "info": [], "last": draw.last, "parts": parts}
     info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]
     return {"index": _to_json(draw.index), "info": info, "last": draw.last}
 
 
 def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
+    if entry.parts:
+        parts = [(member, _draw_from_json(decode(_DrawEntry, part, origin), origin)) for member, part in entry.parts]
+        return Draw(None, {}, entry.last, parts=parts)
     info = {key: _from_json(value, origin) for key, value in entry.info}
     return Draw(_from_json(entry.index, origin), info, entry.last)
+
+
+def generator_to_json(generator: torch.Generator | None) -> Any:
+    """Write the state of a generator, None for none, as it is noted of the members of ensembles."""
+    return None if generator is None else [_to_json(generator.get_state()), str(generator.device)]
+
+
+def generator_from_json(item: Any, origin: str) -> tuple[torch.Tensor, str] | None:
+    """Read what `generator_to_json` wrote; FormatError for anything else."""
+    if item is None:
+        return None
+    state, device = decode(tuple[Any, str], item, origin)
+    found = _from_json(state, origin)
+    if not isinstance(found, torch.Tensor) or found.dtype != torch.uint8:
+        raise FormatError(f"{origin} is damaged: the state of a generator is expected")
+    return found, device
 
 
 def _to_json(value: Any) -> Any:

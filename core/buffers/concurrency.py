@@ -35,6 +35,8 @@ class Draw:
     info: dict[Any, Any]
     last: bool = False
     rows: Any = field(default=None, compare=False, repr=False)
+    parts: list[tuple[int, Draw]] = field(default_factory=list)
+    """Of an ensemble: the draws of its members."""
 
 
 class Prefetcher:

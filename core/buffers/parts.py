@@ -112,6 +112,10 @@ class BufferParts(Sharing):
         if transform is not None and transform_factory is not None:
             raise WrongKindError("transform and transform_factory were given, one of them is expected")
 
+    def folder_notes(self) -> dict[str, Any]:
+        """Return what a checkpoint records of this buffer in addition to the state of its parts."""
+        return {}
+
     # Making the parts ------------------------------------------------------------------------------
 
     def _build(self) -> None:

@@ -1,0 +1,138 @@
+"""Batches of an ensemble of buffers, and the entries in which its members differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from ..samplers.ensemble import unit_of
+from ..samplers.ensemble_index import compose, draw_fully, flattened
+from ..storages.ensemble import INDEX
+from .concurrency import Draw
+from .ensemble_rows import labelled, one_behind_another, rows_of_members
+from .ensemble_state import EnsembleState
+from .schemas import Difference, Joiner, Schema, differences, schema_of
+
+
+class EnsembleDraws(EnsembleState):
+    """Draws rows of the members of an ensemble, and makes batches of them."""
+
+    _collates: list[Callable[[Any], Any] | None]
+    _joiner: Joiner
+
+    # Sampling --------------------------------------------------------------------------------------
+
+    def _draw(self, size: int) -> Draw:
+        with self._sampling:
+            sampler, sizes = self._refresh()._sampler, self._storage.sizes
+            found = []
+            for member, count in sampler.counts(sizes, size):
+                drawing = self._drawing(member)
+                found += draw_fully(member, count, sampler.batch, drawing)
+            self._learn_schemas()
+            draw = self._composed(found)
+            if any(member.transform.draws for member in self._members):  # random numbers come in the caller's thread
+                draw.rows = self._samples_of(draw)
+            return draw
+
+    def _drawing(self, number: int) -> Callable[[int], tuple[Any, Mapping[Any, Any], Draw]]:
+        member = self._members[number]
+
+        def drawn(count: int) -> tuple[Any, Mapping[Any, Any], Draw]:
+            with member._sampling:
+                member._settle()
+                draw = member._draw(count)
+            index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
+            return index, draw.info, draw
+
+        return drawn
+
+    def _rows_of(self, draw: Draw) -> Any:
+        samples = self._samples_of(draw) if draw.rows is None else draw.rows
+        if self._collate_fn is not None:
+            return self._collate_fn([sample for _, sample in samples])
+        return self._joiner.join(samples)
+
+    def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
+        if (
+            self._collate_fn is None
+            and (quick := rows_of_members(self._members, draw.parts, self._collates)) is not None
+        ):
+            return quick
+        found = []
+        for number, part in draw.parts:
+            index, _ = compose([(number, self._part_index(part), {})], self._storage, "exact")
+            sample = self._sample_of(number, part)
+            found.append((number, labelled(sample, index, self._source_key)))
+        return found
+
+    @staticmethod
+    def _part_index(part: Draw) -> Any:
+        return flattened(part.index) if isinstance(part.index, TensorDict) else part.index
+
+    def _sample_of(self, number: int, part: Draw) -> Any:
+        """Make the batch of a member, as its `sample` returns it."""
+        member = self._members[number]
+        collate = self._collates[number] if self._collates else None
+        if isinstance(member, EnsembleDraws):
+            batch = member._batch_of(part)
+            flat = batch if member._sampler.batch == "exact" else one_behind_another(batch)
+            key = member._source_key
+            return flat.exclude(key) if key is not None and is_tensor_collection(flat) else flat
+        if collate is None:
+            return member._batch_of(part)
+        rows = member._guard.read(member.storage.get, part.index) if part.rows is None else part.rows
+        return member._changed(collate(rows), part)
+
+    # Schemas ---------------------------------------------------------------------------------------
+
+    def schema_report(self) -> tuple[Difference, ...]:
+        """Return the entries that members do not have alike in their batches, after their transforms.
+
+        Members without elements are left out. Nothing is drawn from the random streams of the members.
+        """
+        return differences(self._schemas())
+
+    @property
+    def dropped_keys(self) -> tuple[str, ...]:
+        """The entries that `schema="intersect"` leaves out of batches; those of the members that have elements."""
+        self._learn_schemas()
+        return self._joiner.dropped_keys
+
+    def _schemas(self) -> dict[int, Schema]:
+        sizes = self._refresh()._storage.sizes
+        return {number: self._probed(number) for number, size in enumerate(sizes) if size}
+
+    def _learn_schemas(self) -> None:
+        if self._joiner.policy not in ("intersect", "union"):
+            return
+        for number, size in enumerate(self._storage.sizes):
+            if size and number not in self._joiner.known:
+                self._joiner.known[number] = self._probed(number)
+
+    def _probed(self, number: int) -> Schema:
+        """Return the schema of the batches of a member, without a change of its sampler or its random stream."""
+        member = self._members[number]
+        if isinstance(member, EnsembleDraws):
+            return member._nested_schema()
+        with member._sampling:
+            sampler = copy.deepcopy(member.sampler)
+            sampler.generator = torch.Generator().manual_seed(0)
+            index, info, rows = sampler.sample_rows(member.storage, unit_of(sampler))
+            member.transform.set_rng(sampler.generator)
+            try:
+                draw = Draw(index, dict(info) | {INDEX: index}, rows=rows)
+                return schema_of(labelled(self._sample_of(number, draw), None, None))
+            finally:
+                member.transform.set_rng(member._sampler.generator)
+
+    def _nested_schema(self) -> Schema:
+        found: Schema = {}
+        for schema in self._schemas().values():
+            found |= schema
+        dropped = set(self.dropped_keys)
+        return {key: kind for key, kind in found.items() if ".".join(key) not in dropped}

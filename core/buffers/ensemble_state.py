@@ -1,0 +1,256 @@
+"""The state of an ensemble of buffers, and the random streams of its members."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ..checkpointers.ensemble import saved_members, transform_file
+from ..errors import FormatError, RbtoolError, SchemaError
+from ..samplers.ensemble import SamplerEnsemble
+from ..samplers.ensemble_index import compose
+from ..state_folder import load_module_state
+from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, require_members
+from .base import ReplayBuffer, as_draw
+from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
+from .concurrency import Draw, Place
+from .pytrees import checked_batch_size
+
+_OF_PARTS = frozenset({"_storage", "_sampler", "_writer", "_prefetch_state"})
+
+
+class EnsembleState(ReplayBuffer):
+    """Saves, loads, copies and shares the members of an ensemble, and lends them its generator."""
+
+    _members: list[ReplayBuffer]
+    _storage: StorageEnsemble
+    _sampler: SamplerEnsemble
+    _source_key: str | None
+
+    def _refresh(self) -> Self:
+        """Follow members whose parts were exchanged."""
+        members = self._members
+        self._storage.members = tuple(member.storage for member in members)
+        self._sampler.members = tuple(member.sampler for member in members)
+        self._writer.members = tuple(member.writer for member in members)  # type: ignore[attr-defined]
+        return self
+
+    # Random streams --------------------------------------------------------------------------------
+
+    def _lend(self, before: torch.Generator | None) -> None:
+        """Give the generator to the members that have none, none of their own, or the one lent before."""
+        generator = self._rng
+        for member in self._members:
+            own = member._rng
+            if own is not generator and (own is None or member._unseeded or own is before):
+                member.set_rng(generator)
+
+    def _draw_from(self, generator: torch.Generator | None) -> None:
+        before = self._rng
+        super()._draw_from(generator)
+        if generator is not None or before is not None:
+            self._lend(before)
+
+    def _borrowers(self) -> list[bool]:
+        """Which members draw from the generator of the ensemble."""
+        return [self._rng is not None and member._rng is self._rng for member in self._members]
+
+    def _arrive(self, here: Place) -> None:
+        super()._arrive(here)
+        for member, borrows in zip(self._members, self._borrowers(), strict=True):
+            if borrows:  # the stream has changed already, once for all
+                member._place = here
+                member._sampler.begin_epoch()
+                member._forget_drawn()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_borrowing": self._borrowers()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        borrowing = state.pop("_borrowing")
+        super().__setstate__(state)
+        for member, borrows in zip(self._members, borrowing, strict=True):
+            if borrows:  # one stream, as before: copies of it would draw the same rows of several members
+                member._draw_from(self._rng)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write to all members."""
+        return all(member.shared for member in self._members)
+
+    def share(self, shared: bool = True) -> Self:
+        """Set whether several processes may write to the members; see `ReplayBuffer.share`."""
+        for member in self._members:
+            member.share(shared)
+        return self
+
+    # State -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all members, the weights, and of the batches drawn ahead; tensors by reference."""
+        self._refresh()
+        with contextlib.ExitStack() as stack:
+            for member in self._members:
+                stack.enter_context(member._guard.hold())
+                stack.enter_context(member._sampling)
+            members = []
+            for member, borrows in zip(self._members, self._borrowers(), strict=True):
+                state = {name: value for name, value in member.state_dict().items() if name not in _OF_PARTS}
+                members.append(state | ({"_rng": None} if borrows else {}))
+            return super().state_dict() | {"_members": members}
+
+    def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
+        states = state_dict.get("_members")
+        if not isinstance(states, Sequence) or len(states) != len(self._members):
+            found = len(states) if isinstance(states, Sequence) else 0
+            raise SchemaError(f"the state is that of {found} members, this ensemble has {len(self._members)}")
+        parts = [state_dict[name] for name in ("_storage", "_sampler", "_writer")]
+        for part in parts:
+            require_members(part, len(self._members))
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self._capacity_ahead(), "queue": ()}
+        if ahead["capacity"] != self._capacity_ahead():
+            raise SchemaError(
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self._capacity_ahead()}"
+            )
+        with self._all_or_nothing():
+            self._transform.load_state_dict(dict(state_dict["_transforms"]))
+            self._sampler.load_weights(state_dict["_sampler"])
+            for number, (member, state) in enumerate(zip(self._members, states, strict=True)):
+                storage, sampler, writer = (part[str(number)] for part in parts)
+                whole = {**state, "_storage": storage, "_sampler": sampler, "_writer": writer}
+                with self._naming(number):
+                    member.load_state_dict(whole)
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(*state_dict["_rng"])
+            self._batch_size = batch_size
+            self._restore_ahead([as_draw(item) for item in ahead["queue"]])
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically."""
+        for leaf in self._refresh()._storage.leaves:
+            refuse_home_of(leaf, Path(path))
+        with contextlib.ExitStack() as stack:
+            for member in self._members:
+                stack.enter_context(member._guard.hold())
+                stack.enter_context(member._sampling)
+            super().dumps(path)
+
+    dump = save = dumps
+
+    def folder_notes(self) -> dict[str, Any]:
+        """Return batch size and generator of each member."""
+        notes = [
+            {
+                "batch_size": member.batch_size,
+                "generator": None if borrows else generator_to_json(member._rng),
+                **member.folder_notes(),
+            }
+            for member, borrows in zip(self._members, self._borrowers(), strict=True)
+        ]
+        return {"members": notes}
+
+    def _load_saved(self, saved: SavedParts) -> None:
+        notes = saved.notes.get("members")
+        if not isinstance(notes, list) or saved.storage is None:
+            raise FormatError("a checkpoint of a single buffer was found, one of an ensemble is expected")
+        with_rows = saved_members(saved.storage, len(self._members))
+        if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
+            raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")
+        members = [_saved_member(saved, number, note, with_rows) for number, note in enumerate(notes)]
+        if saved.transforms is not None:
+            self._transform.load_state_dict(saved.transforms)
+        if saved.sampler is not None:
+            self._sampler.load_weights(self._sampler.read_weights(saved.sampler))
+        for number, (member, one) in enumerate(zip(self._members, members, strict=True)):
+            with self._naming(number), member._all_or_nothing():
+                member._load_saved(one)
+                member._restore_ahead([])
+        if saved.generator is not None:
+            self._restore_rng(*saved.generator)
+        self._batch_size = saved.batch_size
+
+    @contextlib.contextmanager
+    def _naming(self, number: int) -> Iterator[None]:
+        """Name the member in the errors of a load."""
+        try:
+            yield
+        except RbtoolError as error:
+            loaded = f"members 0 to {number - 1} are loaded" if number else "nothing is loaded"
+            error.hint = f"this is member {number} of the ensemble; {loaded}"
+            raise
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Load inside the context; on failure restore everything but the members, which restore themselves."""
+        with self._guard, self._sampling:
+            self._settle()
+            self._refresh()
+            rng, batch_size, weights = self._rng, self._batch_size, self._sampler.weights_state()
+            rng_state = None if rng is None else rng.get_state()
+            transforms = copy.deepcopy(self._transform.state_dict())
+            try:
+                yield
+            except BaseException:
+                self._transform.load_state_dict(transforms)
+                self._sampler.load_weights(weights)
+                if rng is not None and rng_state is not None:
+                    rng.set_state(rng_state)
+                self._batch_size = batch_size
+                self._draw_from(rng)
+                raise
+
+    # Batches made ahead ----------------------------------------------------------------------------
+
+    def _rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+        for draw in draws:
+            for member, part in draw.parts:
+                self._members[member]._rotated_draws([part])
+        return draws
+
+    def _restore_ahead(self, draws: list[Draw]) -> None:
+        super()._restore_ahead([self._completed_draw(draw) for draw in self._rotated_draws(draws)])
+
+    def _completed_draw(self, draw: Draw) -> Draw:
+        """Return a loaded draw with its index, which is that of its parts."""
+        if draw.index is None:
+            for place, (number, part) in enumerate(draw.parts):
+                member = self._members[number]
+                if isinstance(member, EnsembleState):
+                    draw.parts[place] = (number, member._completed_draw(part))
+            found = self._composed([(number, part.index, part.info, part) for number, part in draw.parts])
+            found.last = draw.last
+            return found
+        return draw
+
+    def _composed(self, found: Sequence[Any]) -> Draw:
+        """Make a draw of those of members: `(member, index, info, draw)`."""
+        index, info = compose(found, self._storage, self._sampler.batch)
+        info[INDEX] = index
+        if self._source_key is not None:
+            info[self._source_key] = index.get(SOURCE_ID)
+        return Draw(index, info, parts=[(part[0], part[3]) for part in found])
+
+
+def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:
+    """Return what a checkpoint holds of a member; FormatError for notes that are damaged."""
+
+    def folder(parent: Path | None) -> Path | None:
+        place = None if parent is None else parent / str(number)
+        return place if place is not None and place.is_dir() else None
+
+    assert saved.storage is not None
+    return SavedParts(
+        storage=saved.storage / str(number) if number in with_rows else None,
+        sampler=folder(saved.sampler),
+        writer=folder(saved.writer),
+        transforms=load_module_state(transform_file(saved.storage, number)),
+        generator=generator_from_json(note.get("generator"), str(saved.storage.parent)),
+        batch_size=checked_batch_size(note.get("batch_size")),
+        notes=note,
+    )

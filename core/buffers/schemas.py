@@ -1,0 +1,216 @@
+"""Batches of several buffers as one: how entries are compared, and what is done about those that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+
+from ..errors import SchemaError, UsageError
+from .pytrees import stack_elements
+
+Key: TypeAlias = tuple[str, ...]
+Policy: TypeAlias = Literal["intersect", "union", "error"]
+Kind: TypeAlias = tuple[str, tuple[int, ...]]
+"""The element type of an entry and the shape of its rows."""
+Schema: TypeAlias = dict[Key, Kind]
+
+MASK = "schema_mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An entry that members do not have alike: of each member by number the element type and row shape, or None."""
+
+    key: str
+    members: Mapping[int, str | None]
+    clash: bool
+    """Whether members have it in different element types or row shapes."""
+
+    def __str__(self) -> str:
+        return f"{self.key!r}: " + ", ".join(
+            f"member {member} has {'none' if kind is None else kind}" for member, kind in self.members.items()
+        )
+
+
+def checked_policy(policy: Any) -> Policy | None:
+    """Return a schema policy; UsageError for another word."""
+    if policy is not None and policy not in get_args(Policy):
+        raise UsageError(f"schema is {policy!r}, one of {', '.join(get_args(Policy))} is expected")
+    return policy  # type: ignore[no-any-return]
+
+
+def schema_of(sample: Any) -> Schema:
+    """Return the element type and row shape of each entry of a tensordict, and of a tensor under the key ()."""
+    if isinstance(sample, torch.Tensor):
+        return {(): (str(sample.dtype), tuple(sample.shape[1:]))}
+    if not is_tensor_collection(sample):
+        return {}
+    depth, found = sample.ndim, {}
+    if isinstance(sample, LazyStackedTensorDict):  # of elements that may differ in shape: theirs counts
+        sample = sample.tensordicts[0]
+        depth = sample.ndim
+    for name, value in sample.items(True, True):
+        key = (name,) if isinstance(name, str) else tuple(name)
+        if isinstance(value, torch.Tensor):
+            found[key] = str(value.dtype), tuple(value.shape[depth:])
+        else:
+            found[key] = "object", ()
+    return found
+
+
+def differences(schemas: Mapping[int, Schema]) -> tuple[Difference, ...]:
+    """Compare the schemas of members; empty where they are alike."""
+    keys: dict[Key, None] = {}
+    for schema in schemas.values():
+        keys |= dict.fromkeys(schema)
+    found = []
+    for key in keys:
+        kinds = {member: schema.get(key) for member, schema in schemas.items()}
+        if len(set(kinds.values())) == 1:
+            continue
+        named = {member: None if kind is None else _text(kind) for member, kind in kinds.items()}
+        clash = len({kind for kind in kinds.values() if kind is not None}) > 1
+        found.append(Difference(".".join(key), named, clash))
+    return tuple(found)
+
+
+def _text(kind: Kind) -> str:
+    return f"{kind[0].removeprefix('torch.')} {list(kind[1])}"
+
+
+class Joiner:
+    """Makes one batch of the batches of members.
+
+    `stack` puts them below each other, `[k, n]`, and one behind the other otherwise, `[n]`. Entries that members have
+    in different element types raise SchemaError, with every policy. About entries that only some have:
+
+    - `"error"`: SchemaError names them;
+    - `"intersect"`: they are left out, and listed in `dropped_keys`;
+    - `"union"`: zeros where they are not, and `("schema_mask", *key)`, bool of the shape of the batch, is True where
+      they are;
+    - None: a lazy stack, whose keys are those of all its members, as TorchRL's; one behind the other, as `"error"`.
+
+    Batches of different numbers of rows, or of row shapes, are stacked lazily with None, and refused by the policies.
+    """
+
+    def __init__(self, policy: Policy | None, *, stack: bool) -> None:
+        self.policy = policy
+        self._stack = stack
+        self.known: dict[int, Schema] = {}
+        self._last: tuple[Any, tuple[Difference, ...]] = (None, ())
+
+    @property
+    def dropped_keys(self) -> tuple[str, ...]:
+        """The entries that `intersect` leaves out."""
+        if self.policy != "intersect":
+            return ()
+        return tuple(one.key for one in differences(self.known) if not one.clash)
+
+    def join(self, samples: Sequence[tuple[int, Any]]) -> Any:
+        """Make a batch of pairs of a member and its batch."""
+        batches = [batch for _, batch in samples]
+        schemas = [schema_of(batch) for batch in batches]
+        if self.policy in (None, "error"):
+            return self._joined(batches, samples, schemas)
+        for (member, _), schema in zip(samples, schemas, strict=True):
+            self.known[member] = schema
+        different = differences(self.known)
+        _refuse_clashes(different)
+        fitted = [self._fitted(batch, schema, different) for batch, schema in zip(batches, schemas, strict=True)]
+        return self._dense(fitted)
+
+    def _joined(self, batches: list[Any], samples: Sequence[tuple[int, Any]], schemas: list[Schema]) -> Any:
+        if all(schema == schemas[0] for schema in schemas[1:]):
+            return self._dense([_without_empty_nests(batch) for batch in batches])
+        by_place = dict(enumerate(schemas))
+        members = [member for member, _ in samples]
+        different = tuple(
+            Difference(one.key, {members[place]: kind for place, kind in one.members.items()}, one.clash)
+            for one in differences(by_place)
+        )
+        _refuse_types(by_place, different)
+        if self.policy == "error" or not self._stack or not is_tensor_collection(batches[0]):
+            raise SchemaError(
+                f"members differ in {different[0]}", hint='schema="intersect" leaves entries out, "union" adds a mask'
+            )
+        return LazyStackedTensorDict.lazy_stack([batch.copy() for batch in batches])
+
+    def _fitted(self, batch: Any, schema: Schema, different: Sequence[Difference]) -> Any:
+        if not is_tensor_collection(batch):
+            return batch
+        if self.policy == "intersect":
+            everywhere = set(schema).intersection(*self.known.values())
+            return batch.select(*everywhere)
+        fitted, wanted = batch.copy(), {one.key for one in different}
+        kinds: Schema = {}
+        for known in self.known.values():
+            kinds |= known
+        for key, (dtype, row) in kinds.items():
+            if ".".join(key) not in wanted:
+                continue
+            there = key in schema
+            if not there:
+                if dtype == "object":
+                    raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
+                kind = getattr(torch, dtype.removeprefix("torch."))
+                fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
+            fitted.set((MASK, *key), torch.full(tuple(batch.batch_size), there, device=batch.device))
+        return fitted
+
+    def _dense(self, batches: list[Any]) -> Any:
+        first = batches[0]
+        if is_tensor_collection(first):
+            if not self._stack:
+                return first if len(batches) == 1 else torch.cat(batches)
+            alike = len({batch.batch_size for batch in batches}) == 1
+            if alike and not any(isinstance(batch, LazyStackedTensorDict) for batch in batches):
+                return torch.stack(batches)
+            if self.policy is not None:
+                shapes = sorted({str(list(batch.batch_size)) for batch in batches})
+                raise SchemaError(f"the batches of the members have the shapes {' and '.join(shapes)}, one is expected")
+            return LazyStackedTensorDict.lazy_stack([batch.copy() for batch in batches])
+        if self._stack:
+            return stack_elements(batches)
+        return _concatenated(batches)
+
+
+def _refuse_clashes(different: Sequence[Difference]) -> None:
+    for one in different:
+        if one.clash:
+            raise SchemaError(f"members differ in {one}", hint="make them alike with a transform of one of the members")
+
+
+def _refuse_types(schemas: Mapping[int, Schema], different: Sequence[Difference]) -> None:
+    """Raise SchemaError for an entry of different element types: a stack would convert one silently."""
+    for key in dict.fromkeys(key for schema in schemas.values() for key in schema):
+        types = {schema[key][0] for schema in schemas.values() if key in schema}
+        if len(types) > 1:
+            one = next(one for one in different if one.key == ".".join(key))
+            raise SchemaError(f"members differ in {one}", hint="cast the entry with a transform of one of the members")
+
+
+def _without_empty_nests(batch: Any) -> Any:
+    """Leave out nests without entries, such as those that RenameTransform leaves: no entry is lost."""
+    if not is_tensor_collection(batch) or isinstance(batch, LazyStackedTensorDict):
+        return batch
+    empty = [key for key, value in batch.items() if isinstance(value, TensorDict) and value.is_empty()]
+    return batch.exclude(*empty) if empty else batch
+
+
+def _concatenated(batches: list[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return first if len(batches) == 1 else torch.cat(batches)
+    if isinstance(first, Mapping) and all(batch.keys() == first.keys() for batch in batches):
+        return {key: _concatenated([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple) and len({len(batch) for batch in batches}) == 1:
+        return tuple(_concatenated([batch[place] for batch in batches]) for place in range(len(first)))
+    if isinstance(first, list) and not any(isinstance(item, torch.Tensor) for item in first):
+        return [item for batch in batches for item in batch]
+    if isinstance(first, list) and len({len(batch) for batch in batches}) == 1:
+        return [_concatenated([batch[place] for batch in batches]) for place in range(len(first))]
+    raise SchemaError(f"batches of {type(first).__name__} of several members cannot be put one behind the other")

@@ -1,0 +1,93 @@
+"""Saves and loads the storages of an ensemble, each with its own checkpointer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format import fs
+from ..format.documents import Count, decode, dump_json, load_json
+from ..state_folder import load_module_state, module_state_bytes
+from ..storages.base import Storage, register_checkpointer
+from ..storages.ensemble import StorageEnsemble
+from .base import StorageCheckpointerBase
+from .folders import ENSEMBLE_FILE, CheckpointStaging, open_folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """The document of an ensemble: how many members there are, and which of them have rows."""
+
+    members: Count
+    with_rows: tuple[Count, ...]
+    format_version: int = 1
+
+
+class StorageEnsembleCheckpointer(StorageCheckpointerBase):
+    """Saves a `StorageEnsemble`: member i in the folder `i`, the state of its transform in `i_transform.pt`.
+
+    A member without rows has no folder, and is empty after loading. Hooks are refused with a UsageError: members have
+    their own. Names are those of TorchRL.
+    """
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Write all members to the folder `path`; an older checkpoint is replaced at one instant."""
+        ensemble = self._checked(storage)
+        with CheckpointStaging(path) as staging:
+            with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
+            for number in with_rows:
+                ensemble.members[number].dumps(staging.path / str(number))
+            for number, transform in enumerate(ensemble.transforms):
+                state = getattr(transform, "state_dict", dict)()
+                if state:
+                    fs.write_file(transform_file(staging.path, number), module_state_bytes(state))
+            note = {"format_version": 1, "members": len(ensemble), "with_rows": with_rows}
+            fs.write_file(staging.path / ENSEMBLE_FILE, dump_json(note).encode())
+            staging.publish_noted()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Load all members and the states of their transforms.
+
+        DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError for
+        a damaged one, SchemaError for that of another number of members, each before anything is changed. If a member
+        refuses its rows, those before it are loaded.
+        """
+        ensemble = self._checked(storage)
+        folder = open_folder(path, "StorageEnsembleCheckpointer")
+        saved = saved_members(folder, len(ensemble))
+        for number, member in enumerate(ensemble.members):
+            state = load_module_state(transform_file(folder, number))
+            if state is not None:
+                ensemble.transforms[number].load_state_dict(state)  # type: ignore[union-attr]
+            if number in saved:
+                member.loads(folder / str(number))
+            else:
+                member.empty()
+
+    def _checked(self, storage: Storage) -> StorageEnsemble:
+        if not isinstance(storage, StorageEnsemble):
+            raise UsageError(f"a StorageEnsembleCheckpointer serves ensembles, found a {type(storage).__name__}")
+        if self._save_hooks or self._load_hooks:
+            raise UsageError(
+                "an ensemble has no rows of its own that hooks change", hint="register them on its members"
+            )
+        return storage
+
+
+def transform_file(folder: Path, member: int) -> Path:
+    """Return the file of the state of a member's transform."""
+    return folder / f"{member}_transform.pt"
+
+
+def saved_members(folder: Path, count: int) -> frozenset[int]:
+    """Return which members have rows in a checkpoint; SchemaError unless it is of `count` members."""
+    file = folder / ENSEMBLE_FILE
+    note = decode(_Note, load_json(file), str(file), CorruptDataError)
+    if note.members != count:
+        raise SchemaError(f"{folder} holds {note.members} members, this ensemble has {count}")
+    return frozenset(note.with_rows)
+
+
+register_checkpointer(StorageEnsemble, StorageEnsembleCheckpointer)

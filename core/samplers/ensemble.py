@@ -1,0 +1,322 @@
+"""Draws from several storages: which members a batch is of, and the rows that their samplers draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SchemaError, UsageError
+from ..state_folder import read_values, write_values
+from ..storages.base import Storage
+from ..storages.ensemble import (
+    EnsembleKindError,
+    StorageEnsemble,
+    checked_members,
+    chosen_members,
+    require_members,
+)
+from .base import Sampler
+from .ensemble_index import BatchForm, compose, draw_fully
+
+Counts: TypeAlias = list[tuple[int, int]]
+"""Members, each with the number of elements to draw of it."""
+
+_SIZE = "size"
+_STATE = "ensemble"
+
+
+class SamplerEnsemble(Sampler):
+    """The samplers of an ensemble, and the weights of its members.
+
+    A batch of B elements is made of k draws of a member, with replacement, and B / k elements of each; k is
+    `num_buffer_sampled`, by default the number of members, and divides B. With `sample_from_all` each member is drawn
+    once. The index is a tensordict `[k]` with `"buffer_ids"`, int64 `[k]`, and `"index"`, int64 `[k, B / k]`, a nested
+    tensor if a sampler returned fewer elements. Rows of storages of several dimensions are coordinates; in an ensemble
+    with others, -1 is the coordinate of a dimension that a storage does not have.
+
+    - `p`: the weight of each member, which is normalised; `"size"` for the number of its elements at the time of the
+      draw; None for equal weights.
+    - `temperature`: weights are raised to `1 / temperature`: 1 leaves them, a high one makes them equal.
+    - `batch`: `"exact"` makes batches `[B]` of any size: of a member with the share w there are B * w elements,
+      rounded up or down at random so that the mean is exact. Members with a `SliceSampler` get whole slices.
+
+    `p` and `temperature` can be assigned during training. The generator decides on the members as well as on the rows.
+    An ensemble has no epochs: samplers without replacement continue with their next one.
+
+    UsageError (a ValueError) for weights that are negative, not finite, all zero or not as many as the members, for a
+    temperature that is not positive, and for a batch size that k does not divide; SchemaError (a RuntimeError) for
+    `p` with `sample_from_all`, and for a member that has a weight and no elements; EnsembleKindError (a TypeError) for
+    a storage that is no `StorageEnsemble`. Names are those of TorchRL.
+
+    >>> from rbtool import RandomSampler, StorageEnsemble, TensorStorage
+    >>> storage = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(5)))
+    >>> sampler = SamplerEnsemble(RandomSampler(), RandomSampler(), p=[1, 3], batch="exact")
+    >>> index, info = sampler.sample(storage, 8)
+    >>> index["buffer_ids"].tolist()
+    [0, 0, 1, 1, 1, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        *samplers: Sampler,
+        p: Sequence[float] | torch.Tensor | str | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        temperature: float = 1.0,
+        batch: BatchForm = "stack",
+    ) -> None:
+        self.members: tuple[Sampler, ...] = checked_members("SamplerEnsemble", samplers, Sampler)
+        if p is not None and sample_from_all:
+            raise SchemaError("p and sample_from_all=True were given: each member is drawn once, whatever its weight")
+        if batch not in get_args(BatchForm):
+            raise UsageError(f"batch is {batch!r}, 'stack' or 'exact' is expected")
+        _check_draws(num_buffer_sampled, batch)
+        self.sample_from_all = sample_from_all
+        self.num_buffer_sampled = None if sample_from_all else num_buffer_sampled
+        self.batch = batch
+        self.p = p
+        self.temperature = temperature
+
+    # Weights ---------------------------------------------------------------------------------------
+
+    @property
+    def p(self) -> Any:
+        """The weights: float64 `[members]` with the sum 1, `"size"`, or None for equal ones."""
+        return self._p
+
+    @p.setter
+    def p(self, weights: Any) -> None:
+        if weights is not None and self.sample_from_all:
+            raise SchemaError("weights were assigned, and sample_from_all=True draws each member once")
+        self._p = weights if weights is None or _is_size(weights) else normalised(weights, len(self.members))
+
+    @property
+    def temperature(self) -> float:
+        """Weights are raised to `1 / temperature`."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (number > 0 and math.isfinite(number)):
+            raise UsageError(f"temperature is {value!r}, a number above 0 is expected")
+        self._temperature = number
+
+    def shares(self, sizes: Sequence[int]) -> NDArray[np.float64]:
+        """Return the probability of each member, float64 `[members]`, for members of so many elements.
+
+        SchemaError (a RuntimeError) if a member without elements has a weight.
+        """
+        if self._p is None:
+            weights = np.ones(len(self.members))
+        elif _is_size(self._p):
+            weights = np.array(sizes, np.float64)
+        else:
+            weights = self._p.numpy().copy()
+        empty = [number for number, size in enumerate(sizes) if not size and weights[number] > 0]
+        if empty or not weights.any():
+            named = ", ".join(map(str, empty)) or "0 to " + str(len(sizes) - 1)
+            raise SchemaError(
+                f"Cannot sample from an empty storage: member {named} has no elements",
+                hint="write to it first, or give it the weight 0",
+            )
+        if self._temperature != 1.0:
+            positive = weights > 0
+            logs = np.log(weights[positive]) / self._temperature
+            weights[positive] = np.exp(logs - logs.max())
+        return np.asarray(weights / weights.sum())
+
+    def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
+        """Draw which members a batch is of, and how many elements of each."""
+        shares = self.shares(sizes)
+        if self.batch == "exact":
+            return self._exact_counts(shares, batch_size)
+        draws = len(self.members) if self.num_buffer_sampled is None else self.num_buffer_sampled
+        if batch_size % draws:
+            raise UsageError(
+                f"a batch of {batch_size} elements was asked for, a multiple of {draws} is expected",
+                hint='batch="exact" makes batches of any size',
+            )
+        each = batch_size // draws
+        if self.sample_from_all:
+            return [(member, each) for member in range(len(self.members))]
+        device = None if self.generator is None else self.generator.device
+        weights = torch.from_numpy(shares).to(device or "cpu")
+        members = torch.multinomial(weights, draws, replacement=True, generator=self.generator)
+        return [(member, each) for member in members.tolist()]
+
+    def _exact_counts(self, shares: NDArray[np.float64], batch_size: int) -> Counts:
+        """Round shares up or down at random (systematic sampling): the sum is exact, and so are the means."""
+        unit = self.unit
+        if batch_size % unit:
+            raise UsageError(f"a batch of {batch_size} elements was asked for, slices need a multiple of {unit}")
+        expected = np.cumsum(shares) * (batch_size // unit)
+        expected[-1] = batch_size // unit
+        device = None if self.generator is None else self.generator.device
+        offset = float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64))
+        ends = np.floor(expected + offset).astype(np.int64)
+        counts = np.diff(ends, prepend=0) * unit
+        return [(member, count) for member, count in enumerate(counts.tolist()) if count and shares[member]]
+
+    @property
+    def unit(self) -> int:
+        """The number that the count of each member is a multiple of in exact batches: whole slices."""
+        return math.lcm(*(unit_of(member) for member in self.members))
+
+    # Draws -----------------------------------------------------------------------------------------
+
+    def check_storage(self, storage: Storage) -> None:
+        """Raise EnsembleKindError (a TypeError) unless the storage is an ensemble of as many members."""
+        if not isinstance(storage, StorageEnsemble):
+            raise EnsembleKindError(f"a SamplerEnsemble needs a StorageEnsemble, found a {type(storage).__name__}")
+        if len(storage) != len(self.members):
+            raise SchemaError(f"{len(self.members)} samplers were given for {len(storage)} storages")
+        for sampler, member in zip(self.members, storage.members, strict=True):
+            sampler.check_storage(member)
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw members, and elements of them; return the index, see the class, and the info they have in common."""
+        self.check_storage(storage)
+        assert isinstance(storage, StorageEnsemble)
+        parts = []
+        for member, count in self.counts(storage.sizes, batch_size):
+            sampler, rows = self.members[member], storage.members[member]
+            parts += draw_fully(member, count, self.batch, lambda n, s=sampler, r=rows: s.sample(r, n))  # type: ignore[misc]
+        return compose(parts, storage, self.batch)
+
+    def _chosen(self, index: Any) -> Any:
+        chosen = chosen_members(index, len(self))
+        if isinstance(chosen, int):
+            return self.members[chosen]
+        return self if chosen == list(range(len(self))) else self.part(chosen)
+
+    def part(self, chosen: Sequence[int]) -> SamplerEnsemble:
+        """Return the ensemble of some members, with their weights."""
+        some_weights = self._p if self._p is None or _is_size(self._p) else self._p[list(chosen)]
+        found = type(self)(
+            *(self.members[member] for member in chosen),
+            p=some_weights,
+            sample_from_all=self.sample_from_all,
+            temperature=self._temperature,
+            batch=self.batch,
+        )
+        found.generator = self.generator
+        return found
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a member, or an ensemble of some with their weights."""
+        return self._chosen(index)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    # State -----------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Have all members forget their elements."""
+        for member in self.members:
+            member.empty()
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state of each member by its number, and the weights."""
+        states = {str(number): member.state_dict() for number, member in enumerate(self.members)}
+        return {**states, **self.weights_state()}
+
+    def weights_state(self) -> dict[str, Any]:
+        """Return `p`, float64 `[members]` or None, `by_size` and `temperature`."""
+        by_size = _is_size(self._p)
+        return {"p": None if by_size else self._p, "by_size": by_size, "temperature": self._temperature}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state; SchemaError, before anything is changed, for that of another number of members."""
+        require_members(state, len(self.members))
+        before = [member.state_dict() for member in self.members]
+        done = 0
+        try:
+            for number, member in enumerate(self.members):
+                member.load_state_dict(state[str(number)])
+                done += 1
+        except BaseException:
+            for member, old in zip(self.members[:done], before, strict=False):
+                member.load_state_dict(old)
+            raise
+        self.load_weights(state)
+
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        """Load what `weights_state` returned; a state without it, such as one of TorchRL, leaves the weights."""
+        if "temperature" in state:
+            self.temperature = state["temperature"]
+            self.p = _SIZE if state["by_size"] else state["p"]
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write each member's state into a folder of its number, and the weights into `ensemble`."""
+        for number, member in enumerate(self.members):
+            member.dumps(folder / str(number))
+        write_values(folder / _STATE, {name: state[name] for name in ("p", "by_size", "temperature")})
+
+    def read_weights(self, folder: Path) -> dict[str, Any]:
+        """Read the weights that `write_state` wrote; nothing where there are none."""
+        return read_values(folder / _STATE) if (folder / _STATE).is_dir() else {}
+
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state` wrote."""
+        states: dict[str, Any] = {
+            str(number): member.read_state(folder / str(number)) for number, member in enumerate(self.members)
+        }
+        return states | self.read_weights(folder)
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.members))
+        return f"{type(self).__name__}(samplers=({names}))"
+
+
+def unit_of(sampler: Sampler) -> int:
+    """Return the number that a batch size of this sampler is a multiple of."""
+    if isinstance(sampler, SamplerEnsemble):
+        whole = sampler.unit
+        if sampler.batch == "exact":
+            return whole
+        draws = len(sampler.members) if sampler.num_buffer_sampled is None else sampler.num_buffer_sampled
+        return whole * draws
+    return int(getattr(sampler, "slice_len", None) or getattr(sampler, "num_slices", None) or 1)
+
+
+def _is_size(weights: Any) -> bool:
+    return isinstance(weights, str) and weights == _SIZE
+
+
+def _check_draws(draws: Any, form: BatchForm) -> None:
+    if draws is None:
+        return
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+        raise UsageError(f"num_buffer_sampled is {draws!r}, a number from 1 is expected")
+    if form == "exact":
+        raise UsageError(f'num_buffer_sampled={draws} and batch="exact" were given, which draws of all members')
+
+
+def normalised(weights: Any, count: int) -> torch.Tensor:
+    """Return weights as float64 `[count]` with the sum 1.
+
+    UsageError (a ValueError) for another number of them, and for weights that are negative, not finite or all zero.
+    """
+    try:
+        found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"p is {weights!r}, a weight for each member is expected") from error
+    if found.shape != (count,):
+        raise UsageError(f"p has the shape {list(found.shape)}, [{count}] is expected: a weight for each member")
+    if not bool(found.isfinite().all()) or bool((found < 0).any()):
+        raise UsageError(f"p is {found.tolist()}, numbers from 0 are expected")
+    total = float(found.sum())
+    if not total > 0:
+        raise UsageError(f"p is {found.tolist()}, at least one weight above 0 is expected")
+    return found / total

@@ -1,0 +1,111 @@
+"""The index of an ensemble: the rows that the samplers of its members drew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tensordict import TensorDict
+
+from ..errors import SchemaError
+from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, StorageEnsemble
+
+BatchForm: TypeAlias = Literal["stack", "exact"]
+"""`stack`: `[k, batch // k]`, one row for each of k draws of a member; `exact`: `[batch]`."""
+
+
+def draw_fully(member: int, count: int, form: BatchForm, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
+    """Draw `count` elements of a member, in exact batches with as many draws as it takes.
+
+    A sampler without replacement returns fewer at the end of an epoch. SchemaError (a RuntimeError) for one that
+    returns more than it was asked for, or nothing.
+    """
+    found, missing = [], count
+    while missing:
+        drawn = draw(missing)
+        got = count_of(drawn[0])
+        found.append((member, *drawn))
+        if form == "stack":
+            break
+        missing -= got
+        if missing < 0 or not got:
+            raise SchemaError(f"the sampler of member {member} returned {got} elements, {missing + got} are expected")
+    return found
+
+
+def count_of(index: Any) -> int:
+    """Return how many elements an index names."""
+    first = index[0] if isinstance(index, tuple) else index
+    return first.get(INDEX).shape.numel() if isinstance(first, TensorDict) else int(first.numel())
+
+
+def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
+    """Make the index of an ensemble of drawn parts, each `(member, index, info, …)`, and their common info."""
+    numbers = [_numbers(part[1]) for part in parts]
+    width = max(one.shape[-1] if one.dim() > 1 else 1 for one in numbers)
+    if width > 1:
+        numbers = [_widened(one, width) for one in numbers]
+    ids = torch.tensor([part[0] for part in parts])
+    sources = [_sources(part[1], part[0], storage, one) for part, one in zip(parts, numbers, strict=True)]
+    infos = [part[2] for part in parts]
+    if form == "exact":
+        lengths = torch.tensor([len(one) for one in numbers])
+        index = {BUFFER_IDS: ids.repeat_interleave(lengths), INDEX: torch.cat(numbers), SOURCE_ID: torch.cat(sources)}
+        return TensorDict(index, [int(lengths.sum())]), _common(infos, torch.cat)
+    together = torch.stack if len({one.shape for one in numbers}) == 1 else torch.nested.nested_tensor
+    index = {BUFFER_IDS: ids, INDEX: together(numbers), SOURCE_ID: together(sources)}  # type: ignore[operator]
+    return TensorDict(index, [len(parts)]), _common(infos, torch.stack)
+
+
+def _numbers(index: Any) -> torch.Tensor:
+    """Return row numbers int64 `[n]`, or coordinates `[n, ndim]`."""
+    if isinstance(index, TensorDict):  # of a nested ensemble
+        numbers: torch.Tensor = index.get(INDEX)
+        return numbers
+    if isinstance(index, tuple):
+        flat = [part.reshape(-1).cpu() for part in index]
+        return flat[0] if len(flat) == 1 else torch.stack(flat, -1)
+    return index.reshape(-1).cpu()  # type: ignore[no-any-return]
+
+
+def _widened(numbers: torch.Tensor, width: int) -> torch.Tensor:
+    wide = numbers.unsqueeze(-1) if numbers.dim() == 1 else numbers
+    return torch.nn.functional.pad(wide, (0, width - wide.shape[-1]), value=-1)
+
+
+def _sources(index: Any, member: int, storage: StorageEnsemble, numbers: torch.Tensor) -> torch.Tensor:
+    first = storage.source_of(member)
+    if isinstance(index, TensorDict):
+        inner: torch.Tensor = index.get(SOURCE_ID)
+        return inner + first
+    return torch.full((len(numbers),), first)
+
+
+def flattened(index: TensorDict) -> TensorDict:
+    """Return the index of a nested ensemble row by row: `[n]` instead of `[k, n / k]`."""
+    if index.get(SOURCE_ID).dim() == 1 and not index.get(INDEX).is_nested:
+        return index
+    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID)
+    parts = [(part, sources[place]) for place, part in enumerate(numbers.unbind())]
+    flat = {
+        BUFFER_IDS: ids.repeat_interleave(torch.tensor([len(part) for part, _ in parts])),
+        INDEX: torch.cat([part for part, _ in parts]),
+        SOURCE_ID: torch.cat([source for _, source in parts]),
+    }
+    return TensorDict(flat, [len(flat[INDEX])])
+
+
+def _common(
+    infos: Sequence[Mapping[Any, Any]], together: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> dict[Any, Any]:
+    """Return the entries that all infos have, as tensors of one type and row shape."""
+    found: dict[Any, Any] = {}
+    for key, value in (infos[0] if infos else {}).items():
+        values = [info.get(key) for info in infos]
+        if key == INDEX or not all(isinstance(one, torch.Tensor) and one.dtype == value.dtype for one in values):
+            continue
+        part = slice(1, None) if together is torch.cat else slice(0, None)
+        if len({one.shape[part] for one in values}) == 1:  # type: ignore[union-attr]
+            found[key] = together(values)  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,281 @@
+"""Several storages as one: the rows of a member are those of its own storage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+
+from ..errors import SchemaError, UsageError
+from .base import Storage
+
+BUFFER_IDS, INDEX, SOURCE_ID = "buffer_ids", "index", "source_id"
+
+Drawn: TypeAlias = list[tuple[int, Any]]
+"""Rows with the number of their member."""
+
+
+class EnsembleKindError(UsageError, TypeError):
+    """A member or an index of an ensemble is of the wrong type."""
+
+
+class EnsembleWriteError(SchemaError, TypeError):
+    """An ensemble was written to: only its members can be."""
+
+
+def refuse_write(ensemble: Any) -> NoReturn:
+    """Raise EnsembleWriteError (a RuntimeError and a TypeError)."""
+    raise EnsembleWriteError(
+        f"a {type(ensemble).__name__} cannot be written to, only its members can",
+        hint="write to a member: rb[0].extend(…)",
+    )
+
+
+def checked_members(name: str, members: Sequence[Any], kind: type[Any]) -> tuple[Any, ...]:
+    """Return the members; UsageError if there are none, EnsembleKindError (a TypeError) for another type."""
+    if not members:
+        raise UsageError(f"a {name} without members was asked for, at least one is needed")
+    for number, member in enumerate(members):
+        if not isinstance(member, kind):
+            raise EnsembleKindError(f"member {number} is a {type(member).__name__}, expected a {kind.__name__}")
+    return tuple(members)
+
+
+def chosen_members(index: Any, count: int) -> int | list[int]:
+    """Return the number of a member, or the numbers of several, that `index` names among `count`.
+
+    An int names one; a slice, a list, a range and a vector of ints or of bools name several. IndexError for members
+    that do not exist, EnsembleKindError (a TypeError) for floats, strings and other types, SchemaError (a
+    RuntimeError) for a tensor of several dimensions.
+    """
+    if isinstance(index, torch.Tensor | np.ndarray):
+        if index.ndim > 1:
+            raise SchemaError(f"members are named by a vector of numbers, found {index.ndim} dimensions")
+        index = index.tolist()
+    elif isinstance(index, np.integer):
+        index = int(index)
+    if isinstance(index, slice):
+        return list(range(count))[index]
+    if index is Ellipsis:
+        return list(range(count))
+    if isinstance(index, list | range):
+        found = list(index)
+        if found and all(isinstance(one, bool) for one in found):
+            if len(found) != count:
+                raise IndexError(f"a mask of {len(found)} members was given, there are {count}")
+            return [number for number, chosen in enumerate(found) if chosen]
+        return [_one(number, count) for number in found]
+    return _one(index, count)
+
+
+def _one(index: Any, count: int) -> int:
+    if isinstance(index, torch.Tensor | np.ndarray | np.integer) and not getattr(index, "ndim", 0):
+        index = index.item()
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise EnsembleKindError(f"members are named by ints, found a {type(index).__name__}: {index!r}")
+    if not -count <= index < count:
+        raise IndexError(f"member {index} was asked for, there are {count}")
+    return index % count
+
+
+class StorageEnsemble(Storage):
+    """The storages of an ensemble, and the transforms of their rows.
+
+    `len` counts the members. `storage[i]` is a member, `storage[1:]` an ensemble of some, `storage[:, rows]` a list of
+    these rows of each, without transforms. `get(index)` of a tensordict with `"buffer_ids"` and `"index"`, as a
+    `SamplerEnsemble` makes it, returns a list of pairs `(member, rows)`, rows after the transform of their member.
+
+    `transforms` are one callable or None for each member: EnsembleKindError (a TypeError) for another number. Writes
+    raise EnsembleWriteError (a RuntimeError). Members can be ensembles. Names are those of TorchRL.
+
+    >>> from rbtool import TensorStorage
+    >>> storage = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(5) + 10))
+    >>> len(storage), storage[:, [0, 2]]
+    (2, [tensor([0, 2]), tensor([10, 12])])
+    """
+
+    def __init__(self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None) -> None:
+        members = checked_members("StorageEnsemble", storages, Storage)
+        if transforms is not None and len(transforms) != len(members):
+            raise EnsembleKindError(f"{len(transforms)} transforms were given for {len(members)} storages")
+        super().__init__(min(sum(member.max_size for member in members), sys.maxsize))
+        self.members: tuple[Storage, ...] = members
+        self.transforms = [None] * len(members) if transforms is None else list(transforms)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many elements each member has."""
+        return [sum(one.sizes) if isinstance(one, StorageEnsemble) else len(one) for one in self.members]
+
+    @property
+    def leaves(self) -> list[Storage]:
+        """The storages that hold rows, in order; those of members that are ensembles, in their place."""
+        return [leaf for one in self.members for leaf in (one.leaves if isinstance(one, StorageEnsemble) else [one])]
+
+    def source_of(self, member: int) -> int:
+        """Return the number of the first leaf of a member among `leaves`."""
+        return sum(len(one.leaves) if isinstance(one, StorageEnsemble) else 1 for one in self.members[:member])
+
+    def members_of(self, sources: torch.Tensor) -> torch.Tensor:
+        """Return the member that each leaf, by number, is in or is."""
+        firsts = torch.tensor([self.source_of(number) for number in range(len(self))])
+        return torch.searchsorted(firsts, sources, right=True) - 1
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of members."""
+        return torch.Size([len(self.members)])
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the rows of all members."""
+        return all(member.shared for member in self.members)
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def read_at(self, index: Any) -> Any:
+        """Return a member, an ensemble of some, or rows; see the class."""
+        if is_tensor_collection(index):
+            return self._rows_of(index)
+        if isinstance(index, tuple):
+            if not index:
+                return self
+            chosen, rest = chosen_members(index[0], len(self)), index[1:]
+            if not rest:
+                return self.read_at(index[0])
+            rows = rest[0] if len(rest) == 1 else rest
+            if isinstance(chosen, int):
+                return self.members[chosen].get(rows)
+            return [self.members[member].get(rows) for member in chosen]
+        chosen = chosen_members(index, len(self))
+        if isinstance(chosen, int):
+            return self.members[chosen]
+        if chosen == list(range(len(self))):
+            return self
+        return type(self)(
+            *(self.members[member] for member in chosen), transforms=[self.transforms[member] for member in chosen]
+        )
+
+    def read_rows(self, rows: Any) -> Any:
+        """Return members."""
+        return self.read_at(rows)
+
+    def _rows_of(self, index: TensorDictBase) -> Drawn:
+        found = []
+        for member, part in split_index(index):
+            storage, transform = self.members[member], self.transforms[member]
+            rows = self._nested_rows(member, part) if isinstance(storage, StorageEnsemble) else storage.get(part.rows)
+            found.append((member, rows if transform is None else transform(rows)))
+        return found
+
+    def _nested_rows(self, member: int, part: IndexPart) -> Any:
+        inner = self.members[member]
+        if part.sources is None or not isinstance(inner, StorageEnsemble):
+            raise SchemaError(f"member {member} is an ensemble, and the index has no source_id of its rows")
+        sources = part.sources - self.source_of(member)
+        entries = {BUFFER_IDS: inner.members_of(sources), SOURCE_ID: sources, INDEX: part.numbers}
+        nested = TensorDict(entries, [len(sources)])
+        return torch.cat([rows for _, rows in inner.get(nested)])
+
+    # Writing and state ------------------------------------------------------------------------------
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        """Raise EnsembleWriteError."""
+        refuse_write(self)
+
+    def write_rows(self, rows: Any, data: Any) -> NoReturn:
+        """Raise EnsembleWriteError."""
+        refuse_write(self)
+
+    def extend(self, data: Any) -> NoReturn:
+        """Raise EnsembleWriteError."""
+        refuse_write(self)
+
+    add = extend
+
+    def clear_rows(self) -> None:
+        """Remove the elements of all members."""
+        for member in self.members:
+            member.empty()
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state of each member by its number, as text."""
+        return {str(number): member.state_dict() for number, member in enumerate(self.members)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load the state of each member; SchemaError, with nothing changed, for that of another number of members."""
+        require_members(state, len(self))
+        for number, member in enumerate(self.members):
+            member.load_state_dict(state[str(number)])
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{type(one).__name__}(len={len(one)})" for one in self.members)
+        return f"{type(self).__name__}(storages=({names}), transforms={self.transforms})"
+
+
+def require_members(state: Mapping[str, Any], count: int) -> None:
+    """Raise SchemaError unless a state has an entry for each of `count` members and no other."""
+    numbers = {key for key in map(str, state) if key.isdigit()}
+    if numbers != {str(number) for number in range(count)}:
+        raise SchemaError(f"the state is that of {len(numbers)} members, this ensemble has {count}")
+
+
+class IndexPart:
+    """The rows of one member in the index of an ensemble."""
+
+    __slots__ = ("numbers", "sources")
+
+    def __init__(self, numbers: torch.Tensor, sources: torch.Tensor | None) -> None:
+        self.numbers = numbers
+        self.sources = sources
+
+    @property
+    def rows(self) -> Any:
+        """The index in the form of storages: int64 `[n]`, or a tuple of one such tensor a dimension."""
+        if self.numbers.dim() == 1:
+            return self.numbers
+        known = [part for part in self.numbers.unbind(-1) if not bool((part < 0).all())]
+        return known[0] if len(known) == 1 else tuple(known)
+
+
+def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
+    """Yield the members that an index names, with their rows.
+
+    `index["buffer_ids"]` is int64 `[k]` with `index["index"]` `[k, n]`, both `[k, n]` as in a batch, or both `[n]` with
+    the rows of a member together. The last dimension of `"index"` holds the coordinates of storages with several
+    dimensions. SchemaError for anything else.
+    """
+    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
+    if ids.dim() == 1 and (numbers.is_nested or numbers.dim() > 1) and not _flat(index, ids, numbers):
+        for place, member in enumerate(ids.tolist()):
+            yield member, IndexPart(numbers[place], None if sources is None else sources[place])
+        return
+    if ids.dim() == 2:
+        for place, row in enumerate(ids):
+            if len(row) and not bool((row == row[0]).all()):
+                raise SchemaError(f"draw {place} of the index names several members, one is expected")
+            if len(row):
+                yield int(row[0]), IndexPart(numbers[place], None if sources is None else sources[place])
+        return
+    if ids.dim() != 1 or len(ids) != len(numbers):
+        raise SchemaError(f"buffer_ids are {list(ids.shape)} for an index {list(numbers.shape)}")
+    ends = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
+    start = 0
+    for stop in [*ends.tolist(), len(ids)]:
+        if stop > start:
+            part = slice(start, stop)
+            yield int(ids[start]), IndexPart(numbers[part], None if sources is None else sources[part])
+        start = stop
+
+
+def _flat(index: Any, ids: torch.Tensor, numbers: torch.Tensor) -> bool:
+    """Whether rows with coordinates, `[n, ndim]`, are named one by one: then there is a source for each row."""
+    sources = index.get(SOURCE_ID, None)
+    return sources is not None and not numbers.is_nested and sources.shape == ids.shape
