@@ -105,7 +105,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             self._members, self._collates = members_of(parts, given, collate_fns), []
         self._source_key = source_key
         assert samplers is not None
-        self._joiner = Joiner(checked_policy(schema), stack=samplers.batch == "stack")
+        self._joiner = self._joiner_of(checked_policy(schema), samplers)
         super().__init__(
             storage=storages, sampler=samplers, writer=writers, transform=transform, batch_size=batch_size,
             collate_fn=collate_fn, generator=generator, **arguments,
@@ -113,6 +113,10 @@ class ReplayBufferEnsemble(EnsembleDraws):
         self._lend(None)
         if shared:
             self.share()
+
+    def _joiner_of(self, policy: Policy | None, samplers: SamplerEnsemble) -> Joiner:
+        labels = frozenset({INDEX} if self._source_key is None else {INDEX, self._source_key})
+        return Joiner(policy, stack=samplers.batch == "stack", labels=labels)
 
     # Members ---------------------------------------------------------------------------------------
 
@@ -185,7 +189,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             if member.sampler is not one:
                 member.set_sampler(one)
         previous = super().set_sampler(sampler)
-        self._joiner = Joiner(self._joiner.policy, stack=self._sampler.batch == "stack")
+        self._joiner = self._joiner_of(self._joiner.policy, self._sampler)
         return previous
 
     def _set_part(self, *arguments: Any, **named: Any) -> NoReturn:

@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from ..samplers.ensemble import unit_of
-from ..samplers.ensemble_index import compose, draw_fully, flattened
+from ..samplers.ensemble_index import compose, count_of, draw_fully, flattened
 from ..storages.ensemble import INDEX
 from .concurrency import Draw
 from .ensemble_rows import labelled, one_behind_another, rows_of_members
 from .ensemble_state import EnsembleState
-from .schemas import Difference, Joiner, Schema, differences, schema_of
+from .schemas import MASK, Difference, Joiner, Schema, differences, schema_of
 
 
 class EnsembleDraws(EnsembleState):
@@ -63,11 +63,16 @@ class EnsembleDraws(EnsembleState):
             and (quick := rows_of_members(self._members, draw.parts, self._collates)) is not None
         ):
             return quick
-        found = []
-        for number, part in draw.parts:
-            index, _ = compose([(number, self._part_index(part), {})], self._storage, "exact")
+        parts: list[tuple[int, Any, dict[Any, Any]]] = [
+            (number, self._part_index(part), {}) for number, part in draw.parts
+        ]
+        index, _ = compose(parts, self._storage, "exact")
+        found, start = [], 0
+        for (number, rows, _), (_, part) in zip(parts, draw.parts, strict=True):
+            stop = start + count_of(rows)
             sample = self._sample_of(number, part)
-            found.append((number, labelled(sample, index, self._source_key)))
+            found.append((number, labelled(sample, index[start:stop], self._source_key)))
+            start = stop
         return found
 
     @staticmethod
@@ -108,11 +113,11 @@ class EnsembleDraws(EnsembleState):
         return {number: self._probed(number) for number, size in enumerate(sizes) if size}
 
     def _learn_schemas(self) -> None:
-        if self._joiner.policy not in ("intersect", "union"):
+        if self._joiner.policy is None:
             return
         for number, size in enumerate(self._storage.sizes):
             if size and number not in self._joiner.known:
-                self._joiner.known[number] = self._probed(number)
+                self._joiner.learn(number, self._probed(number))
 
     def _probed(self, number: int) -> Schema:
         """Return the schema of the batches of a member, without a change of its sampler or its random stream."""
@@ -131,8 +136,11 @@ class EnsembleDraws(EnsembleState):
                 member.transform.set_rng(member._sampler.generator)
 
     def _nested_schema(self) -> Schema:
+        schemas = self._schemas()
+        different = {one.key for one in differences(schemas)}
         found: Schema = {}
-        for schema in self._schemas().values():
+        for schema in schemas.values():
             found |= schema
-        dropped = set(self.dropped_keys)
-        return {key: kind for key, kind in found.items() if ".".join(key) not in dropped}
+        if self._joiner.policy == "union":
+            return found | {(MASK, *key): ("torch.bool", ()) for key in found if ".".join(key) in different}
+        return {key: kind for key, kind in found.items() if ".".join(key) not in different}

@@ -48,14 +48,20 @@ class EnsembleState(ReplayBuffer):
         generator = self._rng
         for member in self._members:
             own = member._rng
-            if own is not generator and (own is None or member._unseeded or own is before):
+            free = generator is not None and (own is None or member._unseeded)
+            if own is not generator and (free or (own is before and own is not None)):
                 member.set_rng(generator)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Set the generator of the ensemble, and of the members that have none of their own."""
+        before = self._rng
+        super().set_rng(generator)
+        self._lend(before)
 
     def _draw_from(self, generator: torch.Generator | None) -> None:
         before = self._rng
         super()._draw_from(generator)
-        if generator is not None or before is not None:
-            self._lend(before)
+        self._lend(before)
 
     def _borrowers(self) -> list[bool]:
         """Which members draw from the generator of the ensemble."""

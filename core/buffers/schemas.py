@@ -19,6 +19,7 @@ Kind: TypeAlias = tuple[str, tuple[int, ...]]
 Schema: TypeAlias = dict[Key, Kind]
 
 MASK = "schema_mask"
+_HINT = 'schema="intersect" leaves entries out, schema="union" adds a mask'
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ def checked_policy(policy: Any) -> Policy | None:
     return policy  # type: ignore[no-any-return]
 
 
-def schema_of(sample: Any) -> Schema:
-    """Return the element type and row shape of each entry of a tensordict, and of a tensor under the key ()."""
+def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
+    """Return the element type and row shape of each entry of a tensordict, and of a tensor under the key ().
+
+    Entries, and nests of entries, with one of these `labels` are left out.
+    """
     if isinstance(sample, torch.Tensor):
         return {(): (str(sample.dtype), tuple(sample.shape[1:]))}
     if not is_tensor_collection(sample):
@@ -55,6 +59,8 @@ def schema_of(sample: Any) -> Schema:
         depth = sample.ndim
     for name, value in sample.items(True, True):
         key = (name,) if isinstance(name, str) else tuple(name)
+        if key[0] in labels:
+            continue
         if isinstance(value, torch.Tensor):
             found[key] = str(value.dtype), tuple(value.shape[depth:])
         else:
@@ -97,57 +103,70 @@ class Joiner:
     Batches of different numbers of rows, or of row shapes, are stacked lazily with None, and refused by the policies.
     """
 
-    def __init__(self, policy: Policy | None, *, stack: bool) -> None:
+    def __init__(self, policy: Policy | None, *, stack: bool, labels: frozenset[str] = frozenset()) -> None:
         self.policy = policy
         self._stack = stack
-        self.known: dict[int, Schema] = {}
-        self._last: tuple[Any, tuple[Difference, ...]] = (None, ())
+        self._labels = labels
+        self._known: dict[int, Schema] = {}
+        self._different: tuple[Difference, ...] = ()
+
+    @property
+    def known(self) -> Mapping[int, Schema]:
+        """The schemas of members, by number."""
+        return self._known
+
+    def learn(self, member: int, schema: Schema) -> None:
+        """Take the schema of a member into account."""
+        if self._known.get(member) != schema:
+            self._known[member] = schema
+            self._different = differences(self._known)
 
     @property
     def dropped_keys(self) -> tuple[str, ...]:
         """The entries that `intersect` leaves out."""
-        if self.policy != "intersect":
-            return ()
-        return tuple(one.key for one in differences(self.known) if not one.clash)
+        return tuple(one.key for one in self._different) if self.policy == "intersect" else ()
 
     def join(self, samples: Sequence[tuple[int, Any]]) -> Any:
         """Make a batch of pairs of a member and its batch."""
         batches = [batch for _, batch in samples]
-        schemas = [schema_of(batch) for batch in batches]
-        if self.policy in (None, "error"):
-            return self._joined(batches, samples, schemas)
+        schemas = [schema_of(batch, self._labels) for batch in batches]
+        if self.policy is None:
+            return self._joined(batches, [member for member, _ in samples], schemas)
         for (member, _), schema in zip(samples, schemas, strict=True):
-            self.known[member] = schema
-        different = differences(self.known)
-        _refuse_clashes(different)
-        fitted = [self._fitted(batch, schema, different) for batch, schema in zip(batches, schemas, strict=True)]
-        return self._dense(fitted)
+            self.learn(member, schema)
+        if self.policy == "error" and self._different:
+            raise SchemaError(f"members differ in {self._different[0]}", hint=_HINT)
+        for one in self._different:
+            if one.clash:
+                raise SchemaError(
+                    f"members differ in {one}", hint="make them alike with a transform of one of the members"
+                )
+        return self._dense([self._fitted(batch, schema) for batch, schema in zip(batches, schemas, strict=True)])
 
-    def _joined(self, batches: list[Any], samples: Sequence[tuple[int, Any]], schemas: list[Schema]) -> Any:
+    def _joined(self, batches: list[Any], members: list[int], schemas: list[Schema]) -> Any:
         if all(schema == schemas[0] for schema in schemas[1:]):
             return self._dense([_without_empty_nests(batch) for batch in batches])
-        by_place = dict(enumerate(schemas))
-        members = [member for member, _ in samples]
-        different = tuple(
+        found = differences(dict(enumerate(schemas)))
+        different = [
             Difference(one.key, {members[place]: kind for place, kind in one.members.items()}, one.clash)
-            for one in differences(by_place)
-        )
-        _refuse_types(by_place, different)
-        if self.policy == "error" or not self._stack or not is_tensor_collection(batches[0]):
-            raise SchemaError(
-                f"members differ in {different[0]}", hint='schema="intersect" leaves entries out, "union" adds a mask'
-            )
+            for one in found
+        ]
+        _refuse_types(schemas, different)
+        if not self._stack or not is_tensor_collection(batches[0]):
+            raise SchemaError(f"members differ in {different[0]}", hint=_HINT)
         return LazyStackedTensorDict.lazy_stack([batch.copy() for batch in batches])
 
-    def _fitted(self, batch: Any, schema: Schema, different: Sequence[Difference]) -> Any:
-        if not is_tensor_collection(batch):
+    def _fitted(self, batch: Any, schema: Schema) -> Any:
+        """Return a batch with the entries that the policy gives to all members."""
+        batch = _without_empty_nests(batch)
+        if not is_tensor_collection(batch) or not self._different:
             return batch
         if self.policy == "intersect":
-            everywhere = set(schema).intersection(*self.known.values())
-            return batch.select(*everywhere)
-        fitted, wanted = batch.copy(), {one.key for one in different}
+            everywhere = set(schema).intersection(*self._known.values())
+            return batch.select(*everywhere, *(name for name in self._labels if batch.get(name, None) is not None))
+        fitted, wanted = batch.copy(), {one.key for one in self._different}
         kinds: Schema = {}
-        for known in self.known.values():
+        for known in self._known.values():
             kinds |= known
         for key, (dtype, row) in kinds.items():
             if ".".join(key) not in wanted:
@@ -178,16 +197,10 @@ class Joiner:
         return _concatenated(batches)
 
 
-def _refuse_clashes(different: Sequence[Difference]) -> None:
-    for one in different:
-        if one.clash:
-            raise SchemaError(f"members differ in {one}", hint="make them alike with a transform of one of the members")
-
-
-def _refuse_types(schemas: Mapping[int, Schema], different: Sequence[Difference]) -> None:
+def _refuse_types(schemas: Sequence[Schema], different: Sequence[Difference]) -> None:
     """Raise SchemaError for an entry of different element types: a stack would convert one silently."""
-    for key in dict.fromkeys(key for schema in schemas.values() for key in schema):
-        types = {schema[key][0] for schema in schemas.values() if key in schema}
+    for key in dict.fromkeys(key for schema in schemas for key in schema):
+        types = {schema[key][0] for schema in schemas if key in schema}
         if len(types) > 1:
             one = next(one for one in different if one.key == ".".join(key))
             raise SchemaError(f"members differ in {one}", hint="cast the entry with a transform of one of the members")

@@ -40,7 +40,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             for number in with_rows:
                 ensemble.members[number].dumps(staging.path / str(number))
             for number, transform in enumerate(ensemble.transforms):
-                state = getattr(transform, "state_dict", dict)()
+                state: dict[str, object] = getattr(transform, "state_dict", dict)()
                 if state:
                     fs.write_file(transform_file(staging.path, number), module_state_bytes(state))
             note = {"format_version": 1, "members": len(ensemble), "with_rows": with_rows}

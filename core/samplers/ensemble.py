@@ -137,6 +137,8 @@ class SamplerEnsemble(Sampler):
 
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
         """Draw which members a batch is of, and how many elements of each."""
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
         shares = self.shares(sizes)
         if self.batch == "exact":
             return self._exact_counts(shares, batch_size)

@@ -37,7 +37,7 @@ def draw_fully(member: int, count: int, form: BatchForm, draw: Callable[[int], S
 def count_of(index: Any) -> int:
     """Return how many elements an index names."""
     first = index[0] if isinstance(index, tuple) else index
-    return first.get(INDEX).shape.numel() if isinstance(first, TensorDict) else int(first.numel())
+    return flattened(first).get(SOURCE_ID).numel() if isinstance(first, TensorDict) else int(first.numel())
 
 
 def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
@@ -53,15 +53,19 @@ def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> 
         lengths = torch.tensor([len(one) for one in numbers])
         index = {BUFFER_IDS: ids.repeat_interleave(lengths), INDEX: torch.cat(numbers), SOURCE_ID: torch.cat(sources)}
         return TensorDict(index, [int(lengths.sum())]), _common(infos, torch.cat)
-    together = torch.stack if len({one.shape for one in numbers}) == 1 else torch.nested.nested_tensor
-    index = {BUFFER_IDS: ids, INDEX: together(numbers), SOURCE_ID: together(sources)}  # type: ignore[operator]
+    together = torch.stack if len({one.shape for one in numbers}) == 1 else _nested
+    index = {BUFFER_IDS: ids, INDEX: together(numbers), SOURCE_ID: together(sources)}
     return TensorDict(index, [len(parts)]), _common(infos, torch.stack)
+
+
+def _nested(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
 
 def _numbers(index: Any) -> torch.Tensor:
     """Return row numbers int64 `[n]`, or coordinates `[n, ndim]`."""
     if isinstance(index, TensorDict):  # of a nested ensemble
-        numbers: torch.Tensor = index.get(INDEX)
+        numbers: torch.Tensor = flattened(index).get(INDEX)
         return numbers
     if isinstance(index, tuple):
         flat = [part.reshape(-1).cpu() for part in index]
@@ -77,7 +81,7 @@ def _widened(numbers: torch.Tensor, width: int) -> torch.Tensor:
 def _sources(index: Any, member: int, storage: StorageEnsemble, numbers: torch.Tensor) -> torch.Tensor:
     first = storage.source_of(member)
     if isinstance(index, TensorDict):
-        inner: torch.Tensor = index.get(SOURCE_ID)
+        inner: torch.Tensor = flattened(index).get(SOURCE_ID)
         return inner + first
     return torch.full((len(numbers),), first)
 
@@ -87,7 +91,7 @@ def flattened(index: TensorDict) -> TensorDict:
     if index.get(SOURCE_ID).dim() == 1 and not index.get(INDEX).is_nested:
         return index
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID)
-    parts = [(part, sources[place]) for place, part in enumerate(numbers.unbind())]
+    parts = list(zip(numbers.unbind(), sources.unbind(), strict=True))
     flat = {
         BUFFER_IDS: ids.repeat_interleave(torch.tensor([len(part) for part, _ in parts])),
         INDEX: torch.cat([part for part, _ in parts]),

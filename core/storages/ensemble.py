@@ -254,8 +254,9 @@ def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
     """
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
     if ids.dim() == 1 and (numbers.is_nested or numbers.dim() > 1) and not _flat(index, ids, numbers):
-        for place, member in enumerate(ids.tolist()):
-            yield member, IndexPart(numbers[place], None if sources is None else sources[place])
+        origins = [None] * len(ids) if sources is None else sources.unbind()
+        for member, rows, origin in zip(ids.tolist(), numbers.unbind(), origins, strict=True):
+            yield member, IndexPart(rows, origin)
         return
     if ids.dim() == 2:
         for place, row in enumerate(ids):
