@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-import rbtool
 from rbtool import (
     Compose,
     LazyMemmapStorage,
@@ -23,17 +19,14 @@ from rbtool import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     Resize,
-    RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     StorageEnsemble,
-    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     ToTensorImage,
     WriterEnsemble,
 )
-from rbtool.core.testing.datasets import write_walks
 
 
 def ring(start: int, count: int = 10, **arguments: Any) -> TensorDictReplayBuffer:
@@ -399,133 +392,3 @@ def test_an_entry_of_the_name_of_the_source_is_not_overwritten() -> None:
         ReplayBufferEnsemble(member).sample(2)
     assert ReplayBufferEnsemble(member, source_key="origin").sample(2)["origin"].tolist() == [[0, 0]]
     assert "origin" not in ReplayBufferEnsemble(member, source_key=None).sample(2)
-
-
-# Random streams --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [{"p": [1, 2]}, {"batch": "exact"}, {"p": "size", "batch": "exact"}])
-def test_the_generator_decides_on_members_and_rows(arguments: dict[str, Any]) -> None:
-    def batches(seed: int) -> list[int]:
-        torch.manual_seed(len(arguments) + seed * 17)
-        buffer = ReplayBufferEnsemble(*rings(10, 8), generator=seeded(3), **arguments)
-        torch.rand(seed)
-        return torch.cat([buffer.sample(8)["a"].flatten() for _ in range(5)]).tolist()
-
-    assert batches(0) == batches(1)
-    before = torch.get_rng_state()
-    ReplayBufferEnsemble(*rings(10, 8), generator=seeded(), **arguments).sample(8)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_members_keep_a_generator_of_their_own() -> None:
-    own = ring(0, generator=seeded(7))
-    buffer = ReplayBufferEnsemble(own, ring(1000), generator=seeded(1))
-    assert own._rng is not buffer._rng
-    assert buffer[1]._rng is buffer._rng
-    buffer.set_rng(other := seeded(2))
-    assert own._rng is not other
-    assert buffer[1]._rng is other
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_continue_the_stream_of_the_ensemble(copied: Any) -> None:
-    buffer = ReplayBufferEnsemble(*rings(10, 10), batch="exact", generator=seeded())
-    buffer.sample(6)
-    other = copied(buffer)
-    assert other[0]._rng is other._rng
-    assert other[0]._rng is not buffer._rng
-    for _ in range(3):
-        one, two = buffer.sample(40), other.sample(40)
-        assert torch.equal(one["a"], two["a"])
-        assert not torch.equal(one["a"][:20], one["a"][20:] - 1000)
-
-
-def test_a_loader_takes_the_batches_of_an_ensemble() -> None:
-    buffer = ReplayBufferEnsemble(*rings(10, 10), batch="exact", batch_size=6, generator=seeded())
-    loader = torch.utils.data.DataLoader(buffer, batch_size=None, num_workers=2)
-    found = []
-    for batch, _ in zip(loader, range(4), strict=False):
-        require_labels(batch)
-        found.append(batch["a"].tolist())
-    assert found[0] != found[1]
-
-
-# Members of unequal kinds ----------------------------------------------------------------------------
-
-
-def test_datasets_a_packed_one_and_a_ring_are_members(tmp_path: Path) -> None:
-    write_walks(tmp_path / "walks", [(4, "open"), (6, "terminated"), (5, "truncated")])
-    rbtool.convert(tmp_path / "walks", tmp_path / "packed", layout="packed")
-    ted, packed = (rbtool.load_dataset(tmp_path / name, seed=0) for name in ("walks", "packed"))
-    live = TensorDictReplayBuffer(storage=LazyTensorStorage(30))
-    live.extend(ted[:])
-    buffer = ReplayBufferEnsemble(ted, packed, live, batch="exact", generator=seeded())
-    assert buffer.schema_report() == ()
-    for _ in range(5):
-        batch = buffer.sample(20)
-        for member in range(3):
-            rows = batch[batch["source_id"] == member]
-            expected = ted[rows["index", "index"]]
-            for key in expected.exclude("index").keys(True, True):
-                assert torch.equal(rows[key], expected[key])
-
-
-def test_an_ensemble_of_ensembles_names_the_leaf_and_reads_its_rows_again() -> None:
-    a, b, c, d = rings(10, 5, 7, 9)
-    inner = ReplayBufferEnsemble(b, c)
-    exact = ReplayBufferEnsemble(b, c, batch="exact")
-    for nested in (inner, exact):
-        for batch_of in ("stack", "exact"):
-            outer = ReplayBufferEnsemble(a, nested, d, batch=batch_of, sample_from_all=True)  # type: ignore[arg-type]
-            batch = outer.sample(12)
-            assert torch.equal(batch["source_id"], member_of(batch))
-            assert torch.equal(batch["index", "index"], batch["a"] % 1000)
-            ids = torch.tensor([0, 1, 1, 2])[member_of(batch)]
-            assert torch.equal(batch["index", "buffer_ids"], ids)
-            index = batch["index"].set("source_id", batch["source_id"])
-            found = torch.cat([rows["a"] for _, rows in outer.storage.get(index)])
-            assert torch.equal(found, batch["a"].flatten())
-    assert inner.storage.sizes == [5, 7]
-    assert outer.storage.sizes == [10, 12, 9]
-
-
-def test_priorities_go_to_the_members() -> None:
-    members = []
-    for start in (0, 1000):
-        one = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10))
-        one.extend(TensorDict({"a": torch.arange(start, start + 10)}, [10]))
-        members.append(one)
-    buffer = ReplayBufferEnsemble(*members, batch="exact")
-    batch = buffer.sample(400)
-    assert batch["priority_weight"].shape == (400,)
-    batch["td_error"] = (batch["a"] == 3).float() + (batch["a"] == 1007).float()
-    buffer.update_tensordict_priority(batch)
-    assert set(buffer.sample(100)["a"].tolist()) == {3, 1007}
-    index = buffer.sample(4)["index"]
-    buffer.update_priority(index, 5.0)
-    with pytest.raises(RuntimeError, match="priorities are"):
-        buffer.update_priority(index, torch.ones(3))
-    with pytest.raises(TypeError):
-        buffer.update_priority(torch.arange(3), 1.0)
-    stacked = ReplayBufferEnsemble(ReplayBufferEnsemble(*members), members[0]).sample(8)
-    stacked["td_error"] = torch.ones(2, 4)
-    ReplayBufferEnsemble(ReplayBufferEnsemble(*members), members[0]).update_tensordict_priority(stacked)
-
-
-def test_parts_make_an_ensemble_and_collate_functions_are_called() -> None:
-    storages, samplers, writers = [], [], []
-    for one in rings(5, 5):
-        storages.append(one.storage)
-        samplers.append(RandomSampler())
-        writers.append(RoundRobinWriter())
-    buffer = ReplayBufferEnsemble(
-        storages=StorageEnsemble(*storages, transforms=[None, lambda rows: rows.set("a", rows["a"] + 1)]),
-        samplers=SamplerEnsemble(*samplers, sample_from_all=True),
-        writers=WriterEnsemble(*writers),
-        collate_fn=lambda parts: torch.cat([part["a"] for part in parts]),
-        collate_fns=[lambda rows: rows.set("a", rows["a"] * 10), None],
-    )
-    batch = buffer.sample(20)
-    assert bool((batch[:10] % 10 == 0).all())
-    assert bool((batch[10:] > 1000).all())
