@@ -1,0 +1,64 @@
+"""Files of robomimic and RoboSet with changed bytes: reading one gives its rows or one of our errors, in time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import pytest
+from damage import mutated
+
+from rbtool.converters.robomimic.reader import RobomimicReader
+from rbtool.converters.roboset.reader import RobosetReader
+from rbtool.core.errors import RbtoolError
+from rbtool.core.format.reader import Reader
+
+DATA = Path(__file__).parents[1] / "data"
+LONGEST = 10.0
+FILES: dict[str, tuple[type[Reader], Path]] = {
+    "low_dim": (RobomimicReader, DATA / "robomimic" / "low_dim_v15.hdf5"),
+    "isaac": (RobomimicReader, DATA / "robomimic" / "isaac_stack_cube.hdf5"),
+    "roboset": (RobosetReader, DATA / "roboset" / "DAPG(expert)" / "door_v2d-v1" / "door_v2d-v1_seed1.h5"),
+}
+
+
+def read_all(kind: type[Reader], path: Path) -> None:
+    if not kind.recognises(path):
+        return
+    with kind(path) as reader:
+        whole = reader.stated()
+        for number in whole.episode_numbers:
+            with contextlib.suppress(RbtoolError):
+                steps = sum(map(len, reader.pieces([number])))
+                assert steps == reader.episode_table([number]).steps
+        facts = reader.facts()
+        assert facts.steps == sum(map(len, reader.pieces()))
+
+
+def strike(name: str, count: int, folder: Path) -> None:
+    kind, source = FILES[name]
+    data, path, chance = source.read_bytes(), folder / "a.hdf5", random.Random(f"{name} {count}")
+    for number in range(count):
+        path.write_bytes(mutated(data, chance))
+        started, text = time.monotonic(), ""
+        try:
+            read_all(kind, path)
+        except RbtoolError as error:
+            text = error.message
+        except Exception as error:
+            raise AssertionError(f"{name}, mutation {number}: {error!r}") from error
+        assert "\n" not in text, (name, number)
+        assert time.monotonic() - started < LONGEST, (name, number)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_few_mutations(name: str, tmp_path: Path) -> None:
+    strike(name, 40, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_many_mutations(name: str, tmp_path: Path) -> None:
+    strike(name, 3_400, tmp_path)
