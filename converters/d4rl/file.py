@@ -6,10 +6,9 @@ A file without columns at its root may have them in chunks of rows, in groups `v
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,9 +16,11 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
+from ...core.encodings.foreign_h5 import plain_value, require_whole_h5
+from ...core.encodings.h5_layout import stated_bytes
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
 from ...core.encodings.h5_rows import H5Rows
+from ...core.encodings.stored_columns import DAMAGED, reading
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
@@ -38,7 +39,7 @@ _DOCUMENT = "metadata.json"
 _FEW_NUMBERS = 16
 _MOST_METADATA = 64 << 20
 _DEEPEST_PARTS = 32
-_DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _FETCH_AGAIN = "copy or fetch the file again, whole"
 
 _CHUNKS = "virtual"
@@ -87,7 +88,7 @@ def looks_like_d4rl(file: Path) -> bool:
             return True
         names = set(root_members(file))
         return set(REQUIRED) <= names or (_CHUNKS in names and _has_chunks(file))
-    except (RbtoolError, *_DAMAGED):
+    except _UNREADABLE:
         return False
 
 
@@ -110,36 +111,6 @@ def again(file: Path) -> str:
     """Return the hint on how to get a damaged file again: the command, where its name is one of D4RL's."""
     known = dataset_of_file(file.name)
     return f"fetch it again: {known.fetch_command}" if known else _FETCH_AGAIN
-
-
-def require_whole(file: Path) -> None:
-    """Raise CorruptDataError for what is no HDF5 file, or has fewer bytes than its header states."""
-    if not begins_as_h5(file):
-        with file.open("rb") as opened:
-            head = opened.read(16)
-        raise CorruptDataError(f"{file} is no HDF5 file: it begins with {head!r}", hint=again(file))
-    stated, size = stated_bytes(file), file.stat().st_size
-    if stated is not None and size < stated:
-        raise CorruptDataError(
-            f"{file} was cut: it has {size:,} bytes, and its header states {stated:,} (a truncated file)",
-            hint=again(file),
-        )
-
-
-@contextlib.contextmanager
-def reading(file: Path, what: str) -> Iterator[None]:
-    """Raise what h5py raises for damaged files as CorruptDataError."""
-    try:
-        yield
-    except RbtoolError:
-        raise
-    except _DAMAGED as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CorruptDataError(
-            f"{what} of {file} cannot be read, the file is damaged: {said}", hint=again(file)
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +152,11 @@ class D4rlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rows: dict[str, H5Rows] = {}
-        require_whole(path)
-        with reading(path, "the structure"):
+        require_whole_h5(path, hint=again(path))
+        with reading("the structure", path, hint=again(path)):
             self._file = h5py.File(open_h5(path))
         try:
-            with reading(path, "the structure"):
+            with reading("the structure", path, hint=again(path)):
                 self._chunks = _chunks_in(self._file)
                 top = self._chunks[0] if self._chunks else self._file
                 self._columns = {name: self._core(name) for name in _KNOWN if name in top or name in REQUIRED}
@@ -224,7 +195,7 @@ class D4rlFile:
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a column as a fresh array in the byte order of this machine."""
         column = self._column(name)
-        with reading(self.path, repr(name)):
+        with reading(repr(name), self.path, hint=again(self.path)):
             if isinstance(column, ChunkedColumn):
                 rows = column.read(start, stop)
             else:
@@ -252,7 +223,7 @@ class D4rlFile:
     def _column(self, name: str) -> Column:
         found = self._columns.get(name)
         if found is None:
-            with reading(self.path, repr(name)):
+            with reading(repr(name), self.path, hint=again(self.path)):
                 found = self._columns[name] = self._file[name]
         return found
 
@@ -308,7 +279,7 @@ class D4rlFile:
         found = _Found()
         attributes = {str(name): value for name, value in self._file.attrs.items()}
         if attributes:
-            found.metadata["attributes"] = {name: _plain(value) for name, value in sorted(attributes.items())}
+            found.metadata["attributes"] = {name: plain_value(value) for name, value in sorted(attributes.items())}
         for path, item in datasets_in(self._file):
             if path in self._columns or self._is_chunk(path):
                 continue
@@ -361,7 +332,7 @@ class D4rlFile:
         content = value[()]
         small = not value.shape or (value.dtype.kind in "biuf" and math.prod(value.shape) <= _FEW_NUMBERS)
         if small or value.dtype.kind == "O":
-            _put(found.metadata, path.removeprefix(_METADATA).split("/"), _plain(content))
+            _put(found.metadata, path.removeprefix(_METADATA).split("/"), plain_value(content))
         elif value.dtype.hasobject or not is_inside(f"{path}.npy"):
             found.dropped.append(Dropped(path, "it is neither numbers nor text"))
         else:
@@ -384,16 +355,3 @@ def _put(document: dict[str, Any], parts: Sequence[str], value: Any) -> None:
         inner = document.setdefault(part, {})
         document = inner if isinstance(inner, dict) else document.setdefault(f"{part}/", {})
     document[parts[-1]] = value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of HDF5 as JSON: text decoded, numbers as they are, numbers that JSON lacks as text."""
-    if isinstance(value, np.ndarray | list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | None) else str(value)

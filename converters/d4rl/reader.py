@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.encodings.foreign_h5 import h5_file_at
 from ...core.errors import FormatError
 from ...core.format.blocks import EpisodeBlock
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -28,7 +29,6 @@ EPISODES_BYTES = 8 << 20
 """TED bytes of a block of episodes: the next one is read while one is written."""
 _TABLE_ROWS = 1 << 20
 _OBSERVATION: Key = ("observation",)
-_SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
 
 
 class D4rlReader(Reader):
@@ -52,12 +52,12 @@ class D4rlReader(Reader):
     @classmethod
     def recognises(cls, path: Path) -> bool:
         """Return whether it is HDF5 with D4RL's columns, whatever their lengths, or a HDF5 file that was cut."""
-        file = _file_at(path)
+        file = h5_file_at(path)
         return file is not None and looks_like_d4rl(file)
 
     def on_open(self) -> None:
         """Open the file and look at its structure."""
-        file = _file_at(self.path)
+        file = h5_file_at(self.path)
         if file is None:
             raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
         self._file = D4rlFile(file)
@@ -248,13 +248,3 @@ class _Columns:
 def _usual_name(path: str) -> str:
     """The name of a column in TED, where nothing about it had to be changed."""
     return ".".join(("info", *path.removeprefix("infos/").split("/"))) if path.startswith("infos/") else ""
-
-
-def _file_at(path: Path) -> Path | None:
-    """The file itself, or the only HDF5 file in a folder."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        return None
-    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES and file.is_file()]
-    return found[0] if len(found) == 1 else None

@@ -336,7 +336,7 @@ def test_check_of_a_damaged_raw_file_names_the_episodes_that_cannot_be_read(tmp_
     data = bytearray(file.read_bytes())
     data[place + 10] ^= 1
     file.write_bytes(data)
-    with small(file) as reader, pytest.raises(CorruptDataError, match=r"'actions' of .* cannot be read"):
+    with small(file) as reader, pytest.raises(CorruptDataError, match=r"'actions' in .* cannot be read"):
         list(reader.pieces())
     found = rbtool.check(file)
     assert any(finding.rule == "TED014" and 1 in finding.episodes for finding in found.findings)
