@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -64,14 +65,11 @@ class ArffFile:
         names = [str(number) for number in range(len(self.attributes))]
         kinds = [pa.float64() if one.categories is None else pa.string() for one in self.attributes]
 
-        def odd(row: Any) -> str:
-            return "skip" if row.text.lstrip().startswith("%") else "error"
-
         try:
             yield from arrow_csv.open_csv(
-                pa.PythonFile(file, "r"),
+                pa.PythonFile(_WithoutComments(file), "r"),
                 arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=_BLOCK_BYTES),
-                arrow_csv.ParseOptions(quote_char="'", double_quote=False, escape_char="\\", invalid_row_handler=odd),
+                arrow_csv.ParseOptions(quote_char="'", double_quote=False, escape_char="\\"),
                 arrow_csv.ConvertOptions(
                     column_types=dict(zip(names, kinds, strict=True)), null_values=_MISSING, strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
@@ -97,6 +95,27 @@ class ArffFile:
                 f"{len(attribute.categories)} categories that the header declares"
             )
         return known
+
+
+class _WithoutComments(io.RawIOBase):
+    """The lines of a file from where it stands, but for comments."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        wanted = _BLOCK_BYTES if size is None or size < 0 else size
+        while not self._left:
+            lines = self._file.readlines(wanted)
+            if not lines:
+                return b""
+            self._left = b"".join(line for line in lines if not line.lstrip().startswith(b"%"))
+        given, self._left = self._left[:wanted], self._left[wanted:]
+        return given
 
 
 def _header(file: Any, path: Path) -> tuple[tuple[Attribute, ...], int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,6 +27,7 @@ _LONGEST_ROW = 64 << 20
 _MOST_COLUMNS = 20_000
 _DELIMITERS = (",", "\t", ";")
 _ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), TEXT: pa.string()}
+_WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")
 _LINE_END, _QUOTE = b'\n"'
 _BOM = b"\xef\xbb\xbf"
 
@@ -123,13 +125,6 @@ class CsvFile(TableFile):
                 )
 
     def _parse(self, content: bytes, names: Sequence[str] | None, types: dict[str, Any] | None, line: int) -> Any:
-        wrong: list[str] = []
-
-        def odd(row: Any) -> str:
-            at = "" if row.number is None else f" of line {line + row.number - 1:,} or below"
-            wrong.append(f"{row.actual_columns} cells{at}, {row.expected_columns} are expected ({row.text[:80]!r})")
-            return "error"
-
         try:
             return arrow_csv.read_csv(
                 pa.BufferReader(content),
@@ -137,7 +132,7 @@ class CsvFile(TableFile):
                     column_names=list(self._names), use_threads=False, block_size=len(content) + 1
                 ),
                 arrow_csv.ParseOptions(
-                    delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=odd,
+                    delimiter=self._delimiter, newlines_in_values=True,
                     ignore_empty_lines=len(self._names) > 1,
                 ),
                 arrow_csv.ConvertOptions(
@@ -146,8 +141,15 @@ class CsvFile(TableFile):
                 ),
             )  # fmt: skip
         except pa.ArrowInvalid as error:
-            said = f"a row has {wrong[0]}" if wrong else " ".join(str(error).split())[:200]
-            raise CorruptDataError(f"{self.path}, from line {line:,} on: {said}") from error
+            said = " ".join(str(error).split())[:200]
+            wrong = _WRONG_ROW.search(said)
+            if wrong is None:
+                raise CorruptDataError(f"{self.path}, from line {line:,} on: {said}") from error
+            exact = b'"' not in content and b"\n\n" not in content and b"\n\r\n" not in content
+            where = f"line {line + int(wrong[1]) - 1:,}" + ("" if exact else ", or one below it,")
+            raise CorruptDataError(
+                f"{self.path}: {where} has {wrong[3]} cells, and {wrong[2]} are expected: {wrong[4]!r}"
+            ) from error
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         return self._read({name: self._kinds[name] for name in names}, start, stop)
@@ -260,7 +262,10 @@ def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: its first line is no text in UTF-8") from error
     delimiter = next((one for one in _DELIMITERS if one in line), ",")
-    names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
+    try:
+        names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
+    except csv.Error as error:
+        raise FormatError(f"{path}: its first line cannot be read ({error})") from error
     if all(_is_number(name) for name in names):
         raise FormatError(
             f"{path}: its first line has numbers, and the names of the columns are expected",

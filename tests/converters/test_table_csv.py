@@ -69,8 +69,8 @@ def test_lines_are_counted_with_those_inside_quotes_and_empty_ones(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("x,y\n1,2\n3\n", CorruptDataError, "a row has 1 cells"),
-        ("x,y\n1,2\n3,4,5\n", CorruptDataError, "a row has 3 cells"),
+        ("x,y\n1,2\n3\n", CorruptDataError, "line 3 has 1 cells"),
+        ("x,y\n1,2\n3,4,5\n", CorruptDataError, "line 3 has 3 cells"),
         ("1.5,2\n3,4\n", FormatError, "its first line has numbers"),
         ("x,x\n1,2\n", FormatError, "two columns are called 'x'"),
         ("x,\n1,2\n", FormatError, "column 2 of 2 has no name"),
@@ -80,6 +80,7 @@ def test_lines_are_counted_with_those_inside_quotes_and_empty_ones(tmp_path: Pat
         (b"x,y\n1,\xff\xfe\n", CorruptDataError, "UTF8"),
         (b"\xff\xfe,y\n1,2\n", FormatError, "no text in UTF-8"),
         (b"x\0,y\n1,2\n", FormatError, "is no table"),
+        ("x,y\r1,2\r3,4\n", FormatError, "its first line cannot be read"),
     ],
 )
 def test_lines_that_are_no_rows_are_refused(
