@@ -98,7 +98,7 @@ class ArffFile:
 
 
 class _WithoutComments(io.RawIOBase):
-    """The lines of a file from where it stands, but for comments."""
+    """The remaining lines of a file, without comments."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -32,9 +32,15 @@ class Hdf5File(TableFile):
     def _column(self, name: str, dataset: h5py.Dataset) -> Column:
         if why := absurd_size(dataset.id) if dataset.shape is not None else "":
             raise CorruptDataError(f"{self.path}: {name!r} {why}", hint="copy or fetch the file again, whole")
-        if h5py.check_string_dtype(dataset.dtype) and dataset.shape:
+        try:
+            dtype = dataset.dtype
+        except TypeError as error:  # h5py has none for some types of HDF5, and for damaged ones
+            return Column(
+                name, "unknown", (), len(dataset) if dataset.shape else 0, f"its type cannot be read: {error}"
+            )
+        if h5py.check_string_dtype(dtype) and dataset.shape:
             return Column(name, TEXT, dataset.shape[1:], dataset.shape[0])
-        return array_column(name, dataset.dtype, dataset.shape)
+        return array_column(name, dtype, dataset.shape)
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         found = {}

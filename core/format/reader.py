@@ -384,6 +384,12 @@ def _rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) ->
         yield piece
 
 
+_DAMAGED = (
+    ValueError, LookupError, EOFError, RuntimeError, ArithmeticError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+"""What libraries raise for damaged files."""
+
+
 @contextlib.contextmanager
 def understood(path: Path) -> Iterator[None]:
     """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
@@ -395,7 +401,7 @@ def understood(path: Path) -> Iterator[None]:
         if error.errno is not None:  # the system's own; a library that cannot read a file gives none
             raise
         raise _unreadable(path, error) from error
-    except (ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from error
 
 
