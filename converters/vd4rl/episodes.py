@@ -107,7 +107,7 @@ class EpisodeFiles(Episodes):
         dropped: dict[str, Dropped] = {}
         episodes: dict[int, Episode] = {}
         damaged: dict[int, RbtoolError] = {}
-        odd_starts = 0
+        odd_starts = cut = 0
         for number, path in enumerate(self.files):
             try:
                 with NpzRows(path) as file:
@@ -117,8 +117,9 @@ class EpisodeFiles(Episodes):
                             f"{path} has other arrays than {self.files[min(episodes)].name}: "
                             f"{form_of(layout.columns)}, and {form_of(first.columns)}"
                         )
-                    episodes[number] = self._episode(file, layout.rows, number)
+                    episodes[number] = self._episode(file, layout, number)
                     odd_starts += bool(file.read("action", 0, 1).any())
+                    cut += layout.flag_rows > layout.rows
                 first = first or layout
                 dropped |= {one.key: one for one in layout.dropped}
             except RbtoolError as error:
@@ -126,11 +127,20 @@ class EpisodeFiles(Episodes):
             progress(1)
         if first is None:
             raise next(iter(damaged.values()))
-        return Found(first.columns, tuple(dropped.values()), episodes, damaged, tuple(_notes(episodes, odd_starts)))
+        notes = [*_notes(episodes, odd_starts)]
+        if cut:
+            notes.append(f"the last row of {cut:,} files is missing, of which their flags alone have one")
+        return Found(first.columns, tuple(dropped.values()), episodes, damaged, tuple(notes))
 
-    def _episode(self, file: NpzRows, rows: int, number: int) -> Episode:
-        if not rows:
+    def _episode(self, file: NpzRows, layout: Layout, number: int) -> Episode:
+        if not layout.rows:
             raise FormatError(f"{file.path} has no rows")
+        is_cut, rows = layout.flag_rows > layout.rows, layout.flag_rows
+        if is_cut and (file.read("action", 0, 1).any() or file.read("reward", 0, 1).any()):
+            raise FormatError(
+                f"{file.path}: its flags have {rows:,} rows, and the rest {layout.rows:,}, of which the first one has "
+                "an action or a reward: which row is missing cannot be determined"
+            )
         marked = {name: _marked(file, name, rows) for name in FLAGS if name in file.names}
         if IS_FIRST in marked and marked[IS_FIRST] != [0]:
             raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, 0 alone is expected")
@@ -140,12 +150,15 @@ class EpisodeFiles(Episodes):
                     f"{file.path}: {name} is set in rows {_some(marked[name])}, {rows - 1:,} alone is expected: a file "
                     "is one episode"
                 )
+        text = {"file": file.path.name}
+        if is_cut:
+            return Episode(number, 0, layout.rows, begins=True, ended=False, terminated=False, text=text)
         if IS_TERMINAL in marked:
             terminated = bool(marked[IS_TERMINAL])
         else:
             terminated = DISCOUNT in file.names and not file.read(DISCOUNT, rows - 1, rows).any()
         ended = terminated or bool(marked.get(IS_LAST))
-        return Episode(number, 0, rows, True, ended, terminated, {"file": file.path.name})
+        return Episode(number, 0, rows, begins=True, ended=ended, terminated=terminated, text=text)
 
     def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
         if self._open is None or self._open[0] != episode.number:
@@ -184,6 +197,8 @@ class Shards(Episodes):
             if STEP_TYPE not in shard.names:
                 raise FormatError(f"{path} has no {STEP_TYPE!r}, which marks where episodes start and end")
             found.append(layout_of(shard, (STEP_TYPE,)))
+            if found[-1].flag_rows != found[-1].rows:
+                raise FormatError(f"{path}: step_type has another number of rows than the observations")
             if found[-1].columns != found[0].columns:
                 raise FormatError(
                     f"{path} has other arrays than {self.files[0].name}: {form_of(found[-1].columns)}, and "

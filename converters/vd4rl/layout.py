@@ -125,15 +125,19 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a file, what of it is left out, and the number of its rows."""
+    """The columns of a file, what of it is left out, and the number of its rows; `flag_rows` of its flags."""
 
     columns: tuple[Column, ...]
     dropped: tuple[Dropped, ...]
     rows: int
+    flag_rows: int
 
 
 def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
-    """Return the columns of a file, of which `flags` are no fields; FormatError for arrays that make no sense."""
+    """Return the columns of a file, of which `flags` are no fields; FormatError for arrays that make no sense.
+
+    All arrays have as many rows; only all of the flags may have one more.
+    """
     pixels = next((name for name in _IMAGES if name in file.names), None)
     if pixels is None or not set(_REQUIRED) <= set(file.names):
         there = ", ".join(sorted(file.names)[:12]) or "no arrays"
@@ -143,7 +147,9 @@ def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
         if why := file.why_no_numbers(name):
             raise FormatError(f"{file.path}: {name!r} cannot be read as rows: {why}")
     lengths = {name: file.form(name)[1][0] for name in core}
-    if len(set(lengths.values())) > 1:
+    rows, marked = lengths[pixels], {lengths[name] for name in flags if name in lengths}
+    same = {rows} == {length for name, length in lengths.items() if name not in flags}
+    if not same or len(marked) > 1 or not marked <= {rows, rows + 1}:
         listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
         raise FormatError(f"{file.path}: its arrays have different numbers of rows ({listed})")
     for name in ("reward", *(flag for flag in flags if flag in core)):
@@ -155,7 +161,7 @@ def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
     if DISCOUNT in core:
         columns.append(_column(file, DISCOUNT, (DISCOUNT,), "result"))
     dropped = [Dropped(name, "it is no array with a row for each observation") for name in file.others]
-    rows, taken = lengths[pixels], list[Key]()
+    taken: list[Key] = []
     for name in sorted(set(file.names) - set(core)):
         key = ("state", *map(safe_part, name.split("/")))
         if why := file.why_no_numbers(name) or _why_not(file, name, key, taken, rows):
@@ -163,7 +169,7 @@ def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
             continue
         taken.append(key)
         columns.append(_column(file, name, key, "state"))
-    return Layout(tuple(columns), tuple(dropped), rows)
+    return Layout(tuple(columns), tuple(dropped), rows, max(marked, default=rows))
 
 
 def _why_not(file: RowFile, name: str, key: Key, taken: list[Key], rows: int) -> str:

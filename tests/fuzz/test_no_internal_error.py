@@ -18,7 +18,9 @@ from rbtool.core.format.documents import dump_json
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")
-KINDS = ("ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset", *MINARI)
+KINDS = (
+    "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset", "ogbench", "vd4rl", *MINARI,
+)  # fmt: skip
 IN, OUT = "IN", "OUT"
 VERBS = [
     f"inspect {IN}", f"inspect {IN} --episode 0", f"inspect {IN} --json", f"check {IN}", f"stats {IN}",
@@ -47,6 +49,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copy(DATA.parent / "d4rl" / "hopper_random-v2.hdf5", folder / "d4rl")
     shutil.copy(DATA.parent / "robomimic" / "isaac_stack_cube.hdf5", folder / "isaac")
     shutil.copytree(DATA.parent / "roboset" / "DAPG(expert)" / "door_v2d-v1", folder / "roboset")
+    shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
+    shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
     return {kind: DATA / kind if "/" in kind else folder / kind for kind in KINDS}
 
 
