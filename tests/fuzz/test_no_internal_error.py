@@ -19,7 +19,8 @@ from rbtool.core.format.documents import dump_json
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")
 KINDS = (
-    "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset", "ogbench", "vd4rl", *MINARI,
+    "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
+    "ogbench", "vd4rl", *MINARI,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 VERBS = [
