@@ -14,10 +14,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_layout import begins_as_h5
-from ...core.encodings.h5_open import absurd_size, open_h5, root_members
-from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
-from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.encodings.foreign_h5 import names_in, require_whole_h5
+from ...core.encodings.h5_open import absurd_size, open_h5
+from ...core.encodings.stored_columns import reading
+from ...core.errors import CorruptDataError, FormatError, SchemaError
+from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
@@ -48,16 +49,16 @@ class D3rlpyReader(ColumnReader):
     @classmethod
     def recognises(cls, path: Path) -> bool:
         """Return whether it is HDF5 with d3rlpy's lists at the root."""
-        try:
-            return path.is_file() and begins_as_h5(path) and set(root_members(path)) >= _MARKS
-        except (RbtoolError, OSError, RuntimeError, ValueError, LookupError, TypeError):
-            return False
+        return path.is_file() and set(names_in(path)) >= _MARKS
 
     def on_open(self) -> None:
         """Open the file and look at the form of every array."""
-        self._file = h5py.File(open_h5(self.path))
+        require_whole_h5(self.path)
+        with reading("the structure", self.path):
+            self._file = h5py.File(open_h5(self.path))
         try:
-            self._look_over()
+            with reading("its arrays", self.path):
+                self._look_over()
         except BaseException:
             self._file.close()
             raise
@@ -80,21 +81,21 @@ class D3rlpyReader(ColumnReader):
         self._episodes = [self._episode(number) for number in range(int(count))]
         if not any(one.length for one in self._episodes):
             raise FormatError(f"{self.path} has no steps")
-        self._columns: list[StoredColumn] = []
+        self._columns: list[EpisodeColumn] = []
         self._dropped: list[Dropped] = []
         for name in dict.fromkeys(names):
             if name != _TERMINATED:
                 self._columns += self._columns_of(name)
 
-    def _episode(self, number: int) -> StoredEpisode:
+    def _episode(self, number: int) -> ColumnEpisode:
         rewards = self._array(f"{_REWARDS}_{number}")
         flag = self._value(f"{_TERMINATED}_{number}")
         if np.size(flag) != 1 or np.asarray(flag).dtype.kind not in "biuf" or np.ravel(flag)[0] not in (0, 1):
             raise FormatError(f"{self.path}: {_TERMINATED}_{number} is {str(flag)[:40]}, one flag is expected")
         terminated = bool(np.ravel(flag)[0])
-        return StoredEpisode(len(rewards), terminated=terminated, truncated=not terminated)
+        return ColumnEpisode(len(rewards), terminated=terminated, truncated=not terminated)
 
-    def _columns_of(self, name: str) -> Iterator[StoredColumn]:
+    def _columns_of(self, name: str) -> Iterator[EpisodeColumn]:
         """Make a column, or one for each part of a tuple; one that is not d3rlpy's own may be dropped."""
         parts = [""] if f"{name}_0" in self._file else [f"_{part}" for part in range(self._parts(name))]
         try:
@@ -112,7 +113,7 @@ class D3rlpyReader(ColumnReader):
             if key[0] == REWARD[0] and (part or int(np.prod(shape)) != 1):
                 raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
             field = Field(key, dtype, () if key == REWARD else shape, role)
-            yield StoredColumn(field, timing, partial(self._read, name, part, field))
+            yield EpisodeColumn(field, timing, partial(self._read, name, part, field))
 
     def _parts(self, name: str) -> int:
         count = 0
@@ -162,18 +163,20 @@ class D3rlpyReader(ColumnReader):
         return found[()]
 
     def _read(self, name: str, part: str, field: Field, number: int, start: int, stop: int) -> Array:
-        dataset = self._file[f"{name}_{number}{part}"]
-        rows = np.empty((stop - start, *dataset.shape[1:]), field.numpy)
-        if rows.size:
-            dataset.read_direct(rows, np.s_[start:stop])
+        place = f"{name}_{number}{part}"
+        with reading(place, self.path):
+            dataset = self._file[place]
+            rows = np.empty((stop - start, *dataset.shape[1:]), field.numpy)
+            if rows.size:
+                dataset.read_direct(rows, np.s_[start:stop])
         return rows.reshape(stop - start, *field.shape)
 
     @property
-    def columns(self) -> Sequence[StoredColumn]:
+    def columns(self) -> Sequence[EpisodeColumn]:
         return self._columns
 
     @property
-    def episodes(self) -> Sequence[StoredEpisode]:
+    def episodes(self) -> Sequence[ColumnEpisode]:
         return self._episodes
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
@@ -184,7 +187,7 @@ class D3rlpyReader(ColumnReader):
 
     def _unknown(self) -> Iterator[Dropped]:
         """Name what is in the file and belongs to no column or episode."""
-        for name in self._file:
+        for name in map(_text, self._file):
             if name not in self._seen and name not in _MARKS:
                 yield Dropped(name, "it belongs to no column and episode that the file announces")
 

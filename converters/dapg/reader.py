@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import FormatError, SchemaError
-from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.digest import open_regular
 from ...core.format.documents import dump_json
@@ -78,17 +78,17 @@ class DapgReader(ColumnReader):
             raise FormatError(f"{self.path} is no list of paths")
         paths = self._reader.items(found)
         self._paths: list[dict[str, Value]] = []
-        self._episodes: list[StoredEpisode] = []
+        self._episodes: list[ColumnEpisode] = []
         for number, path in enumerate(paths):
             if not isinstance(path, dict):
                 raise FormatError(f"{self.path}: entry {number} of its list is no dictionary of arrays")
             self._paths.append(path)
             length = len(self._array(number, "rewards"))
             terminated = self._meaning.terminated
-            self._episodes.append(StoredEpisode(length, terminated=terminated, truncated=not terminated))
+            self._episodes.append(ColumnEpisode(length, terminated=terminated, truncated=not terminated))
         if not any(one.length for one in self._episodes):
             raise FormatError(f"{self.path} has no steps")
-        self._columns: list[StoredColumn] = []
+        self._columns: list[EpisodeColumn] = []
         self._dropped: list[Dropped] = []
         for name in dict.fromkeys(name for path in self._paths for name in path):
             if name != _STATE:
@@ -115,7 +115,7 @@ class DapgReader(ColumnReader):
         if key == REWARD and int(np.prod(shape)) != 1:
             raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
         field = Field(key, dtype, () if key == REWARD else shape, role)
-        self._columns.append(StoredColumn(field, timing, partial(self._read, name, field)))
+        self._columns.append(EpisodeColumn(field, timing, partial(self._read, name, field)))
 
     def _form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return element type and shape of the rows of an array, which all paths have to share."""
@@ -142,11 +142,11 @@ class DapgReader(ColumnReader):
         return rows.reshape(stop - start, *field.shape)
 
     @property
-    def columns(self) -> Sequence[StoredColumn]:
+    def columns(self) -> Sequence[EpisodeColumn]:
         return self._columns
 
     @property
-    def episodes(self) -> Sequence[StoredEpisode]:
+    def episodes(self) -> Sequence[ColumnEpisode]:
         return self._episodes
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ...core.encodings.arrow_bounds import require_bounded_parquet
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.column_reader import StoredColumn
+from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ...core.format.documents import load_json
@@ -110,7 +110,7 @@ class FolderTrajectories(Trajectories):
         self.columns = []
         for name in self._names:
             field, timing = field_of(path, name, *self._forms[name])
-            self.columns.append(StoredColumn(field, timing, partial(self._read, name)))
+            self.columns.append(EpisodeColumn(field, timing, partial(self._read, name)))
 
     def _look_over(self, has_infos: bool) -> None:
         """Read every trajectory once, for its length and flags."""

@@ -16,7 +16,7 @@ import numpy as np
 from ...core.encodings.npz import NpzFile, array_names, first_name_of_cut
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.column_reader import StoredColumn
+from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import RowBlocks
@@ -88,13 +88,13 @@ class NpzTrajectories(Trajectories):
         self.lengths, self.terminal = lengths.tolist(), (terminal != 0).tolist()
         self._starts = np.array(bounds[:-1], np.int64)
 
-    def _column(self, name: str, piece_bytes: int) -> StoredColumn:
+    def _column(self, name: str, piece_bytes: int) -> EpisodeColumn:
         dtype, shape = self._file.form(name)
         field, timing = field_of(self.path, name, dtype, shape[1:])
         rows = max(1, piece_bytes // max(1, row_bytes([field])))
         blocks = RowBlocks(partial(self._file.read, name), shape[0], rows)
         starts = self._starts + np.arange(len(self._starts)) if name == OBS else self._starts
-        return StoredColumn(field, timing, partial(_read, blocks, starts))
+        return EpisodeColumn(field, timing, partial(_read, blocks, starts))
 
     def _infos(self, trusted: bool) -> list[Dropped]:
         if not self._file.is_pickled(INFOS):
@@ -124,7 +124,7 @@ class NpzTrajectories(Trajectories):
                     bool(length) and bool(found[stop]) for length, stop in zip(self.lengths, stops, strict=True)
                 ]
             field = Field(("info", safe_part(name)), found.dtype.name, found.shape[1:], "info")
-            columns.append(StoredColumn(field, "result", partial(_kept, found, self._starts)))
+            columns.append(EpisodeColumn(field, "result", partial(_kept, found, self._starts)))
         self.columns = columns
         return dropped
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.errors import RbtoolError
-from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import SourceFacts
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from .arrow import FolderTrajectories, looks_like_folder
@@ -50,7 +50,7 @@ class ImitationReader(ColumnReader):
         self._meaning = self._meaning_of_terminal()
         limits = self._found.limits or [not self._meaning.terminated] * len(self._found.lengths)
         self._episodes = [
-            StoredEpisode(length, terminated=terminal and not limit, truncated=terminal and limit, observed=True)
+            ColumnEpisode(length, terminated=terminal and not limit, truncated=terminal and limit, observed=True)
             for length, terminal, limit in zip(self._found.lengths, self._found.terminal, limits, strict=True)
         ]
 
@@ -65,11 +65,11 @@ class ImitationReader(ColumnReader):
         return meaning_of_ends(self.options, "terminated", why)
 
     @property
-    def columns(self) -> Sequence[StoredColumn]:
+    def columns(self) -> Sequence[EpisodeColumn]:
         return self._found.columns
 
     @property
-    def episodes(self) -> Sequence[StoredEpisode]:
+    def episodes(self) -> Sequence[ColumnEpisode]:
         return self._episodes
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import FormatError, SchemaError
-from ...core.format.column_reader import StoredColumn
+from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name
@@ -32,7 +32,7 @@ class Trajectories(Closing):
     """
 
     path: Path
-    columns: Sequence[StoredColumn]
+    columns: Sequence[EpisodeColumn]
     lengths: list[int]
     terminal: list[bool]
     limits: list[bool] | None = None

@@ -41,17 +41,17 @@ class ParquetRows(Closing):
         require_bounded_parquet(path)
         self.path = path
         self._opened = os.fdopen(open_regular(path), "rb")
-        try:
-            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
-        except BaseException:
-            self._opened.close()
-            raise
         self._group, self._row = -1, 0
         self._batches: Iterator[Any] = iter(())
         self._rows = _MOST_ROWS
-        for first in self._file.iter_batches(batch_size=1, use_threads=False):
-            self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
-            break
+        try:
+            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+            for first in self._file.iter_batches(batch_size=1, use_threads=False):
+                self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
+                break
+        except BaseException:
+            self._opened.close()
+            raise
 
     def blocks(self) -> Iterator[tuple[tuple[int, int, int], Block]]:
         """Yield the rows in blocks with their places."""

@@ -6,7 +6,9 @@ Imports pyarrow; never ray.
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,10 @@ from .parquet import ParquetRows, looks_like_parquet
 
 PIECE_BYTES = 16 << 20
 """TED bytes of the rows in memory at a time."""
+_UNREADABLE = (
+    OSError, ValueError, LookupError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, zlib.error,
+    struct.error,
+)  # fmt: skip
 _SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".zip"})
 _HELD_BLOCKS = 8
 _MOST_STEPS = 1 << 62
@@ -269,5 +275,5 @@ def _counted(path: Path) -> list[tuple[int, str]]:
 def _is_one(path: Path) -> bool:
     try:
         return looks_like_lines(path) or looks_like_parquet(path)
-    except (RbtoolError, OSError, ValueError, LookupError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
+    except (RbtoolError, *_UNREADABLE):
         return False

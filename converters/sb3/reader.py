@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import FormatError, RbtoolError
-from ...core.format.column_reader import ColumnReader, StoredColumn, StoredEpisode
+from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.row_blocks import RowBlocks
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
@@ -72,7 +72,7 @@ class Sb3Reader(ColumnReader):
         why = "there are no timeouts, so that dones may be time limits, too; Stable-Baselines3 bootstraps from none"
         return meaning_of_ends(self.options, "terminated", why)
 
-    def _streams(self) -> tuple[list[StoredEpisode], list[tuple[int, int]]]:
+    def _streams(self) -> tuple[list[ColumnEpisode], list[tuple[int, int]]]:
         """Return the episodes, with the environment and the first row of each."""
         buffer = self._buffer
         none = np.zeros_like(buffer.dones)
@@ -80,7 +80,7 @@ class Sb3Reader(ColumnReader):
         dones = buffer.dones | timeouts
         truncated = timeouts if buffer.timeouts is not None or self._meaning.terminated else dones
         terminated = dones & ~truncated
-        episodes, places = list[StoredEpisode](), list[tuple[int, int]]()
+        episodes, places = list[ColumnEpisode](), list[tuple[int, int]]()
         for environment in range(buffer.environments):
             stops = (np.flatnonzero(dones[:, environment]) + 1).tolist()
             if buffer.rows and (not stops or stops[-1] != buffer.rows):
@@ -89,11 +89,11 @@ class Sb3Reader(ColumnReader):
                 flags = bool(terminated[stop - 1, environment]), bool(truncated[stop - 1, environment])
                 tail = buffer.has_newest and stop == buffer.rows
                 text = {"environment": str(environment)} if buffer.environments > 1 else None
-                episodes.append(StoredEpisode(stop - start, *flags, observed=tail, text=text))
+                episodes.append(ColumnEpisode(stop - start, *flags, observed=tail, text=text))
                 places.append((environment, start))
         return episodes, places
 
-    def _lay_out(self) -> list[StoredColumn]:
+    def _lay_out(self) -> list[EpisodeColumn]:
         buffer = self._buffer
 
         def read(name: str) -> Callable[[int, int, int], Array]:
@@ -105,17 +105,17 @@ class Sb3Reader(ColumnReader):
 
         after = read(NEXT_OBSERVATIONS) if buffer.has_next else None
         return [
-            StoredColumn(field(OBSERVATIONS, ("observation",), "observation"), "state", read(OBSERVATIONS), after),
-            StoredColumn(field(ACTIONS, ACTION, "action"), "step", read(ACTIONS)),
-            StoredColumn(field(REWARDS, REWARD, "reward"), "result", read(REWARDS)),
+            EpisodeColumn(field(OBSERVATIONS, ("observation",), "observation"), "state", read(OBSERVATIONS), after),
+            EpisodeColumn(field(ACTIONS, ACTION, "action"), "step", read(ACTIONS)),
+            EpisodeColumn(field(REWARDS, REWARD, "reward"), "result", read(REWARDS)),
         ]
 
     @property
-    def columns(self) -> Sequence[StoredColumn]:
+    def columns(self) -> Sequence[EpisodeColumn]:
         return self._columns
 
     @property
-    def episodes(self) -> Sequence[StoredEpisode]:
+    def episodes(self) -> Sequence[ColumnEpisode]:
         return self._episodes
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:

@@ -22,7 +22,7 @@ _OUTCOME_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class StoredColumn:
+class EpisodeColumn:
     """A column of a source. `read` gives its rows of an episode; `after` those after each step, where they are stored.
 
     A `state` without `after` has a row more than there are steps in episodes whose last observation is stored.
@@ -35,7 +35,7 @@ class StoredColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEpisode:
+class ColumnEpisode:
     """An episode of `length` steps; the flags are those of its last step.
 
     `observed` states that the observation after the last step is stored. `text` are strings of the whole episode.
@@ -58,12 +58,12 @@ class ColumnReader(Reader):
 
     @property
     @abstractmethod
-    def columns(self) -> Sequence[StoredColumn]:
+    def columns(self) -> Sequence[EpisodeColumn]:
         """The columns under their root keys."""
 
     @property
     @abstractmethod
-    def episodes(self) -> Sequence[StoredEpisode]:
+    def episodes(self) -> Sequence[ColumnEpisode]:
         """The episodes in storage order, numbered from 0."""
 
     def facts_of(
@@ -120,7 +120,7 @@ class ColumnReader(Reader):
             columns = [column for column in self.columns if column.field.role == "reward"]
             yield from self._pieces(number, columns, _OUTCOME_ROWS)
 
-    def _pieces(self, number: int, columns: Sequence[StoredColumn], rows: int) -> Iterator[Piece]:
+    def _pieces(self, number: int, columns: Sequence[EpisodeColumn], rows: int) -> Iterator[Piece]:
         one = self.episodes[number]
         for start in range(0, one.length, rows):
             stop = min(start + rows, one.length)

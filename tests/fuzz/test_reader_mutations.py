@@ -1,0 +1,50 @@
+"""Files of RLlib, imitation, d3rlpy, Stable-Baselines3 and DAPG with changed bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demonstration_files import imitation_table, random_episodes, write_parquet_folder
+from mutations import strike
+
+from rbtool.converters.d3rlpy.reader import D3rlpyReader
+from rbtool.converters.dapg.reader import DapgReader
+from rbtool.converters.imitation.reader import ImitationReader
+from rbtool.converters.rllib.reader import RllibReader
+from rbtool.converters.sb3.reader import Sb3Reader
+from rbtool.core.format.reader import Reader
+
+DATA = Path(__file__).parents[1] / "data"
+TRUST = {"trust_pickle": True}
+FILES: list[tuple[type[Reader], str, dict[str, Any], int]] = [
+    (RllibReader, "rllib/cartpole_small.json", {}, 40),
+    (RllibReader, "rllib/cartpole-v1.jsonl", {}, 40),
+    (RllibReader, "rllib/cartpole-v1_large/1_000000_000000.parquet", {}, 40),
+    (RllibReader, "rllib/pendulum_expert_sac_3eps.zip", TRUST, 10),
+    (ImitationReader, "imitation/cartpole_expert_4.npz", TRUST, 15),
+    (D3rlpyReader, "d3rlpy/vector.h5", {}, 40),
+    (D3rlpyReader, "d3rlpy/tuple.h5", {}, 40),
+    (Sb3Reader, "sb3/partial.npz", {}, 40),
+    (Sb3Reader, "sb3/memory.npz", {}, 40),
+    (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "options", "count"), FILES, ids=[name for _, name, _, _ in FILES])
+def test_a_few_mutations(kind: type[Reader], name: str, options: dict[str, Any], count: int, tmp_path: Path) -> None:
+    strike(kind, DATA / name, tmp_path, count, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "options", "count"), FILES, ids=[name for _, name, _, _ in FILES])
+def test_many_mutations(kind: type[Reader], name: str, options: dict[str, Any], count: int, tmp_path: Path) -> None:
+    strike(kind, DATA / name, tmp_path, 125 * count, options)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_mutations_of_a_trajectory_a_row(count: int, tmp_path: Path) -> None:
+    folder = write_parquet_folder(tmp_path / "d", imitation_table(random_episodes((5, 4, 6))))
+    (source,) = (folder / "data").iterdir()
+    strike(ImitationReader, source, tmp_path, count, {})

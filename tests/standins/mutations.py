@@ -1,0 +1,62 @@
+"""Files with changed bytes: reading one gives its rows or one of our errors, in bounded time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rbtool.core.errors import RbtoolError
+from rbtool.core.format.reader import Reader
+
+LONGEST = 10.0
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Change some bits or bytes, mostly in the structure at the start and the end, or cut or double a part."""
+    changed = bytearray(data)
+    kind = chance.random()
+    if kind < 0.08:
+        return bytes(changed[: chance.randrange(len(changed))])
+    if kind < 0.16:
+        at, to = sorted(chance.randrange(len(changed)) for _ in range(2))
+        return bytes(changed[:at] + changed[to:])
+    for _ in range(chance.choice([1, 1, 2, 8, 64])):
+        at = chance.randrange(len(changed))
+        place = chance.random()
+        if place < 0.4:
+            at = chance.randrange(min(len(changed), 4096))
+        elif place < 0.6:
+            at = len(changed) - 1 - chance.randrange(min(len(changed), 1024))
+        changed[at] = chance.choice([0, 255, chance.randrange(256), changed[at] ^ (1 << chance.randrange(8))])
+    return bytes(changed)
+
+
+def strike(kind: type[Reader], source: Path, folder: Path, count: int, options: Mapping[str, Any]) -> int:
+    """Read `count` mutations of a file with a reader; return how many of them were read to the end."""
+    data, path, chance = source.read_bytes(), folder / source.name, random.Random(f"{source.name} {count}")
+    whole = 0
+    for number in range(count):
+        path.write_bytes(mutated(data, chance))
+        started, said = time.monotonic(), ""
+        try:
+            whole += _read(kind, path, options)
+        except RbtoolError as error:
+            said = error.message
+        except Exception as error:
+            raise AssertionError(f"{source.name}, mutation {number}: {error!r}") from error
+        assert "\n" not in said, (source.name, number)
+        assert time.monotonic() - started < LONGEST, (source.name, number)
+    return whole
+
+
+def _read(kind: type[Reader], path: Path, options: Mapping[str, Any]) -> bool:
+    if not kind.recognises(path):
+        return False
+    with kind(path, options=options) as reader:
+        facts = reader.facts()
+        steps = sum(map(len, reader.pieces()))
+        assert steps == facts.steps == reader.episode_table().steps
+    return True
