@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.encodings.foreign_h5 import names_in, require_whole_h5
 from ...core.encodings.h5_open import absurd_size, open_h5
+from ...core.encodings.h5_text import stored_text
 from ...core.encodings.stored_columns import reading
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
@@ -71,9 +72,10 @@ class D3rlpyReader(ColumnReader):
                 f"{self.path} has version {version[:20]!r} of d3rlpy's files, {_KNOWN_VERSIONS} can be read",
                 hint="load it with d3rlpy, and dump it again with d3rlpy 2",
             )
-        names = [_text(name) for name in np.atleast_1d(self._value(_COLUMNS))]
+        listed = self._value(_COLUMNS)
+        names = [_text(name) for name in (listed if isinstance(listed, list) else np.atleast_1d(listed))]
         count = self._value(_COUNT)
-        if np.ndim(count) or not 0 <= int(count) <= len(self._file):
+        if np.ndim(count) or np.asarray(count).dtype.kind not in "iu" or not 0 <= int(count) <= len(self._file):
             raise FormatError(f"{self.path}: num_episodes is {count}, which its arrays are not enough for")
         for name in _REQUIRED:
             if name not in names:
@@ -160,6 +162,11 @@ class D3rlpyReader(ColumnReader):
         self._seen.add(name)
         if not isinstance(found, h5py.Dataset) or found.shape is None or found.size > _MOST_COLUMNS:
             raise FormatError(f"{self.path}: {name} is missing, or is no single value")
+        if h5py.check_string_dtype(found.dtype) is not None and found.dtype.kind == "O":
+            texts = stored_text(found, self.path)
+            return texts if found.shape else texts[0]
+        if found.dtype.hasobject:
+            raise FormatError(f"{self.path}: {name} is {found.dtype}, which is neither numbers nor text")
         return found[()]
 
     def _read(self, name: str, part: str, field: Field, number: int, start: int, stop: int) -> Array:
