@@ -100,13 +100,16 @@ from .core.verbs.check import check as check
 from .core.verbs.check import repair as repair
 from .core.verbs.convert import convert as convert
 from .core.verbs.demo import demo as demo
+from .core.verbs.diff import diff as diff
 from .core.verbs.download import download as download
 from .core.verbs.export import export as export
 from .core.verbs.inspect import inspect as inspect
 from .core.verbs.listing import list_datasets
 from .core.verbs.listing import list_remote as list_remote
+from .core.verbs.merge import merge as merge
 from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.sample import sample as sample
+from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .core.writers.base import Writer as Writer

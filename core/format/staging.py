@@ -51,6 +51,8 @@ def lock_folder(folder: Path, *, wait: bool = False, within: int | None = None) 
 
 _MARK = "rbtool-new"
 _ASIDE = "rbtool-old"
+PARTS_FILE = "split.json"
+"""The file in a folder of datasets that one run of `split` wrote; it lists them."""
 _LEFTOVER = re.compile(rf"\.(?P<name>.+)\.(?P<mark>{_MARK}|{_ASIDE})-[0-9a-f]{{8}}")
 
 
@@ -153,7 +155,7 @@ class Staging:
             raise UsageError(f"{self.destination} is inside the dataset {around}", hint="choose another destination")
         if not self.destination.exists() or _is_empty_folder(self.destination):
             return
-        if not is_ours(self.destination):
+        if not is_ours(self.destination) and not (self.destination / PARTS_FILE).is_file():
             raise UsageError(
                 f"{self.destination} is there already and is not an rbtool dataset or checkpoint; it is left alone",
                 hint="choose another destination",
@@ -237,6 +239,9 @@ def _foreign_file(path: Path) -> Path | None:
     """Find a file in a dataset's folder that its manifest does not list; None if there is none."""
     if not path.is_dir():
         return None
+    if not has_manifest(path) and (path / PARTS_FILE).is_file():
+        parts = [part for part in path.iterdir() if part.name != PARTS_FILE]
+        return next(filter(None, (_foreign_file(part) if has_manifest(part) else part for part in parts)), None)
     try:
         listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST}
     except (RbtoolError, OSError):  # a damaged manifest lists nothing: go by the names that we give

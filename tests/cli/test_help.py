@@ -8,7 +8,10 @@ import pytest
 
 import rbtool
 
-VERBS = ["list", "download", "convert", "preprocess", "inspect", "stats", "sample", "check", "demo"]
+VERBS = [
+    "list", "download", "convert", "preprocess", "merge", "split", "inspect", "stats", "sample", "diff", "check",
+    "demo",
+]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [
     "checkpoint save", "checkpoint load", "checkpoint verify", "cache ls", "cache rm", "cache prune", "cache verify",
@@ -69,7 +72,9 @@ def test_every_verb_has_the_same_common_options(page, pages):
     assert all(option in common for option in ("--json", "-q", "-v", "--debug", "--log-file", "--no-color", "-h"))
 
 
-@pytest.mark.parametrize("page", ["convert", "download", "preprocess", "checkpoint save", "checkpoint load"])
+@pytest.mark.parametrize(
+    "page", ["convert", "download", "preprocess", "merge", "split", "checkpoint save", "checkpoint load"]
+)
 def test_verbs_that_write_can_be_tried_and_forced(page, pages):
     assert "--dry-run" in pages[page]
     assert "--force" in pages[page]

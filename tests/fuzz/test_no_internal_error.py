@@ -29,6 +29,7 @@ VERBS = [
     *(f"export {IN} {OUT} --to {library}" for library in ("npz", "h5", "parquet", "minari")),
     *(f"checkpoint save {IN} {OUT} --as {form}" for form in ("flat", "nested", "h5")),
     f"preprocess {IN} --dest {OUT} --cast action=float32 --num-workers 0",
+    f"merge {IN} {IN} {OUT}", f"split {IN} --train 0.5 --val 0.5 --dest {OUT}", f"diff {IN} {IN}",
 ]  # fmt: skip
 ODD: list[Any] = [
     None, True, -1, 0, 1 << 70, 1.5, "", "x", "\ud800", "a/../b", [], [[]], {}, {"a": 1}, [None], ["x", "y"],

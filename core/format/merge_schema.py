@@ -1,0 +1,192 @@
+"""One schema for datasets that are merged: what they differ in, and the fields that a policy makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from ..errors import SchemaError, UsageError, did_you_mean
+from ..ted.schema import NEXT, Field, Key, key_name
+from .contracts import StepReader
+from .manifest import Dropped
+from .merged import MergedSchema, mask_key
+from .returns import return_field_of
+
+Policy: TypeAlias = Literal["error", "intersect", "union"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """A field that the datasets do not have alike: what each has, in their order, `nothing` where it is missing."""
+
+    key: str
+    found: tuple[str, ...]
+
+    def sentence(self, names: Sequence[str]) -> str:
+        """State which dataset has what: `action: float32 [2] in A, float64 [2] in B`."""
+        return f"{self.key}: {', '.join(f'{what} in {name}' for what, name in zip(self.found, names, strict=True))}"
+
+
+def require_policy(schema: str) -> Policy:
+    """Validate the name of a policy; UsageError for an unknown one."""
+    for policy in get_args(Policy):
+        if schema == policy:
+            return schema  # type: ignore[return-value]
+    raise UsageError(
+        f"there is no schema policy {schema!r}{did_you_mean(schema, get_args(Policy))}",
+        hint=f"take one of {', '.join(get_args(Policy))}",
+    )
+
+
+def field_differences(each: Sequence[Sequence[Field]]) -> list[FieldDifference]:
+    """Return the fields, in order of appearance, that are not in all datasets with the same element type and shape."""
+    found = []
+    for key, fields in _by_key(each):
+        looks = tuple("nothing" if one is None else f"{one.dtype} {list(one.shape)}" for one in fields)
+        if len(set(looks)) > 1:
+            found.append(FieldDifference(key_name(key), looks))
+    return found
+
+
+def _by_key(each: Sequence[Sequence[Field]]) -> Iterator[tuple[Key, list[Field | None]]]:
+    known = [{leaf.key: leaf for leaf in fields} for fields in each]
+    for key in dict.fromkeys(leaf.key for fields in each for leaf in fields):
+        yield key, [fields.get(key) for fields in known]
+
+
+_FEW = 8
+
+
+def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: Policy, *, cast: bool) -> MergedSchema:
+    """Return the fields that the datasets are merged into.
+
+    `error` takes datasets with the same fields only; `intersect` the fields that all have in one shape; `union` all
+    fields, with a mask for each that some dataset lacks. With `cast` fields of different element types get the one
+    that holds all values of each. SchemaError names every difference that the policy does not resolve.
+    """
+    each = [reader.fields for reader in readers]
+    differences = field_differences(each)
+    rewards = _reward_meanings(readers, names)
+    unresolved = [one for one in differences if not _resolved(one, policy, cast)]
+    if unresolved or (rewards and policy == "error"):
+        raise _refusal(unresolved, rewards, names, policy)
+    fields: list[Field] = []
+    masks: dict[Key, Key] = {}
+    dropped: list[Dropped] = []
+    notes = list(rewards)
+    for key, found in _by_key(each):
+        there = [one for one in found if one is not None]
+        missing = [name for name, one in zip(names, found, strict=True) if one is None]
+        if policy == "intersect" and (missing or len({one.shape for one in there}) > 1):
+            why = f"not in {' and '.join(missing)}" if missing else _shapes(found, names)
+            dropped.append(Dropped(key_name(key), why))
+            continue
+        types = {one.dtype for one in there}
+        if len(types) > 1:
+            notes.append(f"{key_name(key)} becomes {_common_type(sorted(types))}: it is {_types(found, names)}")
+        fields.append(replace(there[0], dtype=_common_type(sorted(types))))
+        if missing:
+            masks[mask_key(key)] = key
+            marked = key_name(mask_key(key))
+            notes.append(f"{key_name(key)} is not in {' and '.join(missing)}: zeros there, and {marked} is false")
+    if not fields:
+        raise SchemaError(f"{' and '.join(names)} have no field in common: nothing is left to merge")
+    fields += [Field(key, "bool", (), "info") for key in masks]
+    _require_tree([one.key for one in fields])
+    return MergedSchema(tuple(fields), masks, tuple(dropped), tuple(notes))
+
+
+def _resolved(difference: FieldDifference, policy: Policy, cast: bool) -> bool:
+    there = [found.split(" ", 1) for found in difference.found if found != "nothing"]
+    shapes = {shape for _, shape in there}
+    if policy == "intersect" and (len(there) < len(difference.found) or len(shapes) > 1):
+        return True
+    types = sorted({dtype for dtype, _ in there})
+    castable = len(types) == 1 or (cast and lossless_type(types) is not None)
+    return castable and len(shapes) == 1 and (policy == "union" or len(there) == len(difference.found))
+
+
+def _refusal(
+    unresolved: Sequence[FieldDifference], rewards: Sequence[str], names: Sequence[str], policy: Policy
+) -> SchemaError:
+    lines = [*(one.sentence(names) for one in unresolved), *rewards]
+    more = f"; and {len(lines) - _FEW} more" if len(lines) > _FEW else ""
+    hints = []
+    if any("nothing" in one.found for one in unresolved) or (rewards and policy == "error"):
+        hints.append("--schema intersect keeps what all have, --schema union keeps all and marks what is missing")
+    if any(_only_types_differ(one) for one in unresolved):
+        types = [_types_of(one) for one in unresolved if _only_types_differ(one)]
+        if all(lossless_type(sorted(found)) for found in types):
+            hints.append("--cast converts to the element type that holds all values")
+        else:
+            hints.append("no element type holds all values: convert one with rbtool preprocess --cast")
+    if any(len(_shapes_of(one)) > 1 for one in unresolved):
+        hints.append("--schema intersect leaves out fields of different shapes")
+    return SchemaError(
+        f"the datasets differ in {len(lines)} field{'' if len(lines) == 1 else 's'}: {'; '.join(lines[:_FEW])}{more}",
+        hint="; ".join(hints),
+    )
+
+
+def _types_of(difference: FieldDifference) -> set[str]:
+    return {found.split(" ", 1)[0] for found in difference.found if found != "nothing"}
+
+
+def _shapes_of(difference: FieldDifference) -> set[str]:
+    return {found.split(" ", 1)[1] for found in difference.found if found != "nothing"}
+
+
+def _only_types_differ(difference: FieldDifference) -> bool:
+    return len(_types_of(difference)) > 1 and len(_shapes_of(difference)) == 1
+
+
+def _shapes(found: Sequence[Field | None], names: Sequence[str]) -> str:
+    return ", ".join(f"{list(one.shape)} in {name}" for one, name in zip(found, names, strict=True) if one)
+
+
+def _types(found: Sequence[Field | None], names: Sequence[str]) -> str:
+    return ", ".join(f"{one.dtype} in {name}" for one, name in zip(found, names, strict=True) if one)
+
+
+def _common_type(types: Sequence[str]) -> str:
+    return types[0] if len(types) == 1 else lossless_type(types) or types[0]
+
+
+def lossless_type(types: Sequence[str]) -> str | None:
+    """The element type that holds every value of all `types` exactly; None where there is none."""
+    plain = ["float32" if name == "bfloat16" else name for name in types]
+    if len(set(types)) == 1:
+        return types[0]
+    found = np.result_type(*map(np.dtype, plain))
+    return found.name if all(_holds(found, np.dtype(name)) for name in plain) else None
+
+
+def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
+    """Whether every value of `narrow` has an equal one in `wide`."""
+    if wide.kind in "fc" and narrow.kind in "iu":
+        parts = 2 if wide.kind == "c" else 1
+        return 8 * narrow.itemsize <= {2: 11, 4: 24, 8: 53}[wide.itemsize // parts]
+    return bool(np.can_cast(narrow, wide, "safe"))
+
+
+def _reward_meanings(readers: Sequence[StepReader], names: Sequence[str]) -> list[str]:
+    """Name datasets whose rewards are sums over several steps, where those of others are not."""
+    keys = {
+        name: None if (found := return_field_of(reader.manifest)) is None else found.key
+        for reader, name in zip(readers, names, strict=True)
+        if any(leaf.key == (NEXT, "reward") for leaf in reader.fields)
+    }
+    summed = [name for name, key in keys.items() if key != (NEXT, "reward")]
+    if not summed or len(summed) == len(keys):
+        return []
+    return [f"next.reward is a sum over n steps in {' and '.join(summed)}, and of one step in the others"]
+
+
+def _require_tree(keys: Sequence[Key]) -> None:
+    groups = {key[:size] for key in keys for size in range(1, len(key))}
+    for key in keys:
+        if key in groups or keys.count(key) > 1:
+            raise SchemaError(f"{key_name(key)!r} is a field in one place and a group of fields in another")

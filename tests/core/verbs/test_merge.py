@@ -1,0 +1,287 @@
+"""`merge`: episodes, numbers, fields, text and documents of several datasets in one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.format.episodes import EpisodeRow
+from rbtool.core.format.manifest import Manifest, Request
+from rbtool.core.format.merge_schema import lossless_type
+from rbtool.core.format.merged import numbers_of_runs, runs_text
+from rbtool.core.format.ted.builder import DatasetBuilder, Origin
+from rbtool.core.opening import open_steps
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import Field, role_of
+from rbtool.core.testing.datasets import write_walks
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    write_walks(tmp_path / "a", [(4, "open"), (3, "terminated"), (1, "both")])
+    write_walks(tmp_path / "b", [(2, "truncated"), (5, "terminated")], seed=1)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def make(folder: Path, leaves: dict[str, tuple[str, tuple[int, ...]]], *, numbers=(0, 1), seed=0) -> Path:
+    """Write a dataset with these leaves, by dotted key, and episodes of three and of two steps."""
+    draw = np.random.default_rng(seed)
+    keys = {tuple(name.split(".")): look for name, look in leaves.items()}
+    fields = [Field(key, dtype, shape, role_of(key)) for key, (dtype, shape) in keys.items()]
+    with DatasetBuilder(folder, fields) as builder:
+        for number, length in zip(numbers, (3, 2), strict=True):
+            columns = {
+                one.key: (100 * draw.normal(size=(length, *one.shape))).astype(one.numpy)
+                if one.key != ("episode",)
+                else np.full((length, *one.shape), number, one.numpy)
+                for one in fields
+            }
+            builder.append(columns)
+        rows = [
+            EpisodeRow(number, length, 0.0, True, False, EndReason.TERMINATED)
+            for number, length in zip(numbers, (3, 2), strict=True)
+        ]
+        builder.finish(rows, Origin(Request("test", "test", "odd")))
+    return folder
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    with open_steps(path) as reader:
+        return reader.read(tuple(name.split(".")), 0, reader.manifest.steps).copy()
+
+
+@pytest.mark.parametrize("layouts", [("ted", "ted"), ("packed", "ted"), ("packed", "packed")])
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_rows_table_text_and_spaces_are_carried(two, tmp_path, layouts, layout):
+    sources = [rbtool.convert(path, tmp_path / f"in-{path.name}", layout=one).path
+               for path, one in zip(two, layouts, strict=True)]  # fmt: skip
+    merged = rbtool.merge(sources, tmp_path / "m", layout=layout)
+    assert (merged.layout, merged.steps, merged.episodes) == (layout, 15, 5)
+    with open_steps(two[0]) as a, open_steps(two[1]) as b, open_steps(tmp_path / "m") as m:
+        for field in m.fields:
+            rows = np.concatenate([a.read(field.key, 0, 8), b.read(field.key, 0, 7)])
+            expected = np.repeat(np.arange(5), [4, 3, 1, 2, 5]) if field.key == ("episode",) else rows
+            assert m.read(field.key, 0, 15).tobytes() == expected.astype(rows.dtype).tobytes(), field
+        assert m.episodes.episode.tolist() == [0, 1, 2, 3, 4]
+        assert m.episodes.seed.tolist() == [*a.episodes.seed, *b.episodes.seed]
+        assert m.episodes.end_reason.tolist() == [*a.episodes.end_reason, *b.episodes.end_reason]
+        assert m.episodes.total_reward.tolist() == [*a.episodes.total_reward, *b.episodes.total_reward]
+        assert m.episode_text == [*a.episode_text, *b.episode_text]
+        assert m.manifest.spaces == a.manifest.spaces
+        assert m.documents() == a.documents()
+    assert rbtool.check(tmp_path / "m").errors == 0
+
+
+def test_clashing_numbers_are_new_and_their_origin_is_recorded(two, tmp_path):
+    merged = rbtool.merge(two, tmp_path / "m")
+    assert merged.renumbered
+    assert [(one.numbers, one.episodes) for one in merged.sources] == [("0:3", "0:3"), ("0:2", "3:5")]
+    made = Manifest.load(tmp_path / "m").provenance[-1]
+    assert made.verb == "merge"
+    assert made.arguments["origin"] == [
+        {"source": 0, "numbers": "0:3", "episodes": "0:3"},
+        {"source": 1, "numbers": "0:2", "episodes": "3:5"},
+    ]
+    assert made.inputs == {f"content_digest.{n}": Manifest.load(path).content_digest for n, path in enumerate(two)}
+
+
+def test_numbers_that_do_not_clash_are_kept(tmp_path):
+    look = {"action": ("float32", (2,)), "episode": ("int64", ())}
+    a, b = make(tmp_path / "a", look, numbers=(4, 2)), make(tmp_path / "b", look, numbers=(3, 9), seed=1)
+    merged = rbtool.merge([a, b], tmp_path / "m")
+    assert not merged.renumbered
+    with open_steps(tmp_path / "m") as m:
+        assert m.episodes.episode.tolist() == [4, 2, 3, 9]
+        assert m.read(("episode",), 0, 10).tolist() == [4, 4, 4, 2, 2, 3, 3, 3, 9, 9]
+
+
+def test_new_numbers_need_room_in_their_element_type(tmp_path):
+    look = {"episode": ("int8", (1,)), "action": ("float32", ())}
+    a = make(tmp_path / "a", look)
+    many = [a] * 65
+    with pytest.raises(rbtool.SchemaError, match="int8 has no room"):
+        rbtool.merge(many, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    rbtool.merge(many[:3], tmp_path / "m")
+    assert column(tmp_path / "m", "episode").reshape(-1).tolist() == np.repeat(range(6), [3, 2] * 3).tolist()
+
+
+A = {"action": ("float32", (2,)), "info.x": ("float32", ()), "wide": ("int32", (3,)), "episode": ("int64", ())}
+B = {"action": ("float64", (2,)), "info.y": ("bool", (2,)), "wide": ("int32", (4,)), "episode": ("int64", ())}
+
+
+@pytest.mark.parametrize("policy", ["error", "intersect", "union"])
+def test_differences_that_a_policy_does_not_resolve_are_named(tmp_path, policy):
+    a, b = make(tmp_path / "a", A), make(tmp_path / "b", B, numbers=(2, 3))
+    with pytest.raises(rbtool.SchemaError) as caught:
+        rbtool.merge([a, b], tmp_path / "m", schema=policy)
+    text = str(caught.value)
+    assert f"action: float32 [2] in {a}, float64 [2] in {b}" in text
+    assert ("info.x: float32 [] in" in text) == (policy == "error")
+    assert ("wide: int32 [3] in" in text) == (policy != "intersect")
+    assert "--cast" in caught.value.hint
+    assert not (tmp_path / "m").exists()
+
+
+def test_intersect_keeps_what_all_have_and_lists_the_rest(tmp_path):
+    a, b = make(tmp_path / "a", A), make(tmp_path / "b", B, numbers=(2, 3))
+    merged = rbtool.merge([a, b], tmp_path / "m", schema="intersect", cast=True)
+    assert [one["key"] for one in merged.dropped_keys] == ["info.x", "wide", "info.y"]
+    assert merged.dropped_keys[0]["why"] == f"not in {b}"
+    assert any("action becomes float64" in note for note in merged.notes)
+    expected = np.concatenate([column(a, "action").astype(np.float64), column(b, "action")])
+    assert column(tmp_path / "m", "action").tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_union_fills_with_zeros_and_marks_them(tmp_path, layout):
+    a = make(tmp_path / "a", {name: A[name] for name in ("action", "info.x", "episode")})
+    b = make(tmp_path / "b", {"action": A["action"], "next.info.y": B["info.y"], "episode": A["episode"]}, seed=1)
+    merged = rbtool.merge([a, b], tmp_path / "m", schema="union", layout=layout)
+    assert column(tmp_path / "m", "info.x").tolist() == [*column(a, "info.x"), 0, 0, 0, 0, 0]
+    assert column(tmp_path / "m", "mask.info.x").tolist() == [True] * 5 + [False] * 5
+    assert column(tmp_path / "m", "next.info.y").tolist() == [[False, False]] * 5 + column(b, "next.info.y").tolist()
+    assert column(tmp_path / "m", "next.mask.info.y").tolist() == [False] * 5 + [True] * 5
+    assert any("zeros there, and mask.info.x is false" in note for note in merged.notes)
+
+
+def test_a_type_that_holds_all_values_is_needed_to_cast(tmp_path):
+    a = make(tmp_path / "a", {"x": ("int64", ())})
+    b = make(tmp_path / "b", {"x": ("float64", ())}, numbers=(2, 3))
+    with pytest.raises(rbtool.SchemaError) as caught:
+        rbtool.merge([a, b], tmp_path / "m", cast=True)
+    assert "no element type holds all values" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("types", "common"),
+    [(("float32", "float64"), "float64"), (("int8", "uint8"), "int16"), (("int32", "float32"), "float64"),
+     (("bfloat16", "float16"), "float32"), (("bool", "uint8"), "uint8"), (("int16", "float16"), "float32"),
+     (("int64", "float32"), None), (("uint64", "int64"), None), (("int64", "complex128"), None),
+     (("float32", "complex64"), "complex64"), (("bfloat16",), "bfloat16")],
+)  # fmt: skip
+def test_the_common_type_holds_every_value(types, common):
+    assert lossless_type(types) == common
+
+
+def test_a_field_and_a_group_of_one_name_are_refused(tmp_path):
+    a = make(tmp_path / "a", {"x": ("int64", ()), "info": ("int64", ())})
+    b = make(tmp_path / "b", {"x": ("int64", ()), "info.y": ("int64", ())}, numbers=(2, 3))
+    with pytest.raises(rbtool.SchemaError, match="a field in one place and a group"):
+        rbtool.merge([a, b], tmp_path / "m", schema="union")
+
+
+def test_next_rows_that_do_not_follow_once_types_agree_are_marked(tmp_path):
+    a = make(tmp_path / "a", {"s": ("float32", ()), "next.s": ("int8", ())})
+    b = make(tmp_path / "b", {"s": ("float32", ()), "next.s": ("float32", ())}, numbers=(2, 3), seed=1)
+    rbtool.merge([a, b], tmp_path / "m", cast=True)
+    with open_steps(tmp_path / "m") as m:
+        assert m.episodes.explicit_next.all()
+    assert not [one for one in rbtool.check(tmp_path / "m").findings if "following row" in one.message][1:]
+    rbtool.convert(tmp_path / "m", tmp_path / "packed", layout="packed")
+    assert rbtool.diff(tmp_path / "m", tmp_path / "packed").equal
+
+
+def test_documents_that_differ_are_kept_by_source(two, tmp_path):
+    with open_steps(two[1]) as b:
+        other = tmp_path / "other"
+        from rbtool.core.format.packed.builder import write_dataset
+
+        origin = Origin.of(b.manifest, {"metadata.json": b'{"total": 2}', "b.txt": b"b"})
+        write_dataset(b, other, "ted", origin)
+    rbtool.merge([two[0], other], tmp_path / "m")
+    with open_steps(tmp_path / "m") as m:
+        assert m.documents() == {
+            "0/metadata.json": b'{"total": 1}', "1/metadata.json": b'{"total": 2}', "1/b.txt": b"b"
+        }  # fmt: skip
+
+
+def test_an_equal_merge_is_left_as_it_is_and_another_is_refused(two, tmp_path):
+    first = rbtool.merge(two, tmp_path / "m")
+    inode = (tmp_path / "m").stat().st_ino
+    again = rbtool.merge(two, tmp_path / "m")
+    assert again.already_there
+    assert (tmp_path / "m").stat().st_ino == inode
+    assert again.content_digest == first.content_digest
+    for sources in ((two[1], two[0]), (*two, two[0])):
+        with pytest.raises(rbtool.UsageError, match="is there already"):
+            rbtool.merge(sources, tmp_path / "m")
+    assert rbtool.merge((two[1], two[0]), tmp_path / "m", force=True).content_digest != first.content_digest
+
+
+def test_a_dry_run_writes_nothing(two, tmp_path):
+    planned = rbtool.merge(two, tmp_path / "m", dry_run=True)
+    assert planned.dry_run
+    assert planned.steps == 15
+    assert planned.boundary["terminated"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_the_same_dataset_twice_is_noted(two, tmp_path):
+    merged = rbtool.merge([two[0], two[0]], tmp_path / "m")
+    assert merged.episodes == 6
+    assert any("same content" in note for note in merged.notes)
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_damaged_sources_are_refused(two, tmp_path, layout):
+    bad = rbtool.convert(two[1], tmp_path / "bad", layout=layout).path
+    file = bad / ("action.memmap" if layout == "ted" else "records.bin")
+    data = bytearray(file.read_bytes())
+    data[5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(rbtool.CorruptDataError):
+        rbtool.merge([two[0], bad], tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_cannot_be_merged_is_refused_in_a_sentence(two, tmp_path):
+    with pytest.raises(rbtool.UsageError, match="two or more"):
+        rbtool.merge([two[0]], tmp_path / "m")
+    with pytest.raises(rbtool.UsageError, match="overlap"):
+        rbtool.merge(two, two[0], force=True)
+    with pytest.raises(rbtool.UsageError, match="no schema policy 'intersekt'; did you mean 'intersect'"):
+        rbtool.merge(two, tmp_path / "m", schema="intersekt")
+    with pytest.raises(rbtool.DatasetNotFoundError):
+        rbtool.merge([two[0], tmp_path / "nowhere"], tmp_path / "m")
+
+
+def test_provenance_keeps_every_step_of_all_sources(two, tmp_path):
+    rbtool.preprocess(two[0], dest=tmp_path / "p", operations={"cast": ["action=float64"]}, num_workers=0)
+    rbtool.preprocess(two[1], dest=tmp_path / "q", operations={"cast": ["action=float64"]}, num_workers=0)
+    rbtool.merge([tmp_path / "p", tmp_path / "q"], tmp_path / "m")
+    manifest = Manifest.load(tmp_path / "m")
+    assert [step.verb for step in manifest.provenance].count("preprocess") == 2
+    assert sum(manifest.provenance[-1].arguments["steps_of_each"]) <= len(manifest.provenance) - 1
+
+
+def test_sums_over_n_steps_and_single_rewards_are_not_mixed_unasked(two, tmp_path):
+    rbtool.preprocess(
+        two[0], dest=tmp_path / "n", num_workers=0,
+        operations={"n_step": 2, "gamma": 0.9, "exclude": ["steps_to_next_obs", "next.original_reward"]},
+    )  # fmt: skip
+    rbtool.preprocess(two[1], dest=tmp_path / "p", operations={"cast": ["action=float32"]}, num_workers=0)
+    with pytest.raises(rbtool.SchemaError, match="sum over n steps"):
+        rbtool.merge([tmp_path / "n", tmp_path / "p"], tmp_path / "m")
+    merged = rbtool.merge([tmp_path / "n", tmp_path / "p"], tmp_path / "m", schema="union")
+    assert any("sum over n steps" in note for note in merged.notes)
+
+
+def test_runs_are_read_back():
+    for numbers in ([], [3], [0, 1, 2, 7, 5, 6], [9, 8]):
+        assert numbers_of_runs(runs_text(numbers)).tolist() == numbers
+    assert runs_text([0, 1, 2, 7, 5, 6]) == "0:3,7,5:7"
+
+
+def test_saved_buffers_and_checkpoints_are_merged(two, tmp_path):
+    rbtool.checkpoint.save(two[0], tmp_path / "a.h5", form="h5")
+    merged = rbtool.merge([tmp_path / "a.h5", two[1]], tmp_path / "m")
+    assert merged.content_digest == rbtool.merge(two, tmp_path / "n").content_digest
+    shutil.rmtree(tmp_path / "m")
+    assert json.loads((tmp_path / "n" / ".rbtool" / "manifest.json").read_text())["episodes"] == 5

@@ -1,0 +1,409 @@
+"""`split`: which episode goes where, and that nothing is lost, divided or on two sides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rbtool
+from rbtool.core.errors import UsageError
+from rbtool.core.format.checks import SoundSteps
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.opening import open_steps
+from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan, write_walks
+from rbtool.core.verbs.split_plan import Groups, assign, require_shares, targets
+
+WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated"), (1, "truncated"),
+         (6, "open"), (2, "both"), (9, "terminated"), (3, "open")]  # fmt: skip
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", WALKS)
+    return tmp_path / "walks"
+
+
+def numbers_of(path: Path) -> list[int]:
+    with open_steps(path) as reader:
+        return reader.episodes.episode.tolist()
+
+
+def digest(path: Path) -> str:
+    return Manifest.load(path).content_digest
+
+
+def chosen(source: Path, rows: Sequence[int], dest: Path) -> Path:
+    """Write some episodes of a dataset, in this order; one may be there several times."""
+    with open_steps(source) as reader:
+        view = SoundSteps(reader, np.array(rows))
+        write_dataset(view, dest, "ted", Origin.of(view.manifest, view.documents()))
+    return dest
+
+
+# The parts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_parts_are_datasets_with_whole_episodes_and_all_that_belongs_to_them(walks, tmp_path, layout):
+    result = rbtool.split(walks, tmp_path / "s", train=0.7, val=0.2, test=0.1, seed=1, layout=layout)
+    assert [(part.name, part.episodes) for part in result.parts] == [("train", 7), ("val", 2), ("test", 1)]
+    found: dict[int, int] = {}
+    with open_steps(walks) as source:
+        for part in result.parts:
+            assert rbtool.check(part.path).errors == 0
+            assert Manifest.load(part.path).layout == layout
+            with open_steps(part.path) as reader:
+                assert reader.documents() == source.documents()
+                assert reader.manifest.spaces == source.manifest.spaces
+                assert reader.manifest.provenance[-1].arguments["part"] == part.name
+                _require_episodes_of(reader, source, found)
+    assert sorted(found) == list(range(10))
+    assert json.loads((tmp_path / "s" / "split.json").read_text())["made"][0]["content_digest"] == digest(
+        tmp_path / "s" / "train"
+    )
+
+
+def _require_episodes_of(reader, source, found) -> None:
+    table, theirs = reader.episodes, source.episodes
+    assert table.episode.tolist() == sorted(table.episode.tolist())
+    for row, number in enumerate(table.episode.tolist()):
+        found[number] = found.get(number, 0) + 1
+        for name in ("length", "total_reward", "terminated", "truncated", "end_reason", "seed", "explicit_next"):
+            assert getattr(table, name)[row] == getattr(theirs, name)[number]
+        assert reader.episode_text[row] == source.episode_text[number]
+        spans = [(int(t.start[r]), int(t.start[r] + t.length[r])) for t, r in ((table, row), (theirs, number))]
+        for field in source.fields:
+            assert reader.read(field.key, *spans[0]).tobytes() == source.read(field.key, *spans[1]).tobytes()
+
+
+def test_a_seed_gives_the_same_parts_and_another_one_others(walks, tmp_path):
+    seeds = [
+        [digest(part.path) for part in rbtool.split(walks, tmp_path / f"s{n}", train=0.5, val=0.5, seed=seed).parts]
+        for n, seed in enumerate((0, 0, 1, None))
+    ]
+    assert seeds[0] == seeds[1] == seeds[3] != seeds[2]
+
+
+def test_the_drawn_episodes_are_the_same_for_ever():
+    """A stored split can be made again by any later version: raw Philox draws do not change."""
+    part_of = assign(Groups(np.arange(10)), {"train": 0.6, "val": 0.4}, seed=7)
+    assert part_of.tolist() == [0, 0, 0, 0, 1, 0, 1, 1, 0, 1]
+
+
+def test_in_order_the_first_episodes_train(walks, tmp_path):
+    result = rbtool.split(walks, tmp_path / "s", train=0.6, val=0.3, test=0.1, in_order=True)
+    assert [numbers_of(part.path) for part in result.parts] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9]]
+    assert result.seed is None
+
+
+# Need 6: views are honoured, and nothing comes back --------------------------------------------------
+
+
+def test_need_6_merging_the_parts_of_a_split_restores_the_dataset_and_nothing_else(walks, tmp_path):
+    """Combining two split views of four episodes gave eight elsewhere: what was left out came back."""
+    result = rbtool.split(walks, tmp_path / "s", train=0.5, val=0.3, test=0.2, seed=3)
+    parts = [part.path for part in result.parts]
+    for order in (parts, parts[::-1]):
+        shutil.rmtree(tmp_path / "back", ignore_errors=True)
+        merged = rbtool.merge(order, tmp_path / "back")
+        assert merged.content_digest == digest(walks)
+        assert merged.restored is True
+        assert merged.episodes == 10
+        assert not merged.renumbered
+    two = rbtool.merge(parts[:2], tmp_path / "two")
+    assert two.restored is None
+    assert numbers_of(tmp_path / "two") == sorted([*numbers_of(parts[0]), *numbers_of(parts[1])])
+    rest = rbtool.split(tmp_path / "two", tmp_path / "again", train=0.5, val=0.5)
+    assert sum(part.episodes for part in rest.parts) == 8
+
+
+SHARES = st.sampled_from([(0.5, 0.5, None), (0.8, 0.1, 0.1), (0.34, 0.33, 0.33), (None, 0.9, 0.1), (0.25, None, 0.75)])
+
+
+ANY_SPLIT = given(
+    plan=dataset_plans(max_episodes=7), shares=SHARES, seed=st.integers(0, 2**64 - 1), in_order=st.booleans(),
+    layouts=st.tuples(*[st.sampled_from(["ted", "packed"])] * 2), order=st.none() | st.integers(0, 99),
+)  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@ANY_SPLIT
+def test_splitting_and_merging_any_dataset_gives_it_back(plan, shares, seed, in_order, layouts, order):
+    require_restored(plan, shares, None if in_order else seed, layouts, order)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@ANY_SPLIT
+def test_splitting_and_merging_many_datasets_gives_them_back(plan, shares, seed, in_order, layouts, order):
+    require_restored(plan, shares, None if in_order else seed, layouts, order)
+
+
+def require_restored(
+    plan: DatasetPlan, shares: tuple[float | None, ...], seed: int | None, layouts: tuple[str, str], order: int | None
+) -> None:
+    """Split a dataset, whose episodes are shuffled if there is an `order`, and merge the parts in another order."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        work = Path(place)
+        write_plan(plan, work / "plan")
+        rows = list(range(len(plan.lengths)))
+        if order is not None and rows:
+            random.Random(order).shuffle(rows)
+        source = chosen(work / "plan", rows, work / "source") if rows else work / "plan"
+        if layouts[0] == "packed":
+            source = rbtool.convert(source, work / "packed", layout="packed").path
+        given_shares = [share for share in shares if share is not None]
+        arguments = dict(zip(("train", "val", "test"), shares, strict=True)) | {"layout": layouts[1]}
+        arguments |= {"in_order": True} if seed is None else {"seed": seed}
+        if not rows or min(largest_remainders(given_shares, len(rows))) == 0:
+            with pytest.raises(rbtool.UsageError, match=r"would be empty|nothing to split"):
+                rbtool.split(source, work / "s", allow_duplicates=True, **arguments)
+            assert not (work / "s").exists()
+            return
+        result = rbtool.split(source, work / "s", allow_duplicates=True, **arguments)
+        owners = [number for part in result.parts for number in numbers_of(part.path)]
+        assert sorted(owners) == sorted(numbers_of(source))
+        parts = [part.path for part in result.parts]
+        random.Random(order).shuffle(parts)
+        merged = rbtool.merge(parts, work / "back", layout=layouts[0])
+        assert merged.content_digest == digest(source)
+        assert merged.restored is True
+
+
+def largest_remainders(shares: Sequence[float], count: int) -> list[int]:
+    """Round so many shares of `count` as `targets` does, in floating point."""
+    exact = [round(share * count, 9) for share in shares]
+    found = [int(part) for part in exact]
+    for part in sorted(range(len(exact)), key=lambda part: (found[part] - exact[part], part))[: count - sum(found)]:
+        found[part] += 1
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), seed=st.integers(0, 2**64 - 1),
+    percent=st.tuples(st.integers(1, 98), st.integers(1, 98)), in_order=st.booleans(), spread=st.booleans(),
+)  # fmt: skip
+def test_no_group_is_on_two_sides_and_shares_are_met(sizes, seed, percent, in_order, spread):
+    train, val = percent
+    shares = {"train": train / 100, "val": val / 100, "test": (100 - train - val) / 100}
+    if train + val >= 100:
+        shares = {"train": train / 100, "test": (100 - train) / 100}
+    of_episode = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    groups = Groups(np.unique(of_episode, return_inverse=True)[1])
+    returns = np.arange(len(of_episode), dtype=float) if spread and not in_order else None
+    try:
+        wanted = targets(shares, len(of_episode))
+        part_of = assign(groups, shares, seed=seed, in_order=in_order, returns=returns)
+    except UsageError:
+        return
+    for group in range(len(sizes)):
+        assert len(set(part_of[groups.of_episode == group].tolist())) == 1
+    counts = np.bincount(part_of, minlength=len(shares))
+    assert (counts > 0).all()
+    assert sum(wanted) == len(of_episode)
+    if max(sizes) == 1:
+        assert counts.tolist() == wanted
+
+
+def test_shares_are_rounded_by_largest_remainder():
+    assert targets({"train": 0.8, "val": 0.1, "test": 0.1}, 10) == [8, 1, 1]
+    assert targets({"train": 0.8, "val": 0.2}, 4) == [3, 1]
+    assert targets({"train": 1 / 3, "val": 1 / 3, "test": 1 / 3}, 100) == [34, 33, 33]
+    with pytest.raises(UsageError, match=r"the part test would be empty: 0\.1 of 4 episodes"):
+        targets({"train": 0.8, "val": 0.1, "test": 0.1}, 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "what"),
+    [((0.8, 0.3, None), r"0.8 \+ 0.3 add up to 1.1, 1 is expected"), ((0.5, 0.2, 0.2), "add up to 0.9"),
+     ((1.5, None, None), "--train is 1.5, a fraction above 0 and below 1"), ((1.2, -0.2, None), "--train is 1.2"),
+     ((None, None, None), "no fraction is given"), ((0.5, None, None), "only --train is given"),
+     ((0.8, 0.2, 0.0), "--test is 0"), ((float("nan"), 0.5, None), "--train is nan")],
+)  # fmt: skip
+def test_fractions_have_to_make_up_the_whole(shares, what):
+    with pytest.raises(UsageError, match=what):
+        require_shares(*shares)
+    assert require_shares(0.7, 0.2, 0.1) == {"train": 0.7, "val": 0.2, "test": 0.1}
+    assert require_shares(1 / 3, 1 / 3, 1 / 3)
+
+
+# Need 7: leakage -------------------------------------------------------------------------------------
+
+
+def test_need_7_identical_episodes_are_not_on_both_sides_unless_allowed(walks, tmp_path):
+    """Byte-identical trajectories in train and val make a model look better than it is."""
+    source = chosen(walks, [*range(10), 4, 4, 8], tmp_path / "repeated")
+    with pytest.raises(rbtool.UsageError, match="have a byte-identical one in another part") as caught:
+        rbtool.split(source, tmp_path / "s", train=0.5, val=0.5, seed=0)
+    assert "--by content" in caught.value.hint
+    assert not (tmp_path / "s").exists()
+    for seed in range(5):
+        with contextlib.suppress(rbtool.UsageError):
+            result = rbtool.split(source, tmp_path / "s", train=0.5, val=0.5, seed=seed, force=True)
+            assert result.duplicates == 0
+    allowed = rbtool.split(source, tmp_path / "s", train=0.5, val=0.5, seed=0, allow_duplicates=True, force=True)
+    assert allowed.duplicates >= 2
+    together = rbtool.split(source, tmp_path / "c", train=0.5, val=0.5, seed=0, by="content")
+    assert (together.duplicates, together.groups) == (0, 10)
+    assert rbtool.merge([part.path for part in allowed.parts], tmp_path / "back").restored
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_need_7_a_group_is_on_one_side(walks, tmp_path, layout):
+    source = rbtool.convert(walks, tmp_path / "in", layout=layout).path
+    with pytest.raises(rbtool.UsageError, match="action changes within episode 0"):
+        rbtool.split(source, tmp_path / "s", train=0.5, val=0.5, by="action")
+    by_number = rbtool.split(source, tmp_path / "n", train=0.5, val=0.5, by="seed")
+    assert by_number.groups == 10
+    by_text = rbtool.split(source, tmp_path / "t", train=0.5, val=0.5, by="task")
+    assert by_text.groups == 10
+    grouped = tmp_path / "grouped"
+    rbtool.preprocess(source, lambda rows: rows.set("scene", rows["episode"] // 3), grouped, num_workers=0)
+    for seed in range(4):
+        result = rbtool.split(grouped, tmp_path / "g", train=0.5, test=0.5, by="scene", seed=seed, force=True)
+        scenes = [{number // 3 for number in numbers_of(part.path)} for part in result.parts]
+        assert result.groups == 4
+        assert not scenes[0] & scenes[1]
+
+
+def test_a_key_that_is_not_there_is_named(walks, tmp_path):
+    with pytest.raises(rbtool.UsageError, match="--by 'scene' names no field"):
+        rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5, by="scene")
+    plan = DatasetPlan((2, 3, 1), ("open", "both", "open"), (False,) * 3, (), text=False, seed=1)
+    write_plan(plan, tmp_path / "plan")
+    with pytest.raises(rbtool.UsageError, match="episode 13 has no seed"):
+        rbtool.split(tmp_path / "plan", tmp_path / "s", train=0.5, val=0.5, by="seed")
+
+
+def test_more_parts_than_groups_are_refused(walks, tmp_path):
+    one = tmp_path / "one"
+    rbtool.preprocess(walks, lambda rows: rows.set("scene", rows["episode"] * 0), one, num_workers=0)
+    with pytest.raises(rbtool.UsageError, match="1 group by scene cannot fill 2 parts"):
+        rbtool.split(one, tmp_path / "s", train=0.5, val=0.5, by="scene")
+
+
+# Returns ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stratified_parts_have_close_mean_returns(seed):
+    draw = np.random.default_rng(seed)
+    returns = draw.pareto(1.5, 400) * 100
+    shares = {"train": 0.8, "val": 0.1, "test": 0.1}
+    part_of = assign(Groups(np.arange(400)), shares, seed=seed, returns=np.minimum(returns, 1000))
+    assert np.bincount(part_of).tolist() == [320, 40, 40]
+    ranks = np.argsort(np.argsort(returns))
+    for part in range(3):
+        assert abs(ranks[part_of == part].mean() - 199.5) < 4.5
+
+
+def test_stratify_by_return_draws_at_random_and_needs_returns(walks, tmp_path):
+    results = [
+        rbtool.split(walks, tmp_path / f"s{seed}", train=0.5, val=0.5, stratify="return", seed=seed) for seed in (0, 1)
+    ]
+    assert results[0].parts[0].content_digest != results[1].parts[0].content_digest
+    means = [part.mean_return for part in results[0].parts]
+    with open_steps(results[0].parts[0].path) as reader:
+        assert means[0] == pytest.approx(reader.episodes.total_reward.mean())
+    plain = tmp_path / "plain"
+    rbtool.preprocess(walks, dest=plain, operations={"exclude": ["next.reward"]}, num_workers=0)
+    with pytest.raises(rbtool.UsageError, match="the dataset has no return"):
+        rbtool.split(plain, tmp_path / "p", train=0.5, val=0.5, stratify="return")
+    assert rbtool.split(plain, tmp_path / "p", train=0.5, val=0.5).parts[0].mean_return is None
+
+
+# Destinations ----------------------------------------------------------------------------------------
+
+
+def test_an_equal_split_is_left_as_it_is_and_another_is_refused(walks, tmp_path):
+    arguments = {"train": 0.5, "val": 0.5}
+    first = rbtool.split(walks, tmp_path / "s", **arguments)
+    again = rbtool.split(walks, tmp_path / "s", **arguments)
+    assert (first.already_there, again.already_there) == (False, True)
+    assert again.parts == first.parts
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        rbtool.split(walks, tmp_path / "s", seed=1, **arguments)
+    (tmp_path / "s" / "train" / "action.memmap").unlink()
+    with pytest.raises(rbtool.UsageError, match="is there already"):
+        rbtool.split(walks, tmp_path / "s", **arguments)
+    replaced = rbtool.split(walks, tmp_path / "s", force=True, **arguments)
+    assert replaced.parts == first.parts
+
+
+def test_files_of_others_are_never_replaced(walks, tmp_path):
+    rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
+    (tmp_path / "s" / "val" / "notes.txt").write_text("mine")
+    with pytest.raises(rbtool.UsageError, match=r"notes.txt is not part of the dataset"):
+        rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5, seed=1, force=True)
+    (tmp_path / "s" / "val" / "notes.txt").unlink()
+    (tmp_path / "s" / "plots").mkdir()
+    with pytest.raises(rbtool.UsageError, match="plots is not part"):
+        rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5, seed=1, force=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").write_text("mine")
+    with pytest.raises(rbtool.UsageError, match="is not an rbtool dataset"):
+        rbtool.split(walks, tmp_path / "other", train=0.5, val=0.5, force=True)
+
+
+def test_the_default_folder_is_named_after_the_dataset(walks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = rbtool.split(walks, train=0.5, val=0.5)
+    assert [part.path for part in result.parts] == [tmp_path / "walks-split" / name for name in ("train", "val")]
+
+
+def test_a_dry_run_writes_nothing(walks, tmp_path):
+    planned = rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5, dry_run=True)
+    made = rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
+    assert [(part.steps, part.episodes, part.mean_return) for part in planned.parts] == [
+        (part.steps, part.episodes, part.mean_return) for part in made.parts
+    ]
+    assert planned.dry_run
+    assert planned.parts[0].content_digest is None
+
+
+def test_what_makes_no_sense_is_refused(walks, tmp_path):
+    halves = {"train": 0.5, "val": 0.5}
+    for arguments, what in (
+        ({"in_order": True, "seed": 1}, "--in-order takes the episodes as they are, and --seed draws"),
+        ({"in_order": True, "stratify": "return"}, "--stratify draws"),
+        ({"stratify": "length"}, "--stratify is 'length'"),
+        ({"seed": -1}, "--seed is -1"),
+    ):
+        with pytest.raises(rbtool.UsageError, match=what):
+            rbtool.split(walks, tmp_path / "s", **halves, **arguments)
+    with pytest.raises(rbtool.UsageError, match="overlap"):
+        rbtool.split(walks, walks / "parts", **halves)
+    with pytest.raises(rbtool.FormatError, match="is no dataset"):
+        rbtool.split(tmp_path, tmp_path.parent / "s", **halves)
+
+
+def test_a_damaged_dataset_is_refused_and_nothing_is_left(walks, tmp_path):
+    file = walks / "action.memmap"
+    data = bytearray(file.read_bytes())
+    data[3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(rbtool.CorruptDataError):
+        rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
+    assert [path.name for path in tmp_path.iterdir()] == ["walks"]
+
+
+def test_compression_is_kept_and_restored(walks, tmp_path):
+    source = rbtool.convert(walks, tmp_path / "in", layout="packed", compress=["observation=zstd:3"]).path
+    result = rbtool.split(source, tmp_path / "s", train=0.5, val=0.5)
+    assert result.layout == "packed"
+    merged = rbtool.merge([part.path for part in result.parts], tmp_path / "back")
+    assert merged.content_digest == digest(source)
