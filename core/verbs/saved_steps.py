@@ -22,7 +22,7 @@ from ..format.documents import load_json
 from ..format.locate import reader_names, recognised
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles, one_generation
-from ..format.staging import PARTS_FILE, is_ours, mend
+from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
 from ..format.ted.tree import batch_of, read_tree
 from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
@@ -86,9 +86,6 @@ def _refuse_part_of_raw(path: Path) -> None:
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
     if path.is_dir() and not any(path.iterdir()):
         return DatasetNotFoundError(f"{path} is an empty folder, a dataset or a checkpoint is expected")
-    if (path / PARTS_FILE).is_file():
-        parts = ", ".join(sorted(part.name for part in path.iterdir() if has_manifest(part)))
-        return FormatError(f"{path} holds the parts of a split, one of them is expected: {parts}")
     formats = ", ".join(reader_names())
     return FormatError(
         f"{path} is no dataset or checkpoint, and is in no format that is known here ({formats})",

@@ -132,6 +132,8 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     for form in forms:
         jobs[f"save-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(data, dest, form=form, force=True)  # type: ignore[misc]
         jobs[f"load-{form}"] = lambda dest, form=form: rbtool.checkpoint.load(work / f"saved-{form}", dest, force=True)  # type: ignore[misc]
+    jobs["merge"] = lambda dest: rbtool.merge([data, work / "saved-h5"], dest, force=True)
+    jobs["split"] = lambda dest: rbtool.split(data, dest, train=0.5, val=0.25, test=0.25, force=True)
     for form in ("h5", "minari", "npz", "parquet"):
         jobs[f"export-{form}"] = lambda dest, form=form: rbtool.export(data, dest, to=form, force=True)  # type: ignore[misc]
     return jobs
@@ -227,6 +229,8 @@ def _state(dest: Path) -> str | None:
         return None
     if dest.name == "export":
         return _digest(dest)
+    if (dest / "split.json").is_file():
+        return " ".join(f"{part.name} {_state(part)}" for part in sorted(dest.iterdir()) if part.is_dir())
     with open_steps(dest) as reader:
         reader.verify_files()
         if isinstance(reader, TorchrlSteps):  # no manifest is there to say it
@@ -352,7 +356,8 @@ def _serve() -> NoReturn:
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
     if options.job != "download" and not _who(options.job):  # which start threads and processes
-        job(_destination(_made(options.work / "warm"), options.job))  # what it imports, no child has to
+        (options.work / "warm").mkdir()
+        job(_destination(options.work / "warm", options.job))  # what it imports, no child has to
     new, operations = _reference(options, job)
     seen = {"old": 0, "new": 0}
     strikes = options.strikes or operations
@@ -364,11 +369,6 @@ def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
         seen[_trial(options.job, job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
     return {"operations": operations, **seen}
-
-
-def _made(out: Path) -> Path:
-    out.mkdir()
-    return out
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 import rbtool
 
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "download", "preprocess", "preprocess-fewer",
+JOBS = ("convert", "download", "preprocess", "preprocess-fewer", "merge", "split",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 # Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
@@ -19,13 +19,15 @@ EVERY_DAY = {
     "download",
     "preprocess",
     "preprocess-fewer",
+    "merge",
+    "split",
     "save-flat",
     "save-h5",
     "load-nested",
     "dump-nested",
     "dump-h5",
 }
-FILLED_EVERY_DAY = {"convert", "preprocess-fewer", "save-h5", "dump-nested"}
+FILLED_EVERY_DAY = {"convert", "preprocess-fewer", "split", "save-h5", "dump-nested"}
 
 
 def struck(every_day: set[str]) -> list[object]:

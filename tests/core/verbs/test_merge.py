@@ -14,6 +14,7 @@ from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Manifest, Request
 from rbtool.core.format.merge_schema import lossless_type
 from rbtool.core.format.merged import numbers_of_runs, runs_text
+from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.episodes import EndReason
@@ -190,7 +191,6 @@ def test_next_rows_that_do_not_follow_once_types_agree_are_marked(tmp_path):
 def test_documents_that_differ_are_kept_by_source(two, tmp_path):
     with open_steps(two[1]) as b:
         other = tmp_path / "other"
-        from rbtool.core.format.packed.builder import write_dataset
 
         origin = Origin.of(b.manifest, {"metadata.json": b'{"total": 2}', "b.txt": b"b"})
         write_dataset(b, other, "ted", origin)

@@ -407,3 +407,9 @@ def test_compression_is_kept_and_restored(walks, tmp_path):
     assert result.layout == "packed"
     merged = rbtool.merge([part.path for part in result.parts], tmp_path / "back")
     assert merged.content_digest == digest(source)
+
+
+def test_the_folder_of_the_parts_is_no_dataset_and_the_parts_are_named(walks, tmp_path):
+    rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
+    with pytest.raises(rbtool.UsageError, match="holds the parts of a split, one of them is expected: train, val"):
+        rbtool.merge([tmp_path / "s", walks], tmp_path / "m")

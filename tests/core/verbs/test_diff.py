@@ -1,0 +1,166 @@
+"""`diff`: equal data are equal in any layout, and every kind of difference is found and named."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rbtool
+from rbtool.core.format.checks import SoundSteps
+from rbtool.core.format.contracts import PassedSteps
+from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.format.merged import MergedSchema, MergedSteps
+from rbtool.core.format.packed.builder import write_dataset
+from rbtool.core.format.ted.builder import Origin
+from rbtool.core.opening import open_steps
+from rbtool.core.testing.datasets import write_walks
+
+WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated")]
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", WALKS)
+    return tmp_path / "walks"
+
+
+def chosen(source: Path, rows: list[int], dest: Path) -> Path:
+    with open_steps(source) as reader:
+        view = SoundSteps(reader, np.array(rows))
+        write_dataset(view, dest, "ted", Origin.of(view.manifest, view.documents()))
+    return dest
+
+
+class Changed(PassedSteps):
+    """A dataset with other values of one field in some steps."""
+
+    def __init__(self, source, key=("observation",), steps=(), by=0.0, **columns):
+        super().__init__(source)
+        self._key, self._steps, self._by, self._columns = key, steps, by, columns
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        return EpisodeTable.from_columns(self.source.episodes.columns() | self._columns)
+
+    def read(self, key, start, stop):
+        rows = self.source.read(key, start, stop)
+        if key == self._key:
+            for step in self._steps:
+                if start <= step < stop:
+                    rows[step - start] += self._by
+        return rows
+
+
+def changed(source: Path, dest: Path, **how) -> Path:
+    with open_steps(source) as reader:
+        view = Changed(reader, **how)
+        write_dataset(view, dest, "ted", Origin.of(view.manifest, view.documents()))
+    return dest
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed", "flat", "nested", "h5"])
+def test_the_same_data_are_equal_in_every_layout(walks, tmp_path, layout):
+    other = tmp_path / "other"
+    if layout in {"ted", "packed"}:
+        rbtool.convert(walks, other, layout=layout)
+    else:
+        rbtool.checkpoint.save(walks, other, form=layout)
+    found = rbtool.diff(walks, other)
+    assert found.equal
+    assert (found.same, found.steps, found.episodes) == (5, (15, 15), (5, 5))
+    assert (found.fields, found.values, found.changed, found.entries, found.only_a, found.only_b) == ((),) * 6
+
+
+def test_episodes_are_found_by_content_wherever_they_are(walks, tmp_path):
+    found = rbtool.diff(walks, chosen(walks, [3, 0, 4], tmp_path / "some"))
+    assert not found.equal
+    assert (found.same, found.only_a, found.only_b) == (3, (1, 2), ())
+    assert found.reordered
+    assert found.renumbered == 0
+    assert not found.changed
+
+
+def test_order_and_numbers_count_unless_they_are_to_be_ignored(walks, tmp_path):
+    other = chosen(walks, [4, 3, 2, 1, 0], tmp_path / "reversed")
+    assert not rbtool.diff(walks, other).equal
+    assert rbtool.diff(walks, other, ignore_order=True).equal
+    rbtool.merge([walks, walks], tmp_path / "twice")
+    tail = chosen(tmp_path / "twice", [5, 6, 7, 8, 9], tmp_path / "tail")
+    found = rbtool.diff(walks, tail)
+    assert (found.equal, found.same, found.renumbered, found.reordered) == (False, 5, 5, False)
+    assert rbtool.diff(walks, tail, ignore_order=True).equal
+
+
+def test_values_are_compared_within_tolerances(walks, tmp_path):
+    other = changed(walks, tmp_path / "other", steps=(1, 2, 9), by=1e-3)
+    found = rbtool.diff(walks, other)
+    assert not found.equal
+    assert [(one.a, one.b, one.what) for one in found.changed] == [
+        (0, 0, ("observation",)), (3, 3, ("observation",))
+    ]  # fmt: skip
+    (value,) = found.values
+    assert (value.key, value.steps, value.episodes) == ("observation", 3, 2)
+    assert value.largest == pytest.approx(1e-3)
+    close = rbtool.diff(walks, other, atol=2e-3)
+    assert close.equal
+    assert (close.same, close.close) == (3, 2)
+    assert not rbtool.diff(walks, other, atol=1e-4).equal
+
+
+def test_bits_count_without_tolerances(walks, tmp_path):
+    zero = changed(walks, tmp_path / "zero", key=("action",), steps=(0,), by=np.float32(np.nan))
+    minus = shutil.copytree(zero, tmp_path / "minus")
+    assert rbtool.diff(zero, minus).equal
+    found = rbtool.diff(walks, zero, atol=1e30)
+    assert [one.key for one in found.values] == ["action"]
+    assert found.values[0].largest is None
+
+
+def test_fields_that_differ_are_named_and_retyped_ones_compared(walks, tmp_path):
+    with open_steps(walks) as reader:
+        kept = [one for one in reader.fields if one.key != ("info", "success")]
+        fields = tuple(replace(one, dtype="float64") if one.key == ("action",) else one for one in kept)
+        view = MergedSteps([reader], MergedSchema(fields), replace(reader.manifest, fields=fields))
+        write_dataset(view, tmp_path / "wide", "ted", Origin.of(view.manifest, view.documents()))
+    found = rbtool.diff(walks, tmp_path / "wide")
+    assert {(one.key, one.found) for one in found.fields} == {
+        ("action", ("float32 [2]", "float64 [2]")), ("info.success", ("int32 []", "nothing")),
+    }  # fmt: skip
+    assert not found.equal
+    assert found.same == 5
+    assert not found.values
+
+
+def test_lengths_and_table_entries_are_compared(walks, tmp_path):
+    columns = {"seed": np.arange(5) + 70, "end_reason": np.full(5, 4)}
+    other = changed(walks, tmp_path / "other", **columns)
+    found = rbtool.diff(walks, other)
+    assert not found.equal
+    assert found.entries == (
+        "end reason in 5 episodes: end of file and inferred in episode 0", "seed in 5 episodes"
+    )  # fmt: skip
+    write_walks(tmp_path / "longer", [(5, "open"), *WALKS[1:]], seed=5)
+    found = rbtool.diff(walks, tmp_path / "longer")
+    assert (found.changed[0].what, found.changed[0].lengths) == (("length",), (4, 5))
+
+
+def test_text_and_spaces_are_compared(walks, tmp_path):
+    with open_steps(walks) as reader:
+        origin = replace(Origin.of(reader.manifest, {}), spaces={})
+
+        class Plain(PassedSteps):
+            episode_text = None
+
+        write_dataset(Plain(reader), tmp_path / "plain", "ted", origin)
+    found = rbtool.diff(walks, tmp_path / "plain")
+    assert found.entries == ("text in 5 episodes", "space observation")
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf")])
+def test_tolerances_are_finite_numbers(walks, tolerance):
+    with pytest.raises(rbtool.UsageError, match="--rtol is"):
+        rbtool.diff(walks, walks, rtol=tolerance)
