@@ -163,6 +163,10 @@ def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
     assert "next.reward" not in {entry.key for entry in rbtool.sample(path, n=8, seed=0).fields}
     buffer = rbtool.load_dataset(path, batch_size=8)
     assert ("next", "reward") not in buffer.sample().keys(include_nested=True)
+    with pytest.raises(UsageError, match="names return, which is not known of any episode"):
+        rbtool.preprocess(path, None, tmp_path / "none", operations={"filter": ["return > 0"]}, num_workers=0)
+    chosen = rbtool.preprocess(path, None, tmp_path / "long", operations={"filter": ["length > 30"]}, num_workers=0)
+    assert chosen.steps == 50
     packed = rbtool.convert(file, tmp_path / "packed", layout="packed")
     assert rbtool.check(packed.path).errors == 0
 

@@ -331,7 +331,7 @@ class Filter(EpisodeChoice):
         if asks and len(table) and np.isnan(table.total_reward).all():
             raise UsageError(
                 f"the condition {self.condition!r} names return, which is not known of any episode",
-                hint="n-step data must keep next.original_reward, the reward of every step",
+                hint="returns need next.reward, or next.original_reward of n-step data: the reward of every step",
             )
         return condition.holds(_values(table), len(table))
 

@@ -17,7 +17,7 @@ from ...declarations import OPERATION_OPTIONS
 from ...errors import UsageError
 from ...format.digest import digest_bytes
 from ...format.episodes import EpisodeTable
-from ...ted.schema import NEXT, Field, Key, key_name
+from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
 from ..failures import error_text
 from ..processor import Block, Context, LoadedProcessor, Processor
 from .base import BoundOperation, EpisodeChoice, Operation, RowOperation
@@ -320,6 +320,8 @@ class ProgramProcessor(Processor):
         return BoundProgram(self.program, fields).reads
 
     def selects(self, episodes: EpisodeTable) -> Any:
+        if all(field.key != NEXT_REWARD for field in self._fields):
+            episodes = replace(episodes, total_reward=np.full(len(episodes), np.nan))  # no return is 0 without rewards
         return self.program.selects(episodes)
 
     def with_measurements(self, measured: Iterable[Any]) -> Processor:
