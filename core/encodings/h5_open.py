@@ -274,7 +274,10 @@ class _ReadOnly(io.RawIOBase):
         return os.readv(self._descriptor, [buffer])
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return os.lseek(self._descriptor, offset, whence)
+        try:
+            return os.lseek(self._descriptor, offset, whence)
+        except OverflowError as error:
+            raise OSError(f"byte {offset} is beyond every file: an address in it is damaged") from error
 
     def tell(self) -> int:
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)

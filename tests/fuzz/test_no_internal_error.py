@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from d4rl_files import flat, random_episodes
+from table_files import WRITERS, named
 
 import rbtool
 from rbtool.cli import app
@@ -18,11 +20,13 @@ from rbtool.core.format.documents import dump_json
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")
+TABLES = ("hdf5", "npz", "npy", "parquet", "csv")
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", *MINARI,
+    "ogbench", "vd4rl", *TABLES, *MINARI,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
+AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
 VERBS = [
     f"inspect {IN}", f"inspect {IN} --episode 0", f"inspect {IN} --json", f"check {IN}", f"stats {IN}",
     f"sample {IN} --batch 2", f"repair {IN}", f"convert {IN} {OUT}", f"convert {IN} {OUT} --layout packed",
@@ -30,6 +34,7 @@ VERBS = [
     *(f"checkpoint save {IN} {OUT} --as {form}" for form in ("flat", "nested", "h5")),
     f"preprocess {IN} --dest {OUT} --cast action=float32 --num-workers 0",
     f"merge {IN} {IN} {OUT}", f"split {IN} --train 0.5 --val 0.5 --dest {OUT}", f"diff {IN} {IN}",
+    f"check {IN} --from table {AS_TABLE}", f"convert {IN} {OUT} --from table {AS_TABLE}",
 ]  # fmt: skip
 ODD: list[Any] = [
     None, True, -1, 0, 1 << 70, 1.5, "", "x", "\ud800", "a/../b", [], [[]], {}, {"a": 1}, [None], ["x", "y"],
@@ -53,7 +58,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "roboset" / "DAPG(expert)" / "door_v2d-v1", folder / "roboset")
     shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
-    return {kind: DATA / kind if "/" in kind else folder / kind for kind in KINDS}
+    columns = named(flat(random_episodes((4, 3))))
+    tables = {kind: WRITERS[kind](folder / f"table_{kind}", columns) for kind in TABLES}
+    return {kind: DATA / kind if "/" in kind else tables.get(kind, folder / kind) for kind in KINDS}
 
 
 def sites(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
