@@ -33,6 +33,8 @@ from .core.checkpointers.packed import PackedStorageCheckpointer as PackedStorag
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
 from .core.datasets.buffer import load_dataset as load_dataset
 from .core.datasets.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
+from .core.datasets.offline_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
+from .core.datasets.offline_online import prefill_replay_buffer as prefill_replay_buffer
 from .core.errors import AuthorisationError as AuthorisationError
 from .core.errors import CheckFailed as CheckFailed
 from .core.errors import CorruptDataError as CorruptDataError

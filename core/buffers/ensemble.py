@@ -21,6 +21,7 @@ from ..storages.ensemble import (
     chosen_members,
     refuse_write,
 )
+from ..storages.gathering import Gatherer
 from ..writers.ensemble import WriterEnsemble
 from .base import ReplayBuffer
 from .ensemble_draws import EnsembleDraws
@@ -104,6 +105,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         else:
             self._members, self._collates = members_of(parts, given, collate_fns), []
         self._source_key = source_key
+        self._gatherer = Gatherer()
         assert samplers is not None
         self._joiner = self._joiner_of(checked_policy(schema), samplers)
         super().__init__(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from ..errors import UsageError
 from ..samplers.ensemble import unit_of
 from ..samplers.ensemble_index import compose, count_of, draw_fully, flattened
-from ..storages.ensemble import INDEX
+from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID
+from ..storages.gathering import Gatherer
 from .concurrency import Draw
-from .ensemble_rows import labelled, one_behind_another, rows_of_members
+from .ensemble_rows import gathered, labelled, one_behind_another
 from .ensemble_state import EnsembleState
 from .schemas import MASK, Difference, Joiner, Schema, differences, schema_of
 
@@ -23,14 +25,34 @@ class EnsembleDraws(EnsembleState):
 
     _collates: list[Callable[[Any], Any] | None]
     _joiner: Joiner
+    _gatherer: Gatherer
 
     # Sampling --------------------------------------------------------------------------------------
 
+    def sample_counts(self, counts: Sequence[int], *, return_info: bool = False) -> Any:
+        """Draw a batch with this many elements of each member, one behind the other; see `sample`.
+
+        For ensembles with `batch="exact"`, whose weights are not used. UsageError (a ValueError) for other numbers.
+        """
+        if self._sampler.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
+            raise UsageError(
+                f"{list(counts)} elements of {len(self._members)} members were asked for, one number each is expected",
+                hint='make the ensemble with batch="exact"',
+            )
+        with self._sampling:
+            self._settle()
+        draw = self._draw_counts([(member, count) for member, count in enumerate(counts) if count])
+        batch = self._batch_of(draw)
+        return (batch, draw.info) if return_info else batch
+
     def _draw(self, size: int) -> Draw:
         with self._sampling:
-            sampler, sizes = self._refresh()._sampler, self._storage.sizes
-            found = []
-            for member, count in sampler.counts(sizes, size):
+            return self._draw_counts(self._refresh()._sampler.counts(self._storage.sizes, size))
+
+    def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
+        with self._sampling:
+            sampler, found = self._refresh()._sampler, []
+            for member, count in counts:
                 drawing = self._drawing(member)
                 found += draw_fully(member, count, sampler.batch, drawing)
             self._learn_schemas()
@@ -52,17 +74,32 @@ class EnsembleDraws(EnsembleState):
         return drawn
 
     def _rows_of(self, draw: Draw) -> Any:
+        if self._collate_fn is None and draw.rows is None and (batch := self._gathered(draw)) is not None:
+            return batch
         samples = self._samples_of(draw) if draw.rows is None else draw.rows
         if self._collate_fn is not None:
             return self._collate_fn([sample for _, sample in samples])
         return self._joiner.join(samples)
 
+    def _gathered(self, draw: Draw) -> TensorDict | None:
+        """Return the batch of members that are alike, at once; None where each makes its own."""
+        if self._collates or self._joiner.policy is not None:
+            return None
+        stack = self._sampler.batch == "stack"
+        batch = gathered(self._gatherer, self._members, draw, stack=stack)
+        if batch is None or (self._source_key is not None and self._source_key in batch._tensordict):
+            return None  # an entry of that name is refused there
+        index, size = draw.index, batch.batch_size
+        ids = index.get(BUFFER_IDS)
+        if stack:
+            ids = ids.unsqueeze(-1).expand(size).contiguous()
+        labels: dict[Any, Any] = {BUFFER_IDS: ids, INDEX: index.get(INDEX)}
+        batch._tensordict[INDEX] = TensorDict._new_unsafe(labels, batch_size=size)
+        if self._source_key is not None:
+            batch._tensordict[self._source_key] = index.get(SOURCE_ID)
+        return batch
+
     def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
-        if (
-            self._collate_fn is None
-            and (quick := rows_of_members(self._members, draw.parts, self._collates)) is not None
-        ):
-            return quick
         parts: list[tuple[int, Any, dict[Any, Any]]] = [
             (number, self._part_index(part), {}) for number, part in draw.parts
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
 from ..errors import SchemaError
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, IndexPart, StorageEnsemble
+from ..storages.gathering import Gatherer
+from .base import ReplayBuffer
+from .concurrency import Draw
 from .pytrees import ragged_elements
 
 
@@ -79,6 +82,17 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
             yield number, member, torch.stack(known, -1) if isinstance(known, tuple) else known, chosen
 
 
-def rows_of_members(members: Any, parts: Any, collates: Any) -> list[tuple[int, Any]] | None:
-    """Return the batches of members together where that is faster; None where each makes its own."""
-    return None
+def gathered(gatherer: Gatherer, members: Sequence[ReplayBuffer], draw: Draw, *, stack: bool) -> TensorDict | None:
+    """Return the batch of a draw without labels, gathered at once; None where each member makes its own.
+
+    They do if they have a transform, a collate function, info of their sampler, or another kind of storage.
+    """
+    reads = []
+    for number, part in draw.parts:
+        member = members[number]
+        if type(part.index) is not torch.Tensor or part.rows is not None or len(part.info) > 1:
+            return None
+        if member._collate_fn is not None or member._pin_memory or not member._transform.is_empty:
+            return None
+        reads.append((member._storage, part.index, member._guard.read))
+    return gatherer.gather(reads, stack=stack)

@@ -193,6 +193,16 @@ class Columns:
             raise IndexError(f"rows {int(index.min())} to {int(index.max())} were asked for, there are {rows}")
         return self._typed([column[index] for column in self._of(rows)])
 
+    @property
+    def gathers_into(self) -> bool:
+        """Whether rows can be copied to given memory: they are on the CPU, of types that numpy has."""
+        return self._in_rows and not self._renamed
+
+    def gather_into(self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor]) -> None:
+        """Copy the rows `index`, int64 `[n]`, of each column to a contiguous tensor of its type; see `gathers_into`."""
+        self._follow_moves()
+        self._mover(rows).gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets)
+
     def _flat(self, index: tuple[Any, ...], rows: int) -> torch.Tensor | None:
         """One row number for each element that a tuple of tensors names; None if it is something else."""
         if len(index) != self.ndim or not self._in_rows:

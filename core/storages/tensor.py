@@ -256,6 +256,10 @@ class TensorStorage(TensorState):
         found, batch = columns.read(index, self._filled.value)
         return self.structure.unflatten(iter(found), batch)
 
+    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+        """Copy the rows `index`, int64 `[n]`, to tensors of the types of the columns; see `Columns.gathers_into`."""
+        self.columns.gather_into(index, self._filled.value, targets)
+
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
         if self.ndim == 1:

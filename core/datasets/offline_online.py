@@ -1,0 +1,153 @@
+"""Offline data mixed with what is collected online, and buffers that start with offline data."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ..buffers.base import ReplayBuffer
+from ..buffers.ensemble import ReplayBufferEnsemble
+from ..buffers.pytrees import checked_batch_size
+from ..buffers.schemas import Policy
+from ..buffers.tensordict import TensorDictReplayBuffer
+from ..errors import SchemaError, UsageError
+from ..storages.base import Storage
+from ..storages.lazy_tensor import LazyTensorStorage
+from .buffer import load_dataset
+
+
+class OfflineToOnlineReplayBuffer:
+    """Batches of which a fraction is of a dataset, and the rest of a ring that `extend` writes to.
+
+    - `offline_dataset`: a buffer, or the path or name of a dataset, which is opened with `dataset_kwargs`, as
+      `load_dataset` takes them; then `batch_size` is needed.
+    - `online_storage`, `online_capacity`: one of them: the storage of the ring, or how many elements it has.
+    - `offline_fraction`: above 0 and below 1; `anneal(step, total)` lets it fall to 0.
+    - `transform`: applied to whole batches.
+    - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
+
+    A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then those of the ring; while
+    the ring is empty, all are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for others. `len` is the
+    number of elements of both.
+
+    UsageError (a ValueError) for arguments that contradict each other, and for a batch without a size. Names are those
+    of TorchRL.
+    """
+
+    def __init__(
+        self,
+        offline_dataset: ReplayBuffer | str | os.PathLike[str],
+        *,
+        online_storage: Storage | None = None,
+        online_capacity: int | None = None,
+        offline_fraction: float = 0.5,
+        batch_size: int | None = None,
+        transform: Any = None,
+        schema: Policy | None = None,
+        generator: torch.Generator | None = None,
+        **dataset_kwargs: Any,
+    ) -> None:
+        if (online_storage is None) == (online_capacity is None):
+            raise UsageError("online_storage and online_capacity: exactly one of them is expected")
+        if isinstance(offline_fraction, str) or not 0 < offline_fraction < 1:
+            raise UsageError(f"offline_fraction is {offline_fraction!r}, a number above 0 and below 1 is expected")
+        if isinstance(offline_dataset, ReplayBuffer):
+            if dataset_kwargs:
+                raise UsageError(f"{', '.join(dataset_kwargs)}: arguments of load_dataset are for names of datasets")
+            offline = offline_dataset
+        else:
+            if batch_size is None:
+                raise UsageError("the name of a dataset was given without batch_size")
+            offline = load_dataset(offline_dataset, batch_size, **dataset_kwargs)
+        self.batch_size = checked_batch_size(batch_size)
+        self.offline_buffer = offline
+        storage = LazyTensorStorage(online_capacity) if online_storage is None else online_storage  # type: ignore[arg-type]
+        self.online_buffer = TensorDictReplayBuffer(storage=storage)
+        self._base = self._fraction = float(offline_fraction)
+        self._mixture = ReplayBufferEnsemble(
+            offline, self.online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
+        )
+
+    @property
+    def offline_fraction(self) -> float:
+        """The fraction of a batch that is of the dataset."""
+        return self._fraction
+
+    @offline_fraction.setter
+    def offline_fraction(self, fraction: float) -> None:
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"offline_fraction is {fraction!r}, a number from 0 to 1 is expected")
+        self._fraction = float(fraction)
+
+    def anneal(self, step: int, total: int) -> None:
+        """Set the fraction for a step of training: the initial one at step 0, then less, and 0 from `total` on."""
+        if total <= 0:
+            raise UsageError(f"total is {total}, a number of steps above 0 is expected")
+        self.offline_fraction = min(self._base, self._base * max(0.0, 1 - step / total))
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch to the ring; return the indices of its elements, int64 `[n]`."""
+        return self.online_buffer.extend(data)
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch; with `return_info`, a pair of batch and info.
+
+        SchemaError (a RuntimeError) for a fraction of 0 while the ring is empty, and for entries that the two sides
+        have in different element types.
+        """
+        size = self.batch_size if batch_size is None else checked_batch_size(batch_size)
+        if size is None:
+            raise UsageError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
+        offline = round(self._fraction * size)
+        if not len(self.online_buffer):
+            if not self._fraction:
+                raise SchemaError(
+                    "Cannot sample from an empty storage: offline_fraction is 0, the ring has no elements"
+                )
+            offline = size
+        return self._mixture.sample_counts([offline, size - offline], return_info=return_info)
+
+    def __len__(self) -> int:
+        return len(self.offline_buffer) + len(self.online_buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both sides and the fraction."""
+        return {"mixture": self._mixture.state_dict(), "offline_fraction": self._fraction, "base": self._base}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; see `ReplayBufferEnsemble.load_state_dict`."""
+        self._mixture.load_state_dict(state["mixture"])
+        self._fraction, self._base = state["offline_fraction"], state["base"]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(offline_fraction={self._fraction}, offline={len(self.offline_buffer)}, "
+            f"online={len(self.online_buffer)})"
+        )
+
+
+def prefill_replay_buffer(
+    rb: ReplayBuffer, dataset: ReplayBuffer, n_samples: int | None = None, chunk_size: int = 1000
+) -> ReplayBuffer:
+    """Write elements of a dataset into a buffer, in chunks, and return the buffer.
+
+    Without `n_samples`, or with as many as the dataset has, all of them are written, each once and in order; with
+    fewer, that many are drawn by the sampler of the dataset. Entries that the sampler of the dataset adds to batches,
+    such as `"index"`, are not written.
+
+    UsageError (a ValueError) for numbers below 1.
+    """
+    for name, value in (("n_samples", n_samples), ("chunk_size", chunk_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value!r}, a number from 1 is expected")
+    total = len(dataset) if n_samples is None else min(n_samples, len(dataset))
+    for start in range(0, total, chunk_size):
+        count = min(chunk_size, total - start)
+        if total == len(dataset):
+            rows = dataset[torch.arange(start, start + count)]
+        else:
+            rows = dataset[dataset.sample(count, return_info=True)[1]["index"]]
+        rb.extend(rows.exclude("index") if hasattr(rows, "exclude") else rows)
+    return rb
