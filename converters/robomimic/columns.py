@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.encodings.group_reader import GroupColumn
 from ...core.encodings.group_survey import SurveyedColumns
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
-from ...core.errors import FormatError
+from ...core.errors import FormatError, UsageError
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 
@@ -37,8 +37,11 @@ class MappedColumns:
     notes: list[str] = field(default_factory=list)
 
 
-def keys_of(found: SurveyedColumns, file: Path) -> MappedColumns:
-    """Give every column its key. FormatError where there is neither an observation nor a state."""
+def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedColumns:
+    """Give every column its key; `zero_reward` makes rewards where the file has none.
+
+    FormatError where there is neither an observation nor a state, UsageError for `zero_reward` where there are rewards.
+    """
     mapped, required = MappedColumns(), found.required
     if not required:  # every episode has a problem
         return mapped
@@ -51,10 +54,15 @@ def keys_of(found: SurveyedColumns, file: Path) -> MappedColumns:
         mapped.notes.append("there is no obs: the states are the observations")
     mapped.columns += _states(required, states, mapped, as_observation=not observations)
     mapped.columns.append(GroupColumn(ACTIONS, ACTION, "action", "step", required[ACTIONS]))
+    if REWARDS in required and zero_reward:
+        raise UsageError(f"{file} has rewards of its own", hint="leave out --reward")
     if REWARDS in required:
         mapped.columns.append(GroupColumn(REWARDS, REWARD, "reward", "result", required[REWARDS]))
+    elif zero_reward:
+        mapped.columns.append(GroupColumn((), REWARD, "reward", "result", ColumnForm("array", "float32")))
+        mapped.notes.append("there are no rewards: all are 0, as --reward states")
     else:
-        mapped.notes.append("there are no rewards")
+        mapped.notes.append("there are no rewards in the file, and no next.reward (--reward zero adds rewards of 0)")
     if DONES in required:
         mapped.columns.append(GroupColumn(DONES, ("info", "dones"), "info", "result", required[DONES]))
     for path, form in found.others.items():

@@ -44,13 +44,14 @@ class RobomimicReader(GroupReader):
     without `obs` have `states` as observations. Episodes bear the numbers of their groups, `demo_N`, in numeric order.
 
     Options: `filter_key` is the split (below `mask`) whose episodes are read; `ends` states whether the end of every
-    group is `terminated` or `truncated`; `id` the published dataset that the file is.
+    group is `terminated` or `truncated`; `reward` may be `zero` for a file without rewards; `id` is the published
+    dataset that the file is.
 
     Raises FormatError for groups without steps in common, CorruptDataError for damaged files, UsageError for a split
     that is not there. An episode that does not fit the others is refused once it is asked for.
     """
 
-    option_names = frozenset({"filter_key", "ends", "id"})
+    option_names = frozenset({"filter_key", "ends", "reward", "id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -65,6 +66,8 @@ class RobomimicReader(GroupReader):
             raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
         if self.options.get("ends") not in (None, *_ENDS):
             raise UsageError(f"--ends is {self.options['ends']!r}, {' or '.join(_ENDS)} is expected")
+        if self.options.get("reward") not in (None, "zero"):
+            raise UsageError(f"--reward is {self.options['reward']!r}, zero is expected")
         require_whole_h5(file)
         self.opened = GroupFiles([file])
         self.opened.open(0)
@@ -83,7 +86,7 @@ class RobomimicReader(GroupReader):
             demos.look_at(number)
             progress(1)
         columns = demos.survey.finish()
-        mapped = keys_of(columns, file.path)
+        mapped = keys_of(columns, file.path, zero_reward=self.options.get("reward") == "zero")
         self.columns = mapped.columns
         self.episodes = demos.episodes(self.options.get("ends"))
         kept = [self.episodes[number] for number in numbers if number in self.episodes]

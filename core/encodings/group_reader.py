@@ -80,7 +80,7 @@ def places_of(columns: Mapping[ColumnPath, StoredColumn], known: dict[Paths, Pat
 
 @dataclass(frozen=True, slots=True)
 class GroupColumn:
-    """A column that is kept: where it is in the group, its key, and when its rows are known.
+    """A column that is kept: where it is in the group, its key, and when its rows are known. Without a path it is zero.
 
     Of a `state`, `after` is the column with what came after each step, where the file has one. With `initial`, the rows
     of the column itself are those after each step, and that one's only row is the one before the first step.
@@ -106,6 +106,8 @@ class GroupColumn:
 
     def read(self, group: EpisodeRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
         """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
+        if not self.path:
+            return np.zeros((stop - start, *self.form.shape), self.form.dtype), None
         if self.initial is not None:
             first = max(start - 1, 0)
             stored = group.array(self.path, first, stop, self.form)

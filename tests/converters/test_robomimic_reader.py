@@ -222,9 +222,11 @@ def test_dones_inside_an_episode_do_not_end_it(tmp_path: Path) -> None:
     assert any("dones is set in 3 steps inside episodes" in note for note in result.notes)
 
 
-def test_ends_takes_two_words(tmp_path: Path) -> None:
+def test_options_take_few_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--ends is 'now', terminated or truncated is expected"):
         RobomimicReader(LOW_DIM, options={"ends": "now"})
+    with pytest.raises(UsageError, match="--reward is 'one', zero is expected"):
+        RobomimicReader(ISAAC, options={"reward": "one"})
 
 
 # Numbers, splits, documents --------------------------------------------------------------------------
