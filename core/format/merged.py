@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -78,7 +78,7 @@ class MergedSteps(StepReader):
         self._owner = owner
         self._shift = first - self._table.start  # from steps here to steps of the member
         self._keys = [{leaf.key: leaf for leaf in member.fields} for member in members]
-        self._span: tuple[int, int, list[tuple[int, int, Array | None]]] = (0, 0, [])
+        self._span: tuple[int, int, list[tuple[int, int, RowPlaces | None]]] = (0, 0, [])
         if self._states_change():
             self._table = replace(self._table, explicit_next=self._explicit_episodes())
 
@@ -132,7 +132,7 @@ class MergedSteps(StepReader):
         found = np.empty((stop - start, *leaf.shape), leaf.numpy)
         for member, first, places in spans:
             assert places is not None
-            put_rows(found, places, self._rows(member, leaf, first, first + len(places)))
+            places.put(found, self._rows(member, leaf, first, first + len(places.rows)))
         return found
 
     def _rows(self, member: int, leaf: Field, start: int, stop: int) -> Array:
@@ -146,7 +146,7 @@ class MergedSteps(StepReader):
         rows = self.members[member].read(leaf.key, start, stop)
         return rows if own.dtype == leaf.dtype else as_numbers(rows, own.dtype).astype(leaf.numpy)
 
-    def _spans(self, start: int, stop: int) -> list[tuple[int, int, Array | None]]:
+    def _spans(self, start: int, stop: int) -> list[tuple[int, int, RowPlaces | None]]:
         """Of each member with rows in `[start, stop)`: its number, its first row there, and where its rows go."""
         if self._span[:2] == (start, stop):
             return self._span[2]
@@ -155,14 +155,14 @@ class MergedSteps(StepReader):
         if start == stop or (owners == owners[0]).all():
             owner = int(owners[0]) if len(owners) else 0
             first = start + int(self._shift[low]) if len(owners) else 0
-            found: list[tuple[int, int, Array | None]] = [(owner, first, None)]
+            found: list[tuple[int, int, RowPlaces | None]] = [(owner, first, None)]
         else:
             starts = np.maximum(self._table.start[low : high + 1], start)
             stops = np.minimum(self._table.start[low : high + 1] + self._table.length[low : high + 1], stop)
             by_row = np.repeat(owners, stops - starts)
             shifts = self._shift[low : high + 1] + starts
             found = [
-                (int(owner), int(shifts[int((owners == owner).argmax())]), np.flatnonzero(by_row == owner))
+                (int(owner), int(shifts[int((owners == owner).argmax())]), RowPlaces(np.flatnonzero(by_row == owner)))
                 for owner in np.unique(owners)
             ]
         self._span = (start, stop, found)
@@ -182,31 +182,41 @@ def _require_kept_order(owner: Array, chosen: Array) -> None:
             raise UsageError("an order of episodes has to keep all those of a dataset, and their order")
 
 
-def put_rows(target: Array, places: Array, rows: Array) -> None:
-    """Write `rows` to the rows `places` of `target`, which ascend; runs of several rows are moved at once."""
-    runs = list(_runs(places))
-    if len(runs) > len(places) // _LONG_RUN:
-        target[places] = rows
-        return
-    for low, high in runs:
-        first = int(places[low])
-        target[first : first + high - low] = rows[low:high]
+class RowPlaces:
+    """Some rows of an array, ascending; runs of several rows are moved at once."""
 
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+        edges = _edges(rows)
+        self._runs = list(pairwise(edges)) if len(edges) <= len(rows) // _LONG_RUN else None
 
-def take_rows(source: Array, places: Array) -> Array:
-    """Undo `put_rows`: the rows `places`, which ascend, as a new array."""
-    runs = list(_runs(places))
-    if len(runs) > len(places) // _LONG_RUN:
-        return np.asarray(source.take(places, 0))
-    found = np.empty((len(places), *source.shape[1:]), source.dtype)
-    for low, high in runs:
-        first = int(places[low])
-        found[low:high] = source[first : first + high - low]
-    return found
+    def put(self, target: Array, values: Array) -> None:
+        """Write `values`, one for each of the rows, into `target`."""
+        if self._runs is None:
+            target[self.rows] = values
+            return
+        for low, high in self._runs:
+            first = int(self.rows[low])
+            target[first : first + high - low] = values[low:high]
+
+    def take(self, source: Array) -> Array:
+        """Undo `put`: the rows of `source` as a new array."""
+        if self._runs is None:
+            return np.asarray(source.take(self.rows, 0))
+        found = np.empty((len(self.rows), *source.shape[1:]), source.dtype)
+        for low, high in self._runs:
+            first = int(self.rows[low])
+            found[low:high] = source[first : first + high - low]
+        return found
 
 
 _LONG_RUN = 16
 """Rows of a run from which on a copy of its own costs less than an index for each row."""
+
+
+def _edges(values: Array) -> list[int]:
+    """Where runs of consecutive numbers start, and the end."""
+    return [0, *(np.flatnonzero(np.diff(values) != 1) + 1).tolist(), len(values)]
 
 
 def joined_table(tables: Sequence[EpisodeTable]) -> EpisodeTable:
@@ -239,17 +249,11 @@ def joined_documents(each: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
 def runs_text(numbers: Sequence[int] | Array) -> str:
     """Write episode numbers in their order as runs: `0:40,57,52:55`."""
     values = np.asarray(numbers, np.int64)
-    return ",".join(_run_text(int(values[low]), high - low) for low, high in _runs(values))
+    return ",".join(_run_text(int(values[low]), high - low) for low, high in pairwise(_edges(values)) if low < high)
 
 
 def _run_text(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}:{first + count}"
-
-
-def _runs(values: Array) -> Iterator[tuple[int, int]]:
-    if len(values):
-        edges = [0, *(np.flatnonzero(np.diff(values) != 1) + 1).tolist(), len(values)]
-        yield from pairwise(edges)
 
 
 def numbers_of_runs(text: str) -> Array:

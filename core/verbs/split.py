@@ -22,7 +22,7 @@ from ..format.episode_digests import identical_episodes
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance
-from ..format.merged import runs_text, take_rows
+from ..format.merged import RowPlaces, runs_text
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema, RecordNumbers
@@ -360,4 +360,5 @@ def _route(columns: Mapping[Key, Array], last: Array, parts: Array, builders: li
         if len(rows) == len(parts):
             builder.append(columns, last)
         elif len(rows):
-            builder.append({key: take_rows(values, rows) for key, values in columns.items()}, last[rows])
+            places = RowPlaces(rows)
+            builder.append({key: places.take(values) for key, values in columns.items()}, last[rows])
