@@ -51,8 +51,7 @@ class OfflineToOnlineReplayBuffer:
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
             raise UsageError("online_storage and online_capacity: exactly one of them is expected")
-        if isinstance(offline_fraction, str) or not 0 < offline_fraction < 1:
-            raise UsageError(f"offline_fraction is {offline_fraction!r}, a number above 0 and below 1 is expected")
+        fraction = _checked_fraction(offline_fraction)
         if isinstance(offline_dataset, ReplayBuffer):
             if dataset_kwargs:
                 raise UsageError(f"{', '.join(dataset_kwargs)}: arguments of load_dataset are for names of datasets")
@@ -65,7 +64,7 @@ class OfflineToOnlineReplayBuffer:
         self.offline_buffer = offline
         storage = LazyTensorStorage(online_capacity) if online_storage is None else online_storage  # type: ignore[arg-type]
         self.online_buffer = TensorDictReplayBuffer(storage=storage)
-        self._base = self._fraction = float(offline_fraction)
+        self._base = self._fraction = fraction
         self._mixture = ReplayBufferEnsemble(
             offline, self.online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
         )
@@ -126,6 +125,12 @@ class OfflineToOnlineReplayBuffer:
             f"{type(self).__name__}(offline_fraction={self._fraction}, offline={len(self.offline_buffer)}, "
             f"online={len(self.online_buffer)})"
         )
+
+
+def _checked_fraction(fraction: Any) -> float:
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise UsageError(f"offline_fraction is {fraction!r}, a number above 0 and below 1 is expected")
+    return float(fraction)
 
 
 def prefill_replay_buffer(
