@@ -21,9 +21,14 @@ from rbtool.core.format.documents import dump_json
 DATA = Path(__file__).parents[1] / "data" / "minari"
 MINARI = ("tuple/trunc-v0", "cartpole/scripted-v0")
 TABLES = ("hdf5", "npz", "npy", "parquet", "csv")
+SMALL = {
+    "rllib.jsonl": "rllib/cartpole-v1.jsonl", "rllib": "rllib/cartpole-v1_large/1_000000_000000.parquet",
+    "imitation": "imitation/cartpole_expert_4.npz", "d3rlpy": "d3rlpy/tuple.h5", "sb3": "sb3/memory.npz",
+    "dapg": "dapg/door-v0_demos_3.pickle",
+}  # fmt: skip
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", *TABLES, *MINARI,
+    "ogbench", "vd4rl", *TABLES, *MINARI, *SMALL,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
@@ -58,6 +63,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "roboset" / "DAPG(expert)" / "door_v2d-v1", folder / "roboset")
     shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
+    for kind, name in SMALL.items():
+        shutil.copy(DATA.parent / name, folder / kind)
     columns = named(flat(random_episodes((4, 3))))
     tables = {kind: WRITERS[kind](folder / f"table_{kind}", columns) for kind in TABLES}
     return {kind: DATA / kind if "/" in kind else tables.get(kind, folder / kind) for kind in KINDS}
