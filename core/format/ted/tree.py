@@ -254,12 +254,18 @@ class LeafWriter:
     def _put(self, flat: np.ndarray[Any, Any]) -> None:
         if self._ranged:
             self.range = merge_ranges(self.range, range_of(flat, self.field))
-        data = memoryview(flat.view(np.uint8).data) if flat.size else memoryview(b"")
-        self.file.append(data)
-        size = self.file.size
-        if size - self._syncing >= _LUMP:
-            fs.start_syncing(self.file.descriptor, self._syncing, size - self._syncing)
-            self._syncing = size
+        self.file.append(memoryview(flat.view(np.uint8).data) if flat.size else memoryview(b""))
+        if self.file.size - self._syncing >= _LUMP:
+            self._start_syncing()
+
+    def _start_syncing(self) -> None:
+        fs.start_syncing(self.file.descriptor, self._syncing, self.file.size - self._syncing)
+        self._syncing = self.file.size
+
+    def flush(self) -> None:
+        """Write what is gathered, and let the disk begin."""
+        self._flush()
+        self._start_syncing()
 
     def finish(self) -> None:
         """Write what is gathered, sync, close."""
@@ -289,6 +295,8 @@ class TreeWriter:
     def finish(self, batch: tuple[int, ...]) -> list[FileRecord]:
         """Sync and close all leaves, describe a tensordict of this batch; return what was written."""
         records, leaves = [], {}
+        for leaf in self.leaves.values():
+            leaf.flush()  # of all first: the file system then brings the files to the disk together
         for key, leaf in self.leaves.items():
             leaf.finish()
             leaves[key] = MappedLeaf(leaf.field.dtype, (leaf.rows, *leaf.field.shape))
