@@ -1,13 +1,13 @@
 """Compare `rbtool.convert` with worker processes and without, for a compressed D4RL file and for a folder of shards.
 
-    python benchmarks/convert_workers.py [--workers 2] [--rounds 3] [--steps 1000000] [--layout ted] [--folder DIR]
-                                         [--limit 1.6]
+    python benchmarks/convert_workers.py [--workers 2] [--rounds 3] [--steps 1000000] [--episodes 100] [--layout ted]
+                                         [--folder DIR] [--limit 1.6]
 
 The file has observations float32 [17] and actions float32 [6] in episodes of 1,000 steps, compressed with gzip as gym's
-datasets of D4RL are. The folder has the same steps in compressed HDF5 files of robomimic's layout: a group an episode,
-of which readers open one after the other. Sides are interleaved; the figures are medians in seconds, elapsed and of CPU
-time over all processes, and how many times as fast workers are. Exits with 1 if that is below the limit in elapsed time.
-On a machine with no free core for each worker nothing can be faster: `load` is how many processes wanted one.
+datasets of D4RL are. The folder has V-D4RL's layout: an npz file for each episode, with pixels. Sides are interleaved;
+the figures are medians in seconds, elapsed and of CPU time over all processes, and how many times as fast workers are.
+Exits with 1 if that is below the limit. On a machine without a free core for each worker nothing can be faster: `load`
+is how many processes wanted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 import d4rl
-import h5py
 import numpy as np
 
 import rbtool
@@ -30,26 +29,19 @@ import rbtool
 STEPS_AN_EPISODE = 1000
 
 
-def build_groups(path: Path, steps: int) -> None:
-    """Write a file of robomimic's layout: the group `data`, and in it one for each episode."""
-    draw = np.random.default_rng(1)
-    with h5py.File(path, "w") as file:
-        data = file.create_group("data")
-        for number in range(steps // STEPS_AN_EPISODE):
-            group = data.create_group(f"demo_{number}")
-            observations = draw.normal(size=(STEPS_AN_EPISODE + 1, 17)).astype(np.float32)
-            done = np.zeros(STEPS_AN_EPISODE, np.int64)
-            done[-1] = 1
-            columns = {
-                "actions": draw.normal(size=(STEPS_AN_EPISODE, 6)).astype(np.float32),
-                "rewards": draw.normal(size=STEPS_AN_EPISODE), "dones": done,
-                "obs/state": observations[:-1], "next_obs/state": observations[1:],
-            }  # fmt: skip
-            for name, values in columns.items():
-                group.create_dataset(name, data=values, compression="gzip")
-            group.attrs["num_samples"] = STEPS_AN_EPISODE
-        data.attrs["total"] = steps // STEPS_AN_EPISODE * STEPS_AN_EPISODE
-        data.attrs["env_args"] = "{}"
+def build_files(folder: Path, episodes: int) -> None:
+    """Write files of V-D4RL's layout: an episode of 501 rows of 64 x 64 pixels each, compressed."""
+    draw, rows = np.random.default_rng(1), 501
+    folder.mkdir()
+    marks = np.arange(rows)
+    for number in range(episodes):
+        image = np.repeat(draw.integers(0, 256, (rows, 64, 8, 3), np.uint8), 8, axis=2)
+        np.savez_compressed(
+            folder / f"20220101T{number:06d}-{number:032x}-{rows}.npz", image=image,
+            action=draw.normal(size=(rows, 6)).astype(np.float32), reward=draw.normal(size=rows).astype(np.float32),
+            discount=np.ones(rows, np.float32), is_first=marks == 0, is_last=marks == rows - 1,
+            is_terminal=np.zeros(rows, bool),
+        )  # fmt: skip
 
 
 def measured(source: Path, target: Path, layout: str, workers: int) -> tuple[float, float]:
@@ -70,10 +62,11 @@ def compare(name: str, source: Path, target: Path, chosen: argparse.Namespace) -
     (one, one_cpu), (many, many_cpu) = medians
     print(f"{name}: load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"  this process                {one:7.2f} s   CPU {one_cpu:7.2f} s")
+    faster = one / many
     print(
-        f"  {chosen.workers} worker processes          {many:7.2f} s   CPU {many_cpu:7.2f} s   {one / many:.2f} x as fast"
+        f"  {chosen.workers} worker processes          {many:7.2f} s   CPU {many_cpu:7.2f} s   {faster:.2f} x as fast"
     )
-    return one / many
+    return faster
 
 
 def main() -> int:
@@ -81,19 +74,18 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--episodes", type=int, default=100, help="of the folder")
     parser.add_argument("--layout", choices=["ted", "packed"], default="ted")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     parser.add_argument("--limit", type=float, default=1.6)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
-        table, groups, target = Path(scratch) / "gzip.hdf5", Path(scratch) / "groups.hdf5", Path(scratch) / "target"
+        table, folder, target = Path(scratch) / "gzip.hdf5", Path(scratch) / "walk", Path(scratch) / "target"
         packing = {"compression": "gzip"}
         d4rl.build(table, chosen.steps // STEPS_AN_EPISODE, STEPS_AN_EPISODE, following=False, packing=packing)
-        build_groups(groups, chosen.steps)
-        found = [
-            compare("one table, gzip", table, target, chosen),
-            compare("a group an episode", groups, target, chosen),
-        ]
+        build_files(folder, chosen.episodes)
+        sources = {"one table, gzip": table, "a file an episode": folder}
+        found = [compare(name, source, target, chosen) for name, source in sources.items()]
     return int(min(found) < chosen.limit)
 
 

@@ -68,6 +68,7 @@ class RobosetReader(GroupReader):
     """
 
     option_names = frozenset({"ends", "id"})
+    surveyed = ("episodes", "columns", "_done_form")
 
     @classmethod
     def recognises(cls, path: Path) -> bool:

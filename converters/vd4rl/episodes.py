@@ -86,6 +86,10 @@ class Episodes(Closing, ABC):
             self._found = self._find(progress)
         return self._found
 
+    def take(self, found: Found) -> None:
+        """Take over what another look at the same files found."""
+        self._found = found
+
     @abstractmethod
     def _find(self, progress: Callable[[int], None]) -> Found:
         """Find the episodes."""

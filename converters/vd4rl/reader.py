@@ -80,6 +80,14 @@ class Vd4rlReader(Reader):
             lengths=lengths,
         )
 
+    def survey_state(self) -> Found:
+        """Return what the files hold."""
+        return self._found
+
+    def take_survey(self, state: Found) -> None:
+        """Take over what the files hold."""
+        self._episodes.take(state)
+
     @property
     def _found(self) -> Found:
         return self._episodes.find(lambda episodes: None)

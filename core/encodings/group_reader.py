@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -143,8 +143,10 @@ class GroupFiles:
 class GroupReader(Reader):
     """Reads episodes from groups. A subclass implements `recognises`, `on_open`, which sets `opened`, and `survey`.
 
-    `survey` sets `episodes` by number, and `columns`. `read_flags` may be overridden.
+    `survey` sets `episodes` by number, `columns`, and what else `surveyed` names. `read_flags` may be overridden.
     """
+
+    surveyed: tuple[str, ...] = ("episodes", "columns")
 
     piece_bytes = PIECE_BYTES
     opened: GroupFiles
@@ -154,6 +156,15 @@ class GroupReader(Reader):
     @abstractmethod
     def on_open(self) -> None:
         """Set `opened`."""
+
+    def survey_state(self) -> dict[str, Any] | None:
+        """Return the attributes that `surveyed` names."""
+        return {name: getattr(self, name) for name in self.surveyed} if hasattr(self, "episodes") else None
+
+    def take_survey(self, state: Mapping[str, Any]) -> None:
+        """Set the attributes that `surveyed` names."""
+        for name in self.surveyed:
+            setattr(self, name, state[name])
 
     def read_flags(self, episode: GroupEpisode, group: EpisodeRows, start: int, stop: int) -> tuple[Array, Array]:
         """Return `terminated` and `truncated` of steps, bool; by default of the last step alone, by the episode."""

@@ -155,6 +155,12 @@ def digest_descriptor(descriptor: int) -> str:
     return hasher.digest
 
 
+def file_state(file: Path) -> tuple[int, ...]:
+    """Return what changes where a file is written to or replaced."""
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def digest_of_stats(path: Path) -> str:
     """Identify the state of a file, or of all files in a folder, without reading them.
 

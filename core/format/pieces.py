@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import FormatError
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, key_name
+from .blocks import EpisodeBlock
 from .contracts import Array, Piece, SourceFacts
 
 
@@ -68,6 +69,19 @@ def _ended(piece: Piece) -> Piece:
     truncated = piece.truncated.copy()
     truncated[-1] = True
     return replace(piece, truncated=truncated, last=True, final=Final.DROPPED)
+
+
+def rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) -> Iterator[Piece]:
+    """Yield a piece and those after it up to the last of its episode."""
+    yield piece
+    while not piece.last:
+        part = next(following, None)
+        if part is None:
+            return
+        if isinstance(part, EpisodeBlock):
+            raise FormatError(f"episode {piece.episode} came with a block before its last piece")
+        piece = part
+        yield piece
 
 
 def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from .blocks import EpisodeBlock, completed_block, require_block
 from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
-from .digest import digest_file
+from .digest import digest_file, file_state
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
-from .pieces import completed, require_piece
+from .pieces import completed, require_piece, rest_of_episode
 from .returns import EpisodeSummary
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
@@ -39,7 +39,10 @@ def require_final_step(name: str) -> FinalStep:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRecipe:
-    """How to open a reader again, in any process; `facts` and `state` are what a survey found, None where unknown."""
+    """How to open a reader again, in any process.
+
+    `facts` and `state` are what a survey found, None where unknown; `files` have the state of each file.
+    """
 
     kind: type[Reader]
     path: Path
@@ -47,6 +50,7 @@ class ReaderRecipe:
     options: Mapping[str, Any]
     facts: SourceFacts | None
     state: Any
+    files: Mapping[Path, tuple[int, ...]]
 
     def open(self) -> Reader:
         """Open the reader; raises what that raises."""
@@ -172,6 +176,7 @@ class Reader(Closing, ABC):
             raise DatasetNotFoundError(f"there is nothing at {path}")
         with understood(path):
             self.on_open()
+        self.__state = file_state(path) if path.is_file() else None
 
     @final
     def facts(
@@ -235,7 +240,7 @@ class Reader(Closing, ABC):
                     yield block
                 done = stop
             elif done < len(numbers):
-                found = self.__validated(whole, numbers[done], _rest_of_episode(part, given), complete=True)
+                found = self.__validated(whole, numbers[done], rest_of_episode(part, given), complete=True)
                 yield from self.__completed(whole, found)
                 done += 1
             else:
@@ -266,13 +271,23 @@ class Reader(Closing, ABC):
         """Return how to open another reader of this source, in another process."""
         state = self.survey_state()
         facts = None if state is None else self.__facts
-        return ReaderRecipe(type(self), self.path, self.final_step, self.options, facts, state)
+        files = {file: file_state(file) for file in self.files()}
+        if self.__state is not None:
+            files[self.path] = self.__state
+        return ReaderRecipe(type(self), self.path, self.final_step, self.options, facts, state, files)
 
     @final
     @classmethod
     def of_recipe(cls, recipe: ReaderRecipe) -> Self:
-        """Open the source of a recipe, without another survey where that has what the first one found."""
+        """Open the source of a recipe, without another survey where that has what the first one found.
+
+        CorruptDataError where a file is another one by now.
+        """
         found = cls(recipe.path, final_step=recipe.final_step, options=recipe.options)
+        for file, state in recipe.files.items():
+            if file_state(file) != state:
+                found.close()
+                raise CorruptDataError(f"{file} was changed or replaced while it was read", hint="run it again")
         if recipe.facts is not None:
             found.take_survey(recipe.state)
             found.__facts = recipe.facts
@@ -369,19 +384,6 @@ class Reader(Closing, ABC):
             yield piece
         if last is None or not last.last:
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
-
-
-def _rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) -> Iterator[Piece]:
-    """Yield a piece and those after it up to the last of its episode."""
-    yield piece
-    while not piece.last:
-        part = next(following, None)
-        if part is None:
-            return
-        if isinstance(part, EpisodeBlock):
-            raise FormatError(f"episode {piece.episode} came with a block before its last piece")
-        piece = part
-        yield piece
 
 
 _DAMAGED = (

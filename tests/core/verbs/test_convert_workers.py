@@ -20,6 +20,7 @@ from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import CorruptDataError, RbtoolError, UsageError
 from rbtool.core.format.blocks import EpisodeBlock
 from rbtool.core.format.contracts import Piece
+from rbtool.core.format.locate import open_source
 from rbtool.core.verbs import parallel_conversion
 
 DATA = Path(__file__).parents[2] / "data"
@@ -75,6 +76,22 @@ def test_chosen_episodes_and_long_ones(
 @pytest.mark.parametrize("name", ["cartpole/scripted-v0", "tuple/trunc-v0", "pendulum/random-v0"])
 def test_sources_of_other_formats(name: str, layout: str, tmp_path: Path) -> None:
     same_bytes(DATA / "minari" / name, tmp_path, workers=(2,), layout=layout)
+
+
+@pytest.mark.parametrize("name", ["robomimic", "roboset", "vd4rl"])
+def test_what_the_first_look_found_is_not_looked_for_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [source, *_] = [file for file in sorted((DATA / name).rglob("*")) if file.suffix in (".hdf5", ".h5", ".npz")]
+    kind = type(open_source(source))
+    plain, parent = kind.survey, os.getpid()
+
+    def survey(self: Any, progress: Any) -> Any:
+        assert os.getpid() == parent, "a worker looks again"
+        return plain(self, progress)
+
+    monkeypatch.setattr(kind, "survey", survey)
+    same_bytes(source, tmp_path, workers=(2,))
 
 
 def test_compressed_fields(tmp_path: Path) -> None:
@@ -195,6 +212,27 @@ def test_a_source_that_vanishes_before_the_workers_open_it(
     with pytest.raises(RbtoolError, match="source"):
         rbtool.convert(source, tmp_path / "out", num_workers=2)
     assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_source_that_is_replaced_before_the_workers_open_it(
+    source: Path, is_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write(tmp_path / "other.hdf5", flat(random_episodes(LENGTHS[::-1])))
+    given = source.parent / "folder" if is_folder else source
+    if is_folder:
+        given.mkdir()
+        source = source.rename(given / source.name)
+
+    def replace_it(self: D4rlReader) -> None:
+        self._file.close()
+        if other.exists():
+            other.rename(source)
+
+    monkeypatch.setattr(D4rlReader, "on_close", replace_it)
+    with pytest.raises(CorruptDataError, match=r"source.hdf5 was changed or replaced while it was read"):
+        rbtool.convert(given, tmp_path / "out", num_workers=2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_numbers_of_workers(source: Path, tmp_path: Path) -> None:
