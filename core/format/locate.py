@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import re
 import shlex
@@ -173,6 +174,8 @@ def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
 
 
 _Contract = TypeVar("_Contract")
+_LOOKED_AT = 64
+"""How many entries of a folder in no known format are looked at."""
 
 
 def _targets(kind: Literal["reader", "source", "sink"]) -> dict[str, str]:
@@ -255,7 +258,8 @@ def open_source(
     name = recognised(path)
     if name is None:
         raise FormatError(
-            f"{path} is in no format that is known here ({', '.join(reader_names())})", hint=conversion_hint(path)
+            f"{path} is in no format that is known here ({', '.join(reader_names())})",
+            hint=inside_hint(path) or conversion_hint(path),
         )
     return reader_class(name)(path, final_step=final_step, options=options)
 
@@ -263,3 +267,14 @@ def open_source(
 def recognised(path: Path) -> str | None:
     """Return the format that is at `path`, by its content; None where it is in none that is known."""
     return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def inside_hint(folder: Path) -> str:
+    """Name a dataset in a known format that is directly in a folder; "" for a file, and where none is found."""
+    if not folder.is_dir():
+        return ""
+    with contextlib.suppress(OSError):
+        for entry in sorted(itertools.islice(folder.iterdir(), _LOOKED_AT)):
+            if (name := recognised(entry)) is not None:
+                return f"{shlex.quote(str(entry))} in it is in format {name}"
+    return ""
