@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from platformdirs import user_cache_path
 
 from ..declarations import declared, source_example
-from ..errors import DatasetNotFoundError, FormatError, UsageError, did_you_mean, nearest
+from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
@@ -267,6 +267,19 @@ def open_source(
 def recognised(path: Path) -> str | None:
     """Return the format that is at `path`, by its content; None where it is in none that is known."""
     return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def dataset_around(file: Path) -> tuple[str, Path] | None:
+    """Return format and folder of the raw dataset that a file is a part of: its parent or grandparent; None for none.
+
+    The reader of the format has to read the file: others may lie beside a dataset.
+    """
+    for folder in reversed(file.parents[:2]):
+        if (name := recognised(folder)) is not None:
+            with contextlib.suppress(RbtoolError, OSError), reader_class(name)(folder) as reader:
+                if any(part.samefile(file) for part in reader.files()):
+                    return name, folder
+    return None
 
 
 def inside_hint(folder: Path) -> str:

@@ -19,7 +19,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.documents import load_json
-from ..format.locate import inside_hint, reader_class, reader_names, recognised
+from ..format.locate import dataset_around, inside_hint, reader_names, recognised
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles, one_generation
 from ..format.staging import is_ours, mend
@@ -76,20 +76,11 @@ def _is_storage(path: Path) -> bool:
 
 
 def _refuse_part_of_raw(path: Path) -> None:
-    """Raise UsageError for a file of a raw dataset; its folder is the parent or grandparent."""
-    for folder in reversed(path.parents[:2]):
-        if (form := recognised(folder)) and _is_read(form, folder, path):
-            hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
-            raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
-
-
-def _is_read(form: str, folder: Path, file: Path) -> bool:
-    """Return whether the reader of a format reads a file as part of a folder; False where it cannot open that."""
-    try:
-        with reader_class(form)(folder) as reader:
-            return any(part.samefile(file) for part in reader.files())
-    except (RbtoolError, OSError):
-        return False
+    """Raise UsageError for a file of a raw dataset."""
+    if (found := dataset_around(path)) is not None:
+        form, folder = found
+        hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
+        raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
 
 
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
