@@ -272,7 +272,7 @@ def recognised(path: Path) -> str | None:
 def dataset_around(file: Path) -> tuple[str, Path] | None:
     """Return format and folder of the raw dataset that a file is a part of: its parent or grandparent; None for none.
 
-    The reader of the format has to read the file: others may lie beside a dataset.
+    The reader of the format has to read the file: not every file next to a dataset is part of it.
     """
     for folder in reversed(file.parents[:2]):
         if (name := recognised(folder)) is not None:
