@@ -135,7 +135,7 @@ class InfoColumn:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Gathered:
     infos: list[InfoColumn] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -275,8 +275,8 @@ class D4rlFile:
                 f"{other.dtype} {list(other.shape[1:])}"
             )
 
-    def _look_around(self) -> _Found:
-        found = _Found()
+    def _look_around(self) -> _Gathered:
+        found = _Gathered()
         attributes = {str(name): value for name, value in self._file.attrs.items()}
         if attributes:
             found.metadata["attributes"] = {name: plain_value(value) for name, value in sorted(attributes.items())}
@@ -296,7 +296,7 @@ class D4rlFile:
         parts = path.split("/")
         return bool(self._chunks) and len(parts) == 3 and parts[0] == _CHUNKS and parts[2] in self._columns
 
-    def _sort_in(self, path: str, column: h5py.Dataset, found: _Found) -> None:
+    def _sort_in(self, path: str, column: h5py.Dataset, found: _Gathered) -> None:
         """Take a column with a row a step, and name what is none."""
         why = "it has no data" if column.shape is None else _not_numbers(column) or absurd_size(column.id)
         if not why and not path.startswith(_INFOS) and (other := self._info_of_that_name(path)):
@@ -320,7 +320,7 @@ class D4rlFile:
                 return name if name in self._file else ""
         return name
 
-    def _keep(self, path: str, value: h5py.Dataset, found: _Found) -> None:
+    def _keep(self, path: str, value: h5py.Dataset, found: _Gathered) -> None:
         """Keep a value of the metadata: single values and text in one document, arrays each in a file."""
         if value.shape is None:  # a null dataspace of HDF5
             _put(found.metadata, path.removeprefix(_METADATA).split("/"), None)

@@ -63,7 +63,7 @@ class D4rlReader(Reader):
         self._file = D4rlFile(file)
         asked = self.options.get("id")
         self.known: D4rlDataset | None = dataset_of_file(file.name) if asked is None else dataset_named(str(asked))
-        self._columns = _Columns(self._file, self.piece_bytes)
+        self._columns = _D4rlColumns(self._file, self.piece_bytes)
         self._block_rows = max(1, min(self.block_bytes, self.piece_bytes) // self._columns.row_bytes)
         self._found: FileBoundaries | None = None
 
@@ -199,7 +199,7 @@ class D4rlReader(Reader):
         self._file.close()
 
 
-class _Columns:
+class _D4rlColumns:
     """The columns of a file under their TED keys, read in blocks: an episode may be far shorter than a block."""
 
     def __init__(self, file: D4rlFile, piece_bytes: int) -> None:

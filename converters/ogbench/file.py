@@ -43,7 +43,7 @@ def looks_like_ogbench(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class NpzColumn:
     """A column of the file as a field of TED: `name` in the file, and when it is known."""
 
     name: str
@@ -114,7 +114,7 @@ class OgbenchFile(Closing):
             return str(error)
         return "" if shape else "it is a single value"
 
-    def _look_around(self) -> tuple[tuple[Column, ...], tuple[Dropped, ...]]:
+    def _look_around(self) -> tuple[tuple[NpzColumn, ...], tuple[Dropped, ...]]:
         columns = [
             self._column(OBSERVATIONS, OBSERVATION, "state"),
             self._column(ACTIONS, ACTION, "step"),
@@ -140,9 +140,9 @@ class OgbenchFile(Closing):
         rows = self._file.form(name)[1][0]
         return "" if rows == self.rows else f"it has {rows:,} rows, and the observations {self.rows:,}"
 
-    def _column(self, name: str, key: Key, timing: Timing) -> Column:
+    def _column(self, name: str, key: Key, timing: Timing) -> NpzColumn:
         dtype, shape = self._file.form(name)
-        return Column(name, Field(key, dtype_name(dtype), shape[1:], role_of(key)), timing)
+        return NpzColumn(name, Field(key, dtype_name(dtype), shape[1:], role_of(key)), timing)
 
     def _trajectories(self) -> tuple[Array, Array, bool]:
         width = self._file.form(TERMINALS)[0].itemsize

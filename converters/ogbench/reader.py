@@ -14,7 +14,7 @@ from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .datasets import VALIDATION, file_name, names_task
-from .file import ACTIONS, Column, OgbenchFile, looks_like_ogbench, opened
+from .file import ACTIONS, NpzColumn, OgbenchFile, looks_like_ogbench, opened
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -77,7 +77,7 @@ class OgbenchReader(Reader):
         self._episodes = {one.number: one for one in self._chosen() if len(one)}
         if not self._episodes:
             raise FormatError(f"{self.path} has no steps: each of its trajectories is a single row")
-        self._columns = [_Columns(file, self.fields, self.piece_bytes) for file in self._files]
+        self._columns = [_NpzColumns(file, self.fields, self.piece_bytes) for file in self._files]
 
     @property
     def fields(self) -> tuple[tuple[Field, Timing], ...]:
@@ -170,7 +170,7 @@ class OgbenchReader(Reader):
             file.close()
 
 
-class _Columns:
+class _NpzColumns:
     """The columns of one file under their TED keys; `rows` is how many rows a piece has at most."""
 
     def __init__(self, file: OgbenchFile, fields: tuple[tuple[Field, Timing], ...], piece_bytes: int) -> None:
@@ -179,7 +179,7 @@ class _Columns:
         self._states = {column.field.key for column in file.columns if column.timing == "state"}
         self._blocks = {column.field.key: self._block(file, column) for column in file.columns}
 
-    def _block(self, file: OgbenchFile, column: Column) -> RowBlocks:
+    def _block(self, file: OgbenchFile, column: NpzColumn) -> RowBlocks:
         return RowBlocks(lambda start, stop: file.read(column.name, start, stop), file.rows, self.rows)
 
     def read(self, key: Key, start: int, stop: int) -> Array:

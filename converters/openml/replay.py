@@ -14,7 +14,7 @@ from .datasets import dataset_named
 from .reader import LABEL, OBSERVATION
 
 
-class _Rows(SelectedEntries):
+class _TableRows(SelectedEntries):
     """The vectors and labels of a dataset, without what belongs to episodes."""
 
     entries: ClassVar[Mapping[Key, Key]] = {("X",): OBSERVATION, ("y",): LABEL}
@@ -39,7 +39,7 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
     """
 
     source = "openml"
-    storage_class = _Rows
+    storage_class = _TableRows
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ _PARTLY = "it is not in every row"
 
 
 @dataclass
-class Block:
+class RowBlock:
     """Consecutive rows: `columns` of numbers `[rows, *shape]`, `text` (objects `[rows]`), and why others are none.
 
     `limits` (bool `[rows]`) are the rows in which infos state that the time limit was reached, None where none do.
@@ -45,13 +45,13 @@ class Block:
     limits: Array | None = None
 
 
-class RowFile(Protocol):
+class BatchFile(Protocol):
     """A file of rows. `places` finds its blocks with the rows of each, `block` reads one again."""
 
-    def blocks(self) -> Iterator[tuple[Any, Block]]:
+    def blocks(self) -> Iterator[tuple[Any, RowBlock]]:
         """Yield every block with the place at which `block` finds it."""
 
-    def block(self, place: Any) -> Block:
+    def block(self, place: Any) -> RowBlock:
         """Read one block."""
 
     def close(self) -> None:
@@ -63,21 +63,21 @@ def is_packed(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_PACKED)
 
 
-def batch_block(batch: dict[str, Any], unpack: Unpack, what: str) -> Block:
+def batch_block(batch: dict[str, Any], unpack: Unpack, what: str) -> RowBlock:
     """Make a block of a SampleBatch: each column is a list with a value a row, or compressed."""
     rewards = batch.get(REWARDS)
     if is_packed(rewards):
         rewards = unpack(rewards)  # type: ignore[arg-type]
     if rewards is None or isinstance(rewards, str | dict | int | float):
         raise CorruptDataError(f"{what}: a batch without a list of rewards")
-    block = Block(len(rewards))
+    block = RowBlock(len(rewards))
     for name, value in batch.items():
         if name not in ("type", "count"):
             _add_column((name,), value, block, unpack)
     return block
 
 
-def _add_column(path: ColumnPath, value: Any, block: Block, unpack: Unpack) -> None:
+def _add_column(path: ColumnPath, value: Any, block: RowBlock, unpack: Unpack) -> None:
     """Add one column of a batch; a dictionary is columns by name."""
     if isinstance(value, dict) and len(path) < _DEEPEST:
         for name, part in value.items():
@@ -94,14 +94,14 @@ def _add_column(path: ColumnPath, value: Any, block: Block, unpack: Unpack) -> N
         add_values(path, value, block, unpack)
 
 
-def row_block(rows: Sequence[dict[str, Any]], unpack: Unpack) -> Block:
+def row_block(rows: Sequence[dict[str, Any]], unpack: Unpack) -> RowBlock:
     """Make a block of transitions, each a dictionary."""
-    block = Block(len(rows))
+    block = RowBlock(len(rows))
     _add_dictionaries((), rows, block, unpack)
     return block
 
 
-def add_values(path: ColumnPath, values: Sequence[Any], block: Block, unpack: Unpack) -> None:
+def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack: Unpack) -> None:
     """Add the values of one column, one a row."""
     if not values:
         return
@@ -134,7 +134,7 @@ def objects(values: Sequence[Any]) -> Array:
     return found
 
 
-def add_array(path: ColumnPath, array: Array, block: Block) -> None:
+def add_array(path: ColumnPath, array: Array, block: RowBlock) -> None:
     """Add a column that is an array already; one that is not a number a row is odd."""
     if array.dtype.kind not in "biuf":
         block.odd[path] = "it has values that are no numbers"
@@ -144,7 +144,7 @@ def add_array(path: ColumnPath, array: Array, block: Block) -> None:
         block.columns[path] = array
 
 
-def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: Block, unpack: Unpack) -> None:
+def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: RowBlock, unpack: Unpack) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if not names and path:
         block.odd[path] = "it is empty"
@@ -157,11 +157,11 @@ def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: B
             block.odd[*path, name] = _PARTLY
 
 
-def joined(parts: Sequence[Block]) -> Block:
+def joined(parts: Sequence[RowBlock]) -> RowBlock:
     """Join blocks that follow each other; what is not alike in all of them is odd."""
     if len(parts) == 1:
         return parts[0]
-    whole = Block(sum(part.rows for part in parts))
+    whole = RowBlock(sum(part.rows for part in parts))
     if any(part.limits is not None for part in parts):
         whole.limits = np.concatenate(
             [np.zeros(part.rows, bool) if part.limits is None else part.limits for part in parts]

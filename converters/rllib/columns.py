@@ -25,8 +25,8 @@ from .blocks import (
     STEP,
     TERMINATEDS,
     TRUNCATEDS,
-    Block,
     ColumnPath,
+    RowBlock,
 )
 
 _OBSERVATION: Key = ("observation",)
@@ -36,7 +36,7 @@ _WHOLE = (*REQUIRED, *_FLAGS, NEXT_OBS, EPS_ID, STEP, *AGENTS)
 
 
 @dataclass
-class _Form:
+class _ValueForm:
     """What a column has been so far: `why` it is none, where it is none."""
 
     dtype: np.dtype[Any]
@@ -55,7 +55,7 @@ class _Form:
         self.rows += len(array)
 
 
-class Columns:
+class BatchColumns:
     """What all blocks have; `finish` makes fields of it.
 
     `has_limits` states that infos mark time limits. `sources` are the columns with their keys and when they are known,
@@ -66,7 +66,7 @@ class Columns:
         self._path = path
         self._rows = 0
         self.has_limits = False
-        self._forms: dict[ColumnPath, _Form] = {}
+        self._forms: dict[ColumnPath, _ValueForm] = {}
         self._text: dict[ColumnPath, int] = {}
         self._odd: dict[ColumnPath, str] = {}
         self.fields: tuple[tuple[Field, Timing], ...] = ()
@@ -75,14 +75,14 @@ class Columns:
         self.renamed: dict[str, Key] = {}
         self.dropped: tuple[Dropped, ...] = ()
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         """Take note of the columns of a block."""
         self._rows += block.rows
         self.has_limits = self.has_limits or block.limits is not None
         for path, array in block.columns.items():
             form = self._forms.get(path)
             if form is None:
-                self._forms[path] = _Form(array.dtype, array.shape[1:], len(array))
+                self._forms[path] = _ValueForm(array.dtype, array.shape[1:], len(array))
             else:
                 form.add(array)
         for path, texts in block.text.items():
@@ -168,7 +168,7 @@ class Columns:
                 self.renamed[".".join(path)] = key
         self.fields = tuple(fields)
 
-    def like(self, block: Block) -> Block:
+    def like(self, block: RowBlock) -> RowBlock:
         """Give the columns of a block the types that they have in all rows."""
         for path, form in self._forms.items():
             array = block.columns[path]

@@ -22,11 +22,11 @@ import numpy as np
 
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
-from .blocks import AGENTS, EPS_ID, NEXT_OBS, OBS, STEP, Block
+from .blocks import AGENTS, EPS_ID, NEXT_OBS, OBS, STEP, RowBlock
 
 
 @dataclass(slots=True)
-class Run:
+class IdRun:
     """Rows `[start, stop)`, counted over all files, of one id in one file; `first` and `last` are values of `t`."""
 
     key: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Run:
     before: bytes = b""
     after: bytes = b""
 
-    def continues(self, other: Run) -> bool:
+    def continues(self, other: IdRun) -> bool:
         """Whether this is what comes after `other`, a run of the same id."""
         if other.ended:
             return False
@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class IdEpisode:
     """The rows of an episode: ranges over all files, in order. `inferred`: a gap, and no flag, showed its end."""
 
     key: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Episode:
         return sum(stop - start for start, stop in self.ranges)
 
 
-def runs_of(block: Block, ends: Array, start: int, file: int) -> Iterator[Run]:
+def runs_of(block: RowBlock, ends: Array, start: int, file: int) -> Iterator[IdRun]:
     """Cut a block, whose first row is `start`, into runs; `ends` is bool, true in rows that end an episode."""
     columns = [
         block.text[(name,)] if (name,) in block.text else block.columns.get((name,)) for name in (EPS_ID, *AGENTS)
@@ -79,7 +79,7 @@ def runs_of(block: Block, ends: Array, start: int, file: int) -> Iterator[Run]:
     seen, after = block.columns.get((OBS,)), block.columns.get((NEXT_OBS,))
     compares = steps is None and seen is not None and after is not None
     for begin, stop in pairwise(begins):
-        run = Run(_key(given, begin) or (file,), start + begin, start + stop, file, bool(ends[stop - 1]))
+        run = IdRun(_key(given, begin) or (file,), start + begin, start + stop, file, bool(ends[stop - 1]))
         if steps is not None:
             run.first, run.last = int(steps[begin]), int(steps[stop - 1])
         if compares and seen is not None and after is not None:
@@ -95,14 +95,14 @@ def _row(rows: Array, row: int) -> bytes:
     return hashlib.blake2b(np.asarray(rows[row], np.float64).tobytes(), digest_size=16).digest()
 
 
-class Runs:
+class IdRuns:
     """The runs of all files, as they are found."""
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[Any, ...], list[Run]] = {}
-        self._last: Run | None = None
+        self._by_key: dict[tuple[Any, ...], list[IdRun]] = {}
+        self._last: IdRun | None = None
 
-    def add(self, run: Run) -> None:
+    def add(self, run: IdRun) -> None:
         """Take the next run of the files; one that continues the last becomes part of it."""
         last = self._last
         adjacent = last is not None and last.key == run.key and (last.file, last.stop) == (run.file, run.start)
@@ -112,13 +112,13 @@ class Runs:
         self._by_key.setdefault(run.key, []).append(run)
         self._last = run
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[IdEpisode]:
         """Join the runs to episodes, in the order of their first rows."""
         found = [episode for runs in self._by_key.values() for episode in _joined(_in_order(runs))]
         return sorted(found, key=lambda episode: min(start for start, _ in episode.ranges))
 
 
-def _in_order(runs: list[Run]) -> list[Run]:
+def _in_order(runs: list[IdRun]) -> list[IdRun]:
     """Order the runs of an id by `t`, unless the id was used again: then steps occur twice, or follow an end."""
     if any(run.first is None for run in runs):
         return runs
@@ -129,8 +129,8 @@ def _in_order(runs: list[Run]) -> list[Run]:
     return ordered
 
 
-def _joined(runs: Sequence[Run]) -> Iterator[Episode]:
-    current: list[Run] = []
+def _joined(runs: Sequence[IdRun]) -> Iterator[IdEpisode]:
+    current: list[IdRun] = []
     for run in runs:
         if current and not run.continues(current[-1]):
             yield _episode(current, inferred=not current[-1].ended)
@@ -140,6 +140,6 @@ def _joined(runs: Sequence[Run]) -> Iterator[Episode]:
         yield _episode(current, inferred=False)
 
 
-def _episode(runs: Sequence[Run], *, inferred: bool) -> Episode:
+def _episode(runs: Sequence[IdRun], *, inferred: bool) -> IdEpisode:
     ranges = tuple((run.start, run.stop) for run in runs)
-    return Episode(runs[0].key, ranges, inferred, bool(runs[0].first))
+    return IdEpisode(runs[0].key, ranges, inferred, bool(runs[0].first))

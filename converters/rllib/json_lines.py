@@ -18,7 +18,7 @@ from ...core.encodings.pickles import PickledArray, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import open_regular
-from .blocks import MARKS, REQUIRED, REWARDS, Block, batch_block, is_packed, joined, row_block
+from .blocks import MARKS, REQUIRED, REWARDS, RowBlock, batch_block, is_packed, joined, row_block
 
 _BLOCK_BYTES = 256 << 10
 _LONGEST_LINE = 256 << 20
@@ -112,7 +112,7 @@ class JsonLines(Closing):
         self._file = _opened(path)
         self._unpacker = Unpacker(path, trusted)
 
-    def blocks(self) -> Iterator[tuple[tuple[int, int, int], Block]]:
+    def blocks(self) -> Iterator[tuple[tuple[int, int, int], RowBlock]]:
         """Yield the lines in blocks with their places."""
         self._file.seek(0)
         offset, number = 0, 1
@@ -136,7 +136,7 @@ class JsonLines(Closing):
             size += len(line)
         return lines
 
-    def block(self, place: tuple[int, int, int]) -> Block:
+    def block(self, place: tuple[int, int, int]) -> RowBlock:
         """Read the lines at a place again."""
         offset, size, number = place
         if self._file.tell() != offset:
@@ -146,8 +146,8 @@ class JsonLines(Closing):
             raise CorruptDataError(f"{self.path} has become shorter while it was read")
         return self._parsed(data.splitlines(keepends=True), number)
 
-    def _parsed(self, lines: list[bytes], first: int) -> Block:
-        parts: list[Block] = []
+    def _parsed(self, lines: list[bytes], first: int) -> RowBlock:
+        parts: list[RowBlock] = []
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(lines, first):
             if not line.strip():
@@ -164,7 +164,7 @@ class JsonLines(Closing):
         if rows:
             parts.append(row_block(rows, self._unpacker))
         parts = [part for part in parts if part.rows]
-        return joined(parts) if parts else Block(0)
+        return joined(parts) if parts else RowBlock(0)
 
     def close(self) -> None:
         self._file.close()

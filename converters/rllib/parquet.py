@@ -16,7 +16,7 @@ from ...core.encodings.arrow_bounds import require_bounded_parquet
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
-from .blocks import INFOS, MARKS, REQUIRED, TIME_LIMIT, Block, ColumnPath, add_array, objects
+from .blocks import INFOS, MARKS, REQUIRED, TIME_LIMIT, ColumnPath, RowBlock, add_array, objects
 
 _MOST_ROWS = 4096
 _BLOCK_BYTES = 4 << 20
@@ -53,7 +53,7 @@ class ParquetRows(Closing):
             self._opened.close()
             raise
 
-    def blocks(self) -> Iterator[tuple[tuple[int, int, int], Block]]:
+    def blocks(self) -> Iterator[tuple[tuple[int, int, int], RowBlock]]:
         """Yield the rows in blocks with their places."""
         for group in range(self._file.num_row_groups):
             rows = self._file.metadata.row_group(group).num_rows
@@ -61,7 +61,7 @@ class ParquetRows(Closing):
                 place = group, start, min(self._rows, rows - start)
                 yield place, self.block(place)
 
-    def block(self, place: tuple[int, int, int]) -> Block:
+    def block(self, place: tuple[int, int, int]) -> RowBlock:
         """Read the rows at a place."""
         group, start, rows = place
         if self._group != group or self._row > start:
@@ -84,8 +84,8 @@ class ParquetRows(Closing):
         self._opened.close()
 
 
-def _block_of(table: Any) -> Block:
-    block = Block(table.num_rows)
+def _block_of(table: Any) -> RowBlock:
+    block = RowBlock(table.num_rows)
     for name in dict.fromkeys(table.column_names):
         if table.column_names.count(name) > 1:
             block.odd[(name,)] = "it is there twice"
@@ -94,7 +94,7 @@ def _block_of(table: Any) -> Block:
     return block
 
 
-def _add(path: ColumnPath, values: Any, block: Block) -> None:
+def _add(path: ColumnPath, values: Any, block: RowBlock) -> None:
     """Add one column; fields of structs are columns of their own, and rows of lists have one shape."""
     values.validate()
     kind = values.type
@@ -114,7 +114,7 @@ def _add(path: ColumnPath, values: Any, block: Block) -> None:
         _add_numbers(path, values, block)
 
 
-def _add_numbers(path: ColumnPath, values: Any, block: Block) -> None:
+def _add_numbers(path: ColumnPath, values: Any, block: RowBlock) -> None:
     shape: list[int] = []
     while any(test(values.type) for test in _LISTS):
         lengths = pc.unique(pc.list_value_length(values)).to_pylist()

@@ -22,9 +22,9 @@ from ...core.format.reader import Reader
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
-from .blocks import DONES, EPS_ID, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, Block, RowFile
-from .columns import Columns
-from .episodes import Episode, Runs, runs_of
+from .blocks import DONES, EPS_ID, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, BatchFile, RowBlock
+from .columns import BatchColumns
+from .episodes import IdEpisode, IdRuns, runs_of
 from .json_lines import JsonLines, is_other_document, looks_like_lines
 from .parquet import ParquetRows, looks_like_parquet
 
@@ -74,13 +74,13 @@ class RllibReader(Reader):
         if not self._paths:
             raise FormatError(f"{self.path} has no JSON lines or Parquet files with RLlib's columns")
         trusted = bool(self.options.get("trust_pickle"))
-        self._opened: dict[int, RowFile] = {}
+        self._opened: dict[int, BatchFile] = {}
         self._trusted = trusted
         self._blocks: list[tuple[int, Any]] = []
         self._starts: list[int] = []
-        self._held: dict[int, Block] = {}
+        self._held: dict[int, RowBlock] = {}
 
-    def _file(self, number: int) -> RowFile:
+    def _file(self, number: int) -> BatchFile:
         found = self._opened.get(number)
         if found is None:
             for other in list(self._opened):
@@ -94,7 +94,7 @@ class RllibReader(Reader):
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read all rows once, for their ids, flags and forms; none is kept."""
-        columns, runs, rows, ended = Columns(self.path), Runs(), 0, 0
+        columns, runs, rows, ended = BatchColumns(self.path), IdRuns(), 0, 0
         for number, path in enumerate(self._paths):
             for place, block in self._file(number).blocks():
                 columns.add(block)
@@ -131,7 +131,7 @@ class RllibReader(Reader):
             final_missing=not columns.has_next,
         )
 
-    def _meaning_of_flags(self, columns: Columns) -> EndMeaning:
+    def _meaning_of_flags(self, columns: BatchColumns) -> EndMeaning:
         if columns.has(TERMINATEDS):
             refuse_ends(self.path, self.options, f"has {TERMINATEDS}, which state what ends episodes")
             return EndMeaning(terminated=True)
@@ -164,7 +164,7 @@ class RllibReader(Reader):
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
         episode = self._episodes[number]
-        held: _Rows | None = None
+        held: _BlockRows | None = None
         for rows in self._slices(episode):
             if held is not None:
                 yield self._piece(number, episode, held, rows, first=held.at == 0)
@@ -172,7 +172,7 @@ class RllibReader(Reader):
         if held is not None:
             yield self._piece(number, episode, held, None, first=held.at == 0)
 
-    def _slices(self, episode: Episode) -> Iterator[_Rows]:
+    def _slices(self, episode: IdEpisode) -> Iterator[_BlockRows]:
         """Cut the rows of an episode where blocks end, and pieces get too large."""
         at = 0
         for start, stop in episode.ranges:
@@ -181,11 +181,11 @@ class RllibReader(Reader):
                 begin = self._starts[number]
                 block = self._block(number)
                 end = min(stop, begin + block.rows, start + self._size)
-                yield _Rows(block, start - begin, end - begin, at)
+                yield _BlockRows(block, start - begin, end - begin, at)
                 at += end - start
                 start = end
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> RowBlock:
         found = self._held.pop(number, None)
         if found is None:
             file, place = self._blocks[number]
@@ -195,7 +195,9 @@ class RllibReader(Reader):
         self._held[number] = found
         return found
 
-    def _piece(self, number: int, episode: Episode, rows: _Rows, after: _Rows | None, *, first: bool) -> Piece:
+    def _piece(
+        self, number: int, episode: IdEpisode, rows: _BlockRows, after: _BlockRows | None, *, first: bool
+    ) -> Piece:
         columns, following = {}, dict[Key, Array]()
         for path, key, timing in self._columns.sources:
             found = rows.block.columns[path][rows.start : rows.stop]
@@ -213,7 +215,7 @@ class RllibReader(Reader):
             inferred=last and episode.inferred,
         )  # fmt: skip
 
-    def _flags(self, rows: _Rows) -> tuple[Array, Array]:
+    def _flags(self, rows: _BlockRows) -> tuple[Array, Array]:
         def flag(name: str) -> Array:
             found = rows.block.columns.get((name,))
             return np.zeros(rows.stop - rows.start, bool) if found is None else found[rows.start : rows.stop] != 0
@@ -236,14 +238,14 @@ class RllibReader(Reader):
             file.close()
 
 
-class _Rows:
+class _BlockRows:
     """Rows `[start, stop)` of a block; `at` is the step of the episode with which they start."""
 
-    def __init__(self, block: Block, start: int, stop: int, at: int) -> None:
+    def __init__(self, block: RowBlock, start: int, stop: int, at: int) -> None:
         self.block, self.start, self.stop, self.at = block, start, stop, at
 
 
-def _ends(path: Path, block: Block) -> Array:
+def _ends(path: Path, block: RowBlock) -> Array:
     """Return in which rows of a block a flag ends an episode."""
     ends = np.zeros(block.rows, bool) if block.limits is None else block.limits.copy()
     names = (TERMINATEDS, TRUNCATEDS) if (TERMINATEDS,) in block.columns else (DONES,)

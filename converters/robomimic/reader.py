@@ -15,10 +15,10 @@ import numpy as np
 
 from ...core.encodings.foreign_h5 import h5_file_at, names_in, require_whole_h5
 from ...core.encodings.group_reader import (
-    EpisodeRows,
     GroupEpisode,
     GroupFiles,
     GroupReader,
+    GroupRows,
     Paths,
     Places,
     places_of,
@@ -168,11 +168,11 @@ class _Demos:
             self.survey.add(name, _with_initial_rows(columns, demo.steps), demo.steps)
             demo.places = places_of(columns, self._paths)
             places = dict(zip(*demo.places, strict=True))
-            self._read_ends(demo, name, EpisodeRows(self._file, _group(number), name, places), columns)
+            self._read_ends(demo, name, GroupRows(self._file, _group(number), name, places), columns)
         except RbtoolError as error:
             demo.problem = error
 
-    def _read_ends(self, demo: _Demo, name: str, rows: EpisodeRows, columns: Mapping[ColumnPath, StoredColumn]) -> None:
+    def _read_ends(self, demo: _Demo, name: str, rows: GroupRows, columns: Mapping[ColumnPath, StoredColumn]) -> None:
         """Read rewards and flags, some at a time."""
         forms = {path: _single(columns[path].form, path, name) for path in (REWARDS, DONES) if path in columns}
         for start in range(0, demo.steps, _BLOCK_ROWS):

@@ -15,11 +15,11 @@ import numpy as np
 
 from ...core.encodings.foreign_h5 import h5_files_in, names_in, plain_value, require_whole_h5
 from ...core.encodings.group_reader import (
-    EpisodeRows,
     GroupColumn,
     GroupEpisode,
     GroupFiles,
     GroupReader,
+    GroupRows,
     Paths,
     Places,
     places_of,
@@ -117,7 +117,7 @@ class RobosetReader(GroupReader):
             last_terminated=[episode.terminated for episode in kept],
         )
 
-    def read_flags(self, episode: GroupEpisode, group: EpisodeRows, start: int, stop: int) -> tuple[Array, Array]:
+    def read_flags(self, episode: GroupEpisode, group: GroupRows, start: int, stop: int) -> tuple[Array, Array]:
         """Read `done`, as the option `ends` has it; the end of a group without it is truncated."""
         done, none = np.zeros((2, stop - start), bool)
         if self._done_form is not None:

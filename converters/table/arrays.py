@@ -12,7 +12,7 @@ from ...core.encodings.npy import NpyFile
 from ...core.encodings.npz import NpzFile
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
-from .columns import TEXT, Column, TableFile, array_column
+from .columns import TEXT, TableColumn, TableFile, array_column
 
 _DEEPEST = 8
 _MOST_FILES = 1000
@@ -68,9 +68,9 @@ class NpyFolder(TableFile):
             array.close()
 
 
-def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
+def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> TableColumn:
     if dtype.kind in "US" and shape:
-        return Column(name, TEXT, shape[1:], shape[0])
+        return TableColumn(name, TEXT, shape[1:], shape[0])
     return array_column(name, dtype, shape)
 
 

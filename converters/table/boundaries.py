@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
-from .columns import Column, TableFile
+from .columns import TableColumn, TableFile
 from .mapping import columns_text, lookup, unknown_column
 
 _BLOCK_ROWS = 1 << 18
@@ -22,9 +22,9 @@ _MOST_NAMED = 5
 class EndColumns:
     """The columns that `--ends` and `--episode-key` name; None where there is none."""
 
-    terminated: Column | None
-    truncated: Column | None
-    key: Column | None
+    terminated: TableColumn | None
+    truncated: TableColumn | None
+    key: TableColumn | None
 
     @classmethod
     def of(cls, file: TableFile, ends: str | None, key: str | None) -> EndColumns:
@@ -51,17 +51,17 @@ class EndColumns:
         return cls(terminated, truncated, None if key is None else _key(file, key))
 
     @property
-    def flags(self) -> list[Column]:
+    def flags(self) -> list[TableColumn]:
         """The columns of flags that there are."""
         return [one for one in (self.terminated, self.truncated) if one is not None]
 
     @property
-    def all(self) -> list[Column]:
+    def all(self) -> list[TableColumn]:
         """The columns that there are."""
         return self.flags + ([] if self.key is None else [self.key])
 
 
-def _flag(file: TableFile, name: str) -> Column | None:
+def _flag(file: TableFile, name: str) -> TableColumn | None:
     if name == _NONE:
         return None
     found = lookup(name, file.columns)
@@ -74,7 +74,7 @@ def _flag(file: TableFile, name: str) -> Column | None:
     return column
 
 
-def _key(file: TableFile, name: str) -> Column:
+def _key(file: TableFile, name: str) -> TableColumn:
     found = lookup(name, file.columns)
     if found is None:
         raise unknown_column(file, f"--episode-key {name}", name)
@@ -171,7 +171,7 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
         yield f"{unflagged:,} of {len(stops):,} episodes end where {ends.key.name} changes, without a flag"
 
 
-def _as_flags(file: TableFile, column: Column, rows: Array, start: int) -> Array:
+def _as_flags(file: TableFile, column: TableColumn, rows: Array, start: int) -> Array:
     values = rows.reshape(len(rows))
     odd = (values != 0) & (values != 1)
     if odd.any():
@@ -183,7 +183,7 @@ def _as_flags(file: TableFile, column: Column, rows: Array, start: int) -> Array
     return np.asarray(values != 0)
 
 
-def _as_keys(file: TableFile, column: Column, rows: Array, start: int) -> Array:
+def _as_keys(file: TableFile, column: TableColumn, rows: Array, start: int) -> Array:
     """Return keys as they are compared: whole numbers as int64 where they are, text as objects."""
     values = rows.reshape(len(rows))
     if values.dtype.kind == "f":
@@ -197,7 +197,7 @@ def _as_keys(file: TableFile, column: Column, rows: Array, start: int) -> Array:
     return values
 
 
-def _require_once(file: TableFile, key: Column, values: Sequence[Any], begins: Array) -> None:
+def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begins: Array) -> None:
     """Raise FormatError for an episode key that comes again after another: its rows may or may not be one episode."""
     seen: dict[Any, int] = {}
     again = [(value, seen[value], at) for at, value in enumerate(values) if seen.setdefault(value, at) != at]

@@ -19,7 +19,7 @@ TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column: `name` with the groups that it is in, the element type, the shape of a row, the number of rows.
 
     The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can.
@@ -48,7 +48,7 @@ class TableFile(Closing, ABC):
     kind: ClassVar[str]
     """What such a file is called in sentences."""
     path: Path
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TableColumn]
     notes: tuple[str, ...] = ()
     """Sentences on the file that a user should read."""
 
@@ -63,17 +63,17 @@ class TableFile(Closing, ABC):
         """The files that the columns are in."""
         return [self.path]
 
-    def require_numbers(self, column: Column) -> None:
+    def require_numbers(self, column: TableColumn) -> None:
         """Raise FormatError, which names the row, for a column that cannot be mapped as numbers."""
         if column.why or column.is_text:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {column.why or 'it is text'}")
 
-    def require_key(self, column: Column) -> None:
+    def require_key(self, column: TableColumn) -> None:
         """Raise FormatError for a column that cannot be the episode key."""
         if column.why:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be the episode key: {column.why}")
 
-    def read_key(self, column: Column, start: int, stop: int) -> Array:
+    def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
         """Read rows of a column to compare them: text where numbers would not be exact."""
         return self.read([column.name], start, stop)[column.name]
 
@@ -82,17 +82,19 @@ class TableFile(Closing, ABC):
         return f"row {row:,}"
 
 
-def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Column:
+def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> TableColumn:
     """Describe an array of a file whose first axis counts the rows; `shape` is None for one without data."""
     if shape is None:
-        return Column(name, str(dtype), (), 0, "it has no data")
+        return TableColumn(name, str(dtype), (), 0, "it has no data")
     if not shape:
-        return Column(name, str(dtype), (), 0, "it is a single value")
+        return TableColumn(name, str(dtype), (), 0, "it is a single value")
     try:
-        return Column(name, dtype_name(dtype), shape[1:], shape[0])
+        return TableColumn(name, dtype_name(dtype), shape[1:], shape[0])
     except (SchemaError, TypeError, ValueError):
         why = "its elements are Python objects, which only unpickling would read" if dtype.hasobject else ""
-        return Column(name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are no numbers")
+        return TableColumn(
+            name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are no numbers"
+        )
 
 
 def native(rows: Array) -> Array:

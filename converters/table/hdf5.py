@@ -11,7 +11,7 @@ import numpy as np
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
-from .columns import TEXT, Column, TableFile, array_column, native
+from .columns import TEXT, TableColumn, TableFile, array_column, native
 
 
 class Hdf5File(TableFile):
@@ -29,17 +29,17 @@ class Hdf5File(TableFile):
             self.close()
             raise
 
-    def _column(self, name: str, dataset: h5py.Dataset) -> Column:
+    def _column(self, name: str, dataset: h5py.Dataset) -> TableColumn:
         if why := absurd_size(dataset.id) if dataset.shape is not None else "":
             raise CorruptDataError(f"{self.path}: {name!r} {why}", hint="copy or fetch the file again, whole")
         try:
             dtype = dataset.dtype
         except TypeError as error:  # h5py has none for some types of HDF5, and for damaged ones
-            return Column(
+            return TableColumn(
                 name, "unknown", (), len(dataset) if dataset.shape else 0, f"its type cannot be read: {error}"
             )
         if h5py.check_string_dtype(dtype) and dataset.shape:
-            return Column(name, TEXT, dataset.shape[1:], dataset.shape[0])
+            return TableColumn(name, TEXT, dataset.shape[1:], dataset.shape[0])
         return array_column(name, dtype, dataset.shape)
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:

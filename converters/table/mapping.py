@@ -13,7 +13,7 @@ from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.column_map import quoted_name
 from ...core.format.contracts import Array
 from ...core.ted.schema import EPISODE, FLAGS, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
-from .columns import Column, TableFile
+from .columns import TableColumn, TableFile
 
 STATES = frozenset({"observation", "state", "pixels"})
 """Keys, with all that is nested in them, that are known before and after each step."""
@@ -30,8 +30,8 @@ class Mapped:
 
     field: Field
     timing: Timing
-    columns: tuple[Column, ...]
-    after: tuple[Column, ...] | None = None
+    columns: tuple[TableColumn, ...]
+    after: tuple[TableColumn, ...] | None = None
 
 
 def lookup(name: str, columns: Iterable[str]) -> str | None:
@@ -61,7 +61,7 @@ class TableMapping:
                 f"{file.path}: which columns are the observation and the action is not stated",
                 hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file)}",
             )
-        found: dict[Key, tuple[Column, ...]] = {}
+        found: dict[Key, tuple[TableColumn, ...]] = {}
         for key, names in given.items():
             for made, columns in self._expanded(key, names):
                 if made in found:
@@ -74,7 +74,7 @@ class TableMapping:
             )
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[TableColumn]:
         """All columns that are mapped, once each."""
         used = [column for one in self.fields for column in (*one.columns, *(one.after or ()))]
         return list({column.name: column for column in used}.values())
@@ -93,7 +93,7 @@ class TableMapping:
                         names[column.name] = name
         return names
 
-    def _expanded(self, key: Key, names: Sequence[str]) -> Iterator[tuple[Key, tuple[Column, ...]]]:
+    def _expanded(self, key: Key, names: Sequence[str]) -> Iterator[tuple[Key, tuple[TableColumn, ...]]]:
         """Yield the keys that one pair makes: several where it names a group."""
         if len(names) == 1 and re.search(r"[./]\*$", names[0]):
             group = parts(names[0])[:-1]
@@ -127,7 +127,7 @@ class TableMapping:
             )
         return [numbered[number] for number in numbers]
 
-    def _numbers(self, name: str) -> Column:
+    def _numbers(self, name: str) -> TableColumn:
         column = self._file.columns[name]
         self._file.require_numbers(column)
         return column
@@ -135,7 +135,7 @@ class TableMapping:
     def _unknown(self, key: Key, name: str) -> UsageError:
         return unknown_column(self._file, f"--map {key_name(key)}={quoted_name(name)}", name)
 
-    def _fields(self, found: Mapping[Key, tuple[Column, ...]]) -> Iterator[Mapped]:
+    def _fields(self, found: Mapping[Key, tuple[TableColumn, ...]]) -> Iterator[Mapped]:
         after = {key[1:]: columns for key, columns in found.items() if key[0] == NEXT and len(key) > 1}
         before = {key: columns for key, columns in found.items() if key[0] != NEXT}
         for key in {**before, **after}:
@@ -154,7 +154,7 @@ class TableMapping:
                 )
             yield Mapped(made.field, "result", columns)
 
-    def _field(self, key: Key, columns: tuple[Column, ...], after: tuple[Column, ...] | None) -> Mapped:
+    def _field(self, key: Key, columns: tuple[TableColumn, ...], after: tuple[TableColumn, ...] | None) -> Mapped:
         dtype, shape = self._form(key, columns)
         if key == REWARD:
             if not all(one.is_scalar for one in columns) or len(columns) > 1:
@@ -170,7 +170,7 @@ class TableMapping:
         is_state = key[0] in STATES or after is not None
         return Mapped(Field(key, dtype, shape, role_of(key)), "state" if is_state else "step", columns, after)
 
-    def _form(self, key: Key, columns: tuple[Column, ...]) -> tuple[str, tuple[int, ...]]:
+    def _form(self, key: Key, columns: tuple[TableColumn, ...]) -> tuple[str, tuple[int, ...]]:
         if len(columns) == 1:
             return columns[0].dtype, columns[0].shape
         if wide := [one.name for one in columns if len(one.shape) > 1]:
@@ -201,7 +201,7 @@ def columns_text(file: TableFile) -> str:
     return f"columns are {', '.join(names[:_MOST_SHOWN])}{more}"
 
 
-def rows_of(path: Path, one: Mapped, columns: Sequence[Column], read: Mapping[str, Array]) -> Array:
+def rows_of(path: Path, one: Mapped, columns: Sequence[TableColumn], read: Mapping[str, Array]) -> Array:
     """Put the columns of a field side by side, `[n, *shape]`."""
     if len(columns) == 1:
         rows = read[columns[0].name]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
-from .columns import TEXT, Column, TableFile, array_column, require_rows
+from .columns import TEXT, TableColumn, TableFile, array_column, require_rows
 
 _BATCH_BYTES = 8 << 20
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
@@ -57,22 +57,24 @@ class ParquetFile(TableFile):
         batches = self._file.iter_batches(batch_size=1) if self._rows else iter(())
         return next(batches, None)
 
-    def _column(self, name: str, path: tuple[str, ...], first: Any) -> Column:
+    def _column(self, name: str, path: tuple[str, ...], first: Any) -> TableColumn:
         kind = _type_at(self._file.schema_arrow, path)
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_string(value) or pa.types.is_large_string(value):
-            return Column(name, TEXT, (), self._rows)
+            return TableColumn(name, TEXT, (), self._rows)
         sizes: list[int] = []
         values = None if first is None else _inside(first, path)
         while _is_list(kind):
             if values is not None and (values.null_count or not len(values)):
-                return Column(name, str(kind), (), self._rows, "its first row has no value, or an empty list")
+                return TableColumn(name, str(kind), (), self._rows, "its first row has no value, or an empty list")
             if values is not None:
                 sizes.append(len(values[0].values))
                 values = values.flatten()
             kind = kind.value_type
         if not any(test(kind) for test in _NUMBERS):
-            return Column(name, str(kind), tuple(sizes), self._rows, f"its elements are {kind}, which are no numbers")
+            return TableColumn(
+                name, str(kind), tuple(sizes), self._rows, f"its elements are {kind}, which are no numbers"
+            )
         return array_column(name, np.dtype(kind.to_pandas_dtype()), (self._rows, *sizes))
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.format.column_map import quoted_name
 from ...core.format.overview import ColumnView, Overview
-from .columns import Column, TableFile
+from .columns import TableColumn, TableFile
 from .mapping import parts
 from .opening import kind_of, open_table
 
@@ -90,7 +90,7 @@ class _Proposal:
         if pairs["reward"] is None:
             self.doubts.append("no column is called reward: the dataset would have none")
 
-    def _free(self, *, text: bool = False) -> Iterator[Column]:
+    def _free(self, *, text: bool = False) -> Iterator[TableColumn]:
         return (one for one in self._columns if one.name not in self.keys and (text or not one.is_text))
 
     def _scalar(self, names: Sequence[str], label: str, *, text: bool = False) -> str | None:
@@ -121,7 +121,7 @@ class _Proposal:
         return None
 
 
-def _length_doubts(columns: Iterable[Column]) -> Iterator[str]:
+def _length_doubts(columns: Iterable[TableColumn]) -> Iterator[str]:
     rows = {one.name: one.rows for one in columns}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} {count:,}" for name, count in rows.items())

@@ -18,7 +18,7 @@ from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Key, row_bytes, ted_fields
 from .boundaries import EndColumns, TableBoundaries, find_boundaries
-from .columns import Column, TableFile
+from .columns import TableColumn, TableFile
 from .mapping import TableMapping, rows_of
 from .opening import open_table
 
@@ -187,7 +187,7 @@ class TableReader(Reader):
 class _Window:
     """Rows of some columns, of which a range is kept: an episode may be far shorter than what one read brings."""
 
-    def __init__(self, file: TableFile, columns: Sequence[Column], rows: int, total: int) -> None:
+    def __init__(self, file: TableFile, columns: Sequence[TableColumn], rows: int, total: int) -> None:
         self._file = file
         self._names = list({column.name: None for column in columns})
         self._rows, self._total = rows, total

@@ -20,7 +20,7 @@ from pyarrow import csv as arrow_csv
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
-from .columns import TEXT, Column, TableFile, require_rows
+from .columns import TEXT, TableColumn, TableFile, require_rows
 
 _BLOCK_BYTES = 4 << 20
 _LONGEST_ROW = 64 << 20
@@ -44,7 +44,7 @@ class _Block:
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundKinds:
     """What a column has: kinds of values by the first row with one."""
 
     kinds: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class CsvFile(TableFile):
 
     def _scanned(self, begin: int) -> Iterator[_Block]:
         """Parse the whole file once, and yield its blocks."""
-        found = {name: _Found() for name in self._names}
+        found = {name: _FoundKinds() for name in self._names}
         row, line, content = 0, 1, b""
         for offset, content in self._raw_blocks(begin):
             first_line = line + 1
@@ -103,7 +103,7 @@ class CsvFile(TableFile):
             self.notes = (f"the last line of {self.path.name} has no line end: the file may have been cut there",)
         self._kinds = {name: seen.dtype for name, seen in found.items()}
         self._odd = found
-        self.columns = {name: Column(name, self._kinds[name], (), row) for name in self._names}
+        self.columns = {name: TableColumn(name, self._kinds[name], (), row) for name in self._names}
 
     def _raw_blocks(self, begin: int) -> Iterator[tuple[int, bytes]]:
         """Yield the bytes of whole rows with their offset."""
@@ -154,7 +154,7 @@ class CsvFile(TableFile):
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         return self._read({name: self._kinds[name] for name in names}, start, stop)
 
-    def read_key(self, column: Column, start: int, stop: int) -> Array:
+    def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
         kind = "int64" if column.dtype == "int64" else TEXT
         return self._read({column.name: kind}, start, stop)[column.name]
 
@@ -199,7 +199,7 @@ class CsvFile(TableFile):
         self._opened.seek(block.offset)
         return self._opened.read(block.size)
 
-    def require_numbers(self, column: Column) -> None:
+    def require_numbers(self, column: TableColumn) -> None:
         kinds = self._odd[column.name].kinds
         for kind, row in kinds.items():
             if kind in ("empty", "nan"):
@@ -214,7 +214,7 @@ class CsvFile(TableFile):
                 f"{self.path}: column {column.name!r} has {cell!r} in {self.place(row)}, a number is expected"
             )
 
-    def require_key(self, column: Column) -> None:
+    def require_key(self, column: TableColumn) -> None:
         row = self._odd[column.name].kinds.get("empty")
         if row is not None:
             raise FormatError(
@@ -281,7 +281,7 @@ def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
     return delimiter, names, len(raw)
 
 
-def _look_at(values: Any, row: int, found: _Found) -> None:
+def _look_at(values: Any, row: int, found: _FoundKinds) -> None:
     """Add what kinds of values a block of a column has; `row` is the first row of the block."""
     kind = values.type
     nulls = np.asarray(values.is_null()) if values.null_count else None

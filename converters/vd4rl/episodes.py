@@ -27,11 +27,11 @@ from .layout import (
     IS_LAST,
     IS_TERMINAL,
     STEP_TYPE,
-    Column,
+    ArrayColumn,
+    ArrayFile,
     Hdf5Rows,
     Layout,
     NpzRows,
-    RowFile,
     flag_rows,
     form_of,
     layout_of,
@@ -43,7 +43,7 @@ _FLAG_ROWS = BLOCK_BYTES // 16
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class RowEpisode:
     """Rows `[start, stop)` of one observation each; the rows after the first one have what led to them.
 
     `begins` states that the first row is that of a reset, `ended` that a flag marks the last row, `terminated` that
@@ -63,53 +63,53 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEpisodes:
     """What a look at all files found: `damaged` has the episodes that cannot be read, and why."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ArrayColumn, ...]
     dropped: tuple[Dropped, ...]
-    episodes: Mapping[int, Episode]
+    episodes: Mapping[int, RowEpisode]
     damaged: Mapping[int, RbtoolError]
     notes: tuple[str, ...]
 
 
-class Episodes(Closing, ABC):
+class FileEpisodes(Closing, ABC):
     """The episodes of `files`, which are in the order of their rows; `find` looks at all of them, once."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
-        self._found: Found | None = None
+        self._found: FoundEpisodes | None = None
 
-    def find(self, progress: Callable[[int], None]) -> Found:
+    def find(self, progress: Callable[[int], None]) -> FoundEpisodes:
         """Find the episodes; `progress` takes how many more were looked at. Raises FormatError where there are none."""
         if self._found is None:
             self._found = self._find(progress)
         return self._found
 
-    def take(self, found: Found) -> None:
+    def take(self, found: FoundEpisodes) -> None:
         """Take over what another look at the same files found."""
         self._found = found
 
     @abstractmethod
-    def _find(self, progress: Callable[[int], None]) -> Found:
+    def _find(self, progress: Callable[[int], None]) -> FoundEpisodes:
         """Find the episodes."""
 
     @abstractmethod
-    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+    def read(self, episode: RowEpisode, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of an array; all of them belong to the episode."""
 
 
-class EpisodeFiles(Episodes):
+class EpisodeFiles(FileEpisodes):
     """Npz files, each an episode; their numbers are those of the files in the order of the names."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(files)
         self._open: tuple[int, NpzRows] | None = None
 
-    def _find(self, progress: Callable[[int], None]) -> Found:
+    def _find(self, progress: Callable[[int], None]) -> FoundEpisodes:
         first: Layout | None = None
         dropped: dict[str, Dropped] = {}
-        episodes: dict[int, Episode] = {}
+        episodes: dict[int, RowEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
         odd_starts = cut = 0
         for number, path in enumerate(self.files):
@@ -134,9 +134,9 @@ class EpisodeFiles(Episodes):
         notes = [*_notes(episodes, odd_starts)]
         if cut:
             notes.append(f"the last row of {cut:,} files is missing, of which their flags alone have one")
-        return Found(first.columns, tuple(dropped.values()), episodes, damaged, tuple(notes))
+        return FoundEpisodes(first.columns, tuple(dropped.values()), episodes, damaged, tuple(notes))
 
-    def _episode(self, file: NpzRows, layout: Layout, number: int) -> Episode:
+    def _episode(self, file: NpzRows, layout: Layout, number: int) -> RowEpisode:
         if not layout.rows:
             raise FormatError(f"{file.path} has no rows")
         is_cut, rows = layout.flag_rows > layout.rows, layout.flag_rows
@@ -156,15 +156,15 @@ class EpisodeFiles(Episodes):
                 )
         text = {"file": file.path.name}
         if is_cut:
-            return Episode(number, 0, layout.rows, begins=True, ended=False, terminated=False, text=text)
+            return RowEpisode(number, 0, layout.rows, begins=True, ended=False, terminated=False, text=text)
         if IS_TERMINAL in marked:
             terminated = bool(marked[IS_TERMINAL])
         else:
             terminated = DISCOUNT in file.names and not file.read(DISCOUNT, rows - 1, rows).any()
         ended = terminated or bool(marked.get(IS_LAST))
-        return Episode(number, 0, rows, begins=True, ended=ended, terminated=terminated, text=text)
+        return RowEpisode(number, 0, rows, begins=True, ended=ended, terminated=terminated, text=text)
 
-    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+    def read(self, episode: RowEpisode, name: str, start: int, stop: int) -> Array:
         if self._open is None or self._open[0] != episode.number:
             self.close()
             self._open = episode.number, NpzRows(self.files[episode.number])
@@ -177,7 +177,7 @@ class EpisodeFiles(Episodes):
             self._open = None
 
 
-class Shards(Episodes):
+class Shards(FileEpisodes):
     """HDF5 shards, whose rows follow one another."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -215,7 +215,7 @@ class Shards(Episodes):
         """The first row of each shard, and the number of all rows."""
         return list(itertools.accumulate((layout.rows for layout in self._layouts), initial=0))
 
-    def _find(self, progress: Callable[[int], None]) -> Found:
+    def _find(self, progress: Callable[[int], None]) -> FoundEpisodes:
         kinds, ends = self._step_types()
         if not len(kinds):
             raise FormatError(f"{self.files[0].parent} has no rows: its shards are empty")
@@ -223,18 +223,18 @@ class Shards(Episodes):
         begins = np.flatnonzero(kinds == _FIRST)
         cuts = np.unique([0, len(kinds), *gaps, *begins.tolist(), *(np.flatnonzero(kinds == _LAST) + 1).tolist()])
         has_discount = any(column.name == DISCOUNT for column in self._layouts[0].columns)
-        episodes: dict[int, Episode] = {}
+        episodes: dict[int, RowEpisode] = {}
         for number, (start, stop) in enumerate(itertools.pairwise(cuts.tolist())):
             ended = bool(kinds[stop - 1] == _LAST)
             terminated = ended and has_discount and stop - 1 in ends
-            episodes[number] = Episode(number, start, stop, bool(kinds[start] == _FIRST), ended, terminated)
+            episodes[number] = RowEpisode(number, start, stop, bool(kinds[start] == _FIRST), ended, terminated)
             progress(1)
         odd_starts = sum(self.read(episodes[0], "action", row, row + 1).any() for row in begins.tolist())
         notes = [*_notes(episodes, int(odd_starts))]
         if missing:
             notes.append(f"shards {_some(missing)} are missing: the rows around them are not joined")
         dropped = {one.key: one for layout in self._layouts for one in layout.dropped}
-        return Found(self._layouts[0].columns, tuple(dropped.values()), episodes, {}, tuple(notes))
+        return FoundEpisodes(self._layouts[0].columns, tuple(dropped.values()), episodes, {}, tuple(notes))
 
     def _step_types(self) -> tuple[Array, set[int]]:
         """Return the step type of all rows, and the rows that are LAST and have a discount of 0."""
@@ -265,7 +265,7 @@ class Shards(Episodes):
             if one is not None and other is not None and other != one + 1
         ]
 
-    def read(self, episode: Episode, name: str, start: int, stop: int) -> Array:
+    def read(self, episode: RowEpisode, name: str, start: int, stop: int) -> Array:
         parts = []
         number = bisect.bisect_right(self._starts, start) - 1
         while start < stop:
@@ -306,7 +306,7 @@ def _missing(files: Sequence[Path]) -> list[int]:
     return [number for number in range(min(numbers), max(numbers)) if number not in numbers]
 
 
-def _marked(file: RowFile, name: str, rows: int) -> list[int]:
+def _marked(file: ArrayFile, name: str, rows: int) -> list[int]:
     """The rows in which a flag is set; some of them, where they are many."""
     found: list[int] = []
     for start, stop in blocks(rows, _FLAG_ROWS):
@@ -319,7 +319,7 @@ def _some(numbers: Sequence[int]) -> str:
     return listed or "none"
 
 
-def _notes(episodes: Mapping[int, Episode], odd_starts: int) -> Iterator[str]:
+def _notes(episodes: Mapping[int, RowEpisode], odd_starts: int) -> Iterator[str]:
     single = [one.number for one in episodes.values() if not len(one)]
     if single:
         yield f"episodes {_some(single)} are left out: one row, which is no step"

@@ -46,7 +46,7 @@ def looks_like_vd4rl(names: Iterable[str]) -> bool:
     return bool(found & {IS_FIRST, IS_LAST, STEP_TYPE}) or ("image" in found and bool(found & {IS_TERMINAL, DISCOUNT}))
 
 
-class RowFile(Closing):
+class ArrayFile(Closing):
     """An open file of arrays that have a row each for every observation; raises our errors for damaged files."""
 
     path: Path
@@ -73,11 +73,11 @@ class RowFile(Closing):
         return "" if shape else "it is a single value"
 
 
-class NpzRows(NpzFile, RowFile):
+class NpzRows(NpzFile, ArrayFile):
     """An npz file of one episode."""
 
 
-class Hdf5Rows(RowFile):
+class Hdf5Rows(ArrayFile):
     """An HDF5 file of many rows."""
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +115,7 @@ class Hdf5Rows(RowFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ArrayColumn:
     """An array as a field of TED; of `step` and `result` the values of a step are in the row after it."""
 
     name: str
@@ -127,13 +127,13 @@ class Column:
 class Layout:
     """The columns of a file, what of it is left out, and the number of its rows; `flag_rows` of its flags."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ArrayColumn, ...]
     dropped: tuple[Dropped, ...]
     rows: int
     flag_rows: int
 
 
-def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
+def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
     """Return the columns of a file, of which `flags` are no fields; FormatError for arrays that make no sense.
 
     All arrays have as many rows; only all of the flags may have one more.
@@ -172,7 +172,7 @@ def layout_of(file: RowFile, flags: Iterable[str]) -> Layout:
     return Layout(tuple(columns), tuple(dropped), rows, max(marked, default=rows))
 
 
-def _why_not(file: RowFile, name: str, key: Key, taken: list[Key], rows: int) -> str:
+def _why_not(file: ArrayFile, name: str, key: Key, taken: list[Key], rows: int) -> str:
     if len(key) > _DEEPEST_PARTS:
         return "it is nested too deep"
     if any(key[: len(one)] == one or one[: len(key)] == key for one in taken):
@@ -181,13 +181,13 @@ def _why_not(file: RowFile, name: str, key: Key, taken: list[Key], rows: int) ->
     return "" if there == rows else f"it has {there:,} rows, and there are {rows:,} observations"
 
 
-def _column(file: RowFile, name: str, key: Key, timing: Timing) -> Column:
+def _column(file: ArrayFile, name: str, key: Key, timing: Timing) -> ArrayColumn:
     dtype, shape = file.form(name)
     role: Any = {"action": "action", "reward": "reward", "state": "state", DISCOUNT: "info"}.get(key[0], "observation")
-    return Column(name, Field(key, dtype_name(dtype), () if key == REWARD else shape[1:], role), timing)
+    return ArrayColumn(name, Field(key, dtype_name(dtype), () if key == REWARD else shape[1:], role), timing)
 
 
-def flag_rows(file: RowFile, name: str, start: int, stop: int) -> Array:
+def flag_rows(file: ArrayFile, name: str, start: int, stop: int) -> Array:
     """Read rows of a flag as bool; FormatError for numbers that are neither 0 nor 1."""
     rows = file.read(name, start, stop).reshape(-1)
     odd = (rows != 0) & (rows != 1)
@@ -198,6 +198,6 @@ def flag_rows(file: RowFile, name: str, start: int, stop: int) -> Array:
     return flags
 
 
-def form_of(columns: Iterable[Column]) -> str:
+def form_of(columns: Iterable[ArrayColumn]) -> str:
     """List the columns for people."""
     return ", ".join(f"{column.name} {column.field.dtype} {list(column.field.shape)}" for column in columns)

@@ -14,8 +14,8 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from .episodes import Episode, EpisodeFiles, Episodes, Found, Shards
-from .layout import HDF5_SUFFIXES, IS_INIT, NPZ_SUFFIX, PIXELS, Column, looks_like_vd4rl
+from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards
+from .layout import HDF5_SUFFIXES, IS_INIT, NPZ_SUFFIX, PIXELS, ArrayColumn, looks_like_vd4rl
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -57,7 +57,7 @@ class Vd4rlReader(Reader):
         if not files:
             raise FormatError(f"{self.path} has no npz files and no HDF5 files, or both kinds")
         is_npz = files[0].suffix.lower() == NPZ_SUFFIX or _begins_as_zip(files[0])
-        self._episodes: Episodes = EpisodeFiles(files) if is_npz else Shards(files)
+        self._episodes: FileEpisodes = EpisodeFiles(files) if is_npz else Shards(files)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read the flags of all files and find the episodes."""
@@ -80,16 +80,16 @@ class Vd4rlReader(Reader):
             lengths=lengths,
         )
 
-    def survey_state(self) -> Found:
+    def survey_state(self) -> FoundEpisodes:
         """Return what the files hold."""
         return self._found
 
-    def take_survey(self, state: Found) -> None:
+    def take_survey(self, state: FoundEpisodes) -> None:
         """Take over what the files hold."""
         self._episodes.take(state)
 
     @property
-    def _found(self) -> Found:
+    def _found(self) -> FoundEpisodes:
         return self._episodes.find(lambda episodes: None)
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
@@ -114,7 +114,7 @@ class Vd4rlReader(Reader):
             kept = {key: found[key][-1:].copy() for key in states}
             yield _piece(one, found, start, stop)
 
-    def _rows(self, one: Episode, column: Column, start: int, stop: int, kept: dict[Key, Array]) -> Array:
+    def _rows(self, one: RowEpisode, column: ArrayColumn, start: int, stop: int, kept: dict[Key, Array]) -> Array:
         """Read the rows of a column for the steps `[start, stop)`; no row is read twice."""
         read = self._episodes.read
         if column.timing != "state":
@@ -142,7 +142,7 @@ class Vd4rlReader(Reader):
         self._episodes.close()
 
 
-def _piece(one: Episode, columns: dict[Key, Array], start: int, stop: int) -> Piece:
+def _piece(one: RowEpisode, columns: dict[Key, Array], start: int, stop: int) -> Piece:
     last = stop == one.stop - 1
     terminated, truncated = np.zeros(stop - start, bool), np.zeros(stop - start, bool)
     if last:
@@ -152,12 +152,12 @@ def _piece(one: Episode, columns: dict[Key, Array], start: int, stop: int) -> Pi
     )  # fmt: skip
 
 
-def _fields(columns: Sequence[Column]) -> tuple[tuple[Field, Timing], ...]:
+def _fields(columns: Sequence[ArrayColumn]) -> tuple[tuple[Field, Timing], ...]:
     found = [(column.field, column.timing) for column in columns]
     return (*found, (Field(IS_INIT, "bool", (1,), "info"), "step"))
 
 
-def _renamed(columns: Sequence[Column]) -> dict[str, str]:
+def _renamed(columns: Sequence[ArrayColumn]) -> dict[str, str]:
     keys = {column.name: column.field.key for column in columns}
     return {name: key_name(key) for name, key in keys.items() if key == PIXELS or key[0] == "state"}
 

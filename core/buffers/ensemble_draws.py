@@ -17,7 +17,7 @@ from ..storages.gathering import Gatherer
 from .concurrency import Draw
 from .ensemble_rows import gathered, labelled, one_behind_another
 from .ensemble_state import EnsembleState
-from .schemas import MASK, Difference, Joiner, Schema, differences, schema_of
+from .schemas import MASK, Joiner, Schema, SchemaDifference, differences, schema_of
 
 
 class EnsembleDraws(EnsembleState):
@@ -132,7 +132,7 @@ class EnsembleDraws(EnsembleState):
 
     # Schemas ---------------------------------------------------------------------------------------
 
-    def schema_report(self) -> tuple[Difference, ...]:
+    def schema_report(self) -> tuple[SchemaDifference, ...]:
         """Return the entries that members do not have alike in their batches, after their transforms.
 
         Members without elements are left out. Nothing is drawn from the random streams of the members.

@@ -23,7 +23,7 @@ _HINT = 'schema="intersect" leaves entries out, schema="union" adds a mask'
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SchemaDifference:
     """An entry that members do not have alike: of each member by number the element type and row shape, or None."""
 
     key: str
@@ -68,7 +68,7 @@ def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
     return found
 
 
-def differences(schemas: Mapping[int, Schema]) -> tuple[Difference, ...]:
+def differences(schemas: Mapping[int, Schema]) -> tuple[SchemaDifference, ...]:
     """Compare the schemas of members; empty where they are alike."""
     keys: dict[Key, None] = {}
     for schema in schemas.values():
@@ -80,7 +80,7 @@ def differences(schemas: Mapping[int, Schema]) -> tuple[Difference, ...]:
             continue
         named = {member: None if kind is None else _text(kind) for member, kind in kinds.items()}
         clash = len({kind for kind in kinds.values() if kind is not None}) > 1
-        found.append(Difference(".".join(key), named, clash))
+        found.append(SchemaDifference(".".join(key), named, clash))
     return tuple(found)
 
 
@@ -108,7 +108,7 @@ class Joiner:
         self._stack = stack
         self._labels = labels
         self._known: dict[int, Schema] = {}
-        self._different: tuple[Difference, ...] = ()
+        self._different: tuple[SchemaDifference, ...] = ()
 
     @property
     def known(self) -> Mapping[int, Schema]:
@@ -148,7 +148,7 @@ class Joiner:
             return self._dense([_without_empty_nests(batch) for batch in batches])
         found = differences(dict(enumerate(schemas)))
         different = [
-            Difference(one.key, {members[place]: kind for place, kind in one.members.items()}, one.clash)
+            SchemaDifference(one.key, {members[place]: kind for place, kind in one.members.items()}, one.clash)
             for one in found
         ]
         _refuse_types(schemas, different)
@@ -197,7 +197,7 @@ class Joiner:
         return _concatenated(batches)
 
 
-def _refuse_types(schemas: Sequence[Schema], different: Sequence[Difference]) -> None:
+def _refuse_types(schemas: Sequence[Schema], different: Sequence[SchemaDifference]) -> None:
     """Raise SchemaError for an entry of different element types: a stack would convert one silently."""
     for key in dict.fromkeys(key for schema in schemas for key in schema):
         types = {schema[key][0] for schema in schemas if key in schema}

@@ -17,7 +17,7 @@ from .folders import ENSEMBLE_FILE, CheckpointStaging, open_folder
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class _MemberNote:
     """The document of an ensemble: how many members there are, and which of them have rows."""
 
     members: Count
@@ -84,7 +84,7 @@ def transform_file(folder: Path, member: int) -> Path:
 def saved_members(folder: Path, count: int) -> frozenset[int]:
     """Return which members have rows in a checkpoint; SchemaError unless it is of `count` members."""
     file = folder / ENSEMBLE_FILE
-    note = decode(_Note, load_json(file), str(file), CorruptDataError)
+    note = decode(_MemberNote, load_json(file), str(file), CorruptDataError)
     if note.members != count:
         raise SchemaError(f"{folder} holds {note.members} members, this ensemble has {count}")
     return frozenset(note.with_rows)

@@ -50,7 +50,7 @@ class GroupEpisode:
     places: Places = ((), array("q"))
 
 
-class EpisodeRows:
+class GroupRows:
     """The rows of the columns of one episode, which come from their place in the file where that is known."""
 
     def __init__(self, file: GroupFile, group: bytes, name: str, places: Mapping[ColumnPath, int]) -> None:
@@ -104,7 +104,7 @@ class GroupColumn:
         """Whether what came after a step is the row of the next one, and so nothing is known after the last."""
         return self.timing == "state" and self.after is None and self.initial is None
 
-    def read(self, group: EpisodeRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
+    def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
         """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
         if not self.path:
             return np.zeros((stop - start, *self.form.shape), self.form.dtype), None
@@ -166,7 +166,7 @@ class GroupReader(Reader):
         for name in self.surveyed:
             setattr(self, name, state[name])
 
-    def read_flags(self, episode: GroupEpisode, group: EpisodeRows, start: int, stop: int) -> tuple[Array, Array]:
+    def read_flags(self, episode: GroupEpisode, group: GroupRows, start: int, stop: int) -> tuple[Array, Array]:
         """Return `terminated` and `truncated` of steps, bool; by default of the last step alone, by the episode."""
         terminated, truncated = np.zeros((2, stop - start), bool)
         if stop == episode.steps:
@@ -213,7 +213,7 @@ class GroupReader(Reader):
         places = dict(zip(*episode.places, strict=True))
         for start in range(0, episode.steps, rows):
             stop = min(start + rows, episode.steps)
-            group = EpisodeRows(self.opened.open(episode.file), episode.group, episode.name, places)
+            group = GroupRows(self.opened.open(episode.file), episode.group, episode.name, places)
             found: dict[Key, Array] = {}
             after: dict[Key, Array] = {}
             for column in columns:

@@ -85,7 +85,7 @@ class ElementType:
         return f"{self.order}{self.kind}{count}"
 
 
-class PickledArray:
+class BuiltArray:
     """An array of NumPy: its element type, its shape and its bytes, or the objects in it."""
 
     __slots__ = ("data", "fortran", "kind", "shape")
@@ -100,7 +100,7 @@ class PickledArray:
             raise Broken("a numpy array has a state that makes no sense")
         self.fill(*parts)
 
-    def fill(self, shape: Any, kind: Any, fortran: Any, data: Any) -> PickledArray:
+    def fill(self, shape: Any, kind: Any, fortran: Any, data: Any) -> BuiltArray:
         whole = isinstance(shape, tuple) and all(type(part) is int and part >= 0 for part in shape)
         if not whole or not isinstance(kind, ElementType) or len(shape) > _MOST_DIMENSIONS:
             raise Broken("a numpy array has a form that makes no sense")
@@ -126,16 +126,16 @@ def _never(what: str) -> Any:
     raise Refused(what)
 
 
-def _reconstruct(kind: Any, *form: Any) -> PickledArray:
-    return PickledArray() if kind is _NDARRAY else _never("a kind of numpy array of its own")
+def _reconstruct(kind: Any, *form: Any) -> BuiltArray:
+    return BuiltArray() if kind is _NDARRAY else _never("a kind of numpy array of its own")
 
 
-def _scalar(kind: Any, data: Any) -> PickledArray:
-    return PickledArray().fill((), kind, False, data)
+def _scalar(kind: Any, data: Any) -> BuiltArray:
+    return BuiltArray().fill((), kind, False, data)
 
 
-def _from_buffer(data: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
-    return PickledArray().fill(shape, kind, order == "F", data)
+def _from_buffer(data: Any, kind: Any, shape: Any, order: Any) -> BuiltArray:
+    return BuiltArray().fill(shape, kind, order == "F", data)
 
 
 def _bytes_of(text: Any = b"", *encoding: Any) -> bytes:
@@ -205,9 +205,9 @@ class Described:
     def describe(self, value: Any, depth: int) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return {"scalar": value}
-        if isinstance(value, PickledArray) and value.kind.kind != "O":
+        if isinstance(value, BuiltArray) and value.kind.kind != "O":
             return {"array": self._number(value), "kind": str(value.kind), "shape": list(value.shape)}
-        if isinstance(value, PickledArray):
+        if isinstance(value, BuiltArray):
             return {"list": self._number(value.data), "length": len(value.data), "shape": list(value.shape)}
         if isinstance(value, list | tuple | set | frozenset):
             return {"list": self._number(_in_order(value)), "length": len(value), "shape": [len(value)]}
@@ -238,7 +238,7 @@ class Described:
 
     def rows(self, number: int, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of rows; those of an array in Fortran's order in that order."""
-        array: PickledArray = self._kept[number]
+        array: BuiltArray = self._kept[number]
         data, size = memoryview(array.data), array.kind.size
         if not array.shape:
             return [data]

@@ -40,7 +40,7 @@ def check_source(reader: Reader, progress: Progress) -> SourceReport:
     Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
     """
     try:
-        run = _Run(reader, None, progress)
+        run = _Pass(reader, None, progress)
     except FormatError as error:
         return SourceReport((Finding(*_READS, "error", _said(error)),), 0, 0, BoundaryCounts(), ())
     findings = [finding for rule in run.rules for finding in rule.findings()]
@@ -58,7 +58,7 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
 
     CorruptDataError where no episode is sound.
     """
-    run = _Run(reader, numbers, progress)
+    run = _Pass(reader, numbers, progress)
     why = dict(run.unread)
     for finding in (finding for rule in run.rules for finding in rule.findings()):
         for first, after in finding.steps if finding.severity == "error" else ():
@@ -75,7 +75,7 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
     return sound, notes
 
 
-class _Run:
+class _Pass:
     """A pass over all episodes: the episode `table`, the `rules`, and why episodes in `unread` are not read."""
 
     def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:

@@ -108,7 +108,7 @@ def diff(
             raise UsageError(f"--{name} is {tolerance}, a finite number from 0 is expected")
     with contextlib.ExitStack() as stack:
         one, other = (stack.enter_context(opened_steps(find_dataset(name, root))) for name in (a, b))
-        comparison = _Comparison(one, other, rtol, atol, progress or Silent())
+        comparison = _ContentComparison(one, other, rtol, atol, progress or Silent())
         return comparison.result(started, ignore_order=ignore_order)
 
 
@@ -120,7 +120,7 @@ class _Pair(NamedTuple):
     same: bool
 
 
-class _Comparison:
+class _ContentComparison:
     """The comparison of two datasets."""
 
     def __init__(self, a: StepReader, b: StepReader, rtol: float, atol: float, progress: Progress) -> None:

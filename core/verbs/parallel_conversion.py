@@ -97,10 +97,10 @@ class ConversionRunner:
         """Write the rows of a task; FormatError where they are not as many as the facts state."""
         first, stop = self._job.spans[task.index]
         numbers = self._job.facts.episode_numbers[first:stop]
-        rows: _PartRows | _PlacedRows
+        rows: _PartRows | _PositionedRows
         rows = _PartRows(self._folder, self._job.fields, task)
         if self._files is not None:
-            rows = _PlacedRows(self._files, task)
+            rows = _PositionedRows(self._files, task)
         ingest = Ingest(rows, self._job.facts.fields)
         ingest.run(self._reader.blocks(numbers))
         if rows.count != task.stop - task.start:
@@ -112,7 +112,7 @@ class ConversionRunner:
 
 
 @dataclass
-class _PlacedRows:
+class _PositionedRows:
     """Writes rows at their place in the files of the result, and nowhere else."""
 
     files: RowFiles
