@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
@@ -57,7 +58,7 @@ class VerbCommand(TyperCommand):
         """Parse the words after the verb."""
         _convert_lightly(self.get_params(ctx))
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_map_spread(args) if _has_map(self.get_params(ctx)) else args)
         except Exception as error:
             _offer_near(error)
             raise
@@ -84,6 +85,29 @@ class VerbCommand(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples as they are."""
         formatter.write(f"\n{self.epilog}\n" if self.epilog else "")
+
+
+_PAIR = re.compile(r"[A-Za-z_][\w.]*=\S")
+
+
+def _has_map(parameters: Sequence[Any]) -> bool:
+    return any("--map" in parameter.opts for parameter in parameters)
+
+
+def _with_map_spread(args: Sequence[str]) -> list[str]:
+    """Give every pair of `--map KEY=COLUMN KEY=COLUMN …` an option of its own."""
+    spread: list[str] = []
+    follows = False  # whether the word before is a pair of --map
+    for number, word in enumerate(args):
+        if word == "--":
+            return [*spread, *args[number:]]
+        value = number > 0 and args[number - 1] == "--map"
+        if follows and not value and _PAIR.match(word):
+            spread.append("--map")
+        else:
+            follows = value and _PAIR.match(word) is not None
+        spread.append(word)
+    return spread
 
 
 class VerbGroup(TyperGroup):

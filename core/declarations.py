@@ -108,7 +108,8 @@ READER_OPTIONS = (
     ReaderOption("reward", str, "zero", "zero: rewards of 0, for a dataset that has none."),
     ReaderOption(
         "map", list[str], "KEY=COLUMN",
-        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Repeatable.",
+        "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Several may "
+        "follow one --map.",
     ),
     ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
     ReaderOption(

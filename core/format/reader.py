@@ -167,7 +167,8 @@ class Reader(Closing, ABC):
         self.final_step: FinalStep = require_final_step(final_step)
         self.options: Mapping[str, Any] = dict(options or {})
         for name in self.options.keys() - self.option_names:
-            raise UsageError(f"{path} is in a format that has no option --{name}", hint=f"leave out --{name}")
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{path} is in a format that has no option {option}", hint=f"leave out {option}")
         self.path = path
         self.__facts: SourceFacts | None = None
         self.__numbers: frozenset[int] | None = None
