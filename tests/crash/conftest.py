@@ -14,6 +14,7 @@ import rbtool
 from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
+TABLE = Path(__file__).parents[1] / "data" / "d4rl" / "hopper_random-v2.hdf5"
 RUNNER = Path(__file__).with_name("runner.py")
 FORMS = ("ted", "flat", "nested", "h5")
 Strike = Callable[..., dict[str, int]]
@@ -22,6 +23,7 @@ Strike = Callable[..., dict[str, int]]
 def _prepare(work: Path) -> None:
     """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
     shutil.copytree(SOURCE, work / "source")
+    shutil.copy(TABLE, work / "table.hdf5")
     write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
     write_walks(work / "older", [(5, "truncated")], seed=1)
     for form in FORMS:

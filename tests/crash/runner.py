@@ -3,8 +3,8 @@
     python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
     python runner.py --serve
 
-WORK is a folder prepared by the test: `source/` (a Minari dataset), `dataset/` (converted), `older/` and, where
-the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
+WORK is a folder prepared by the test: `source/` (Minari), `table.hdf5` (D4RL), `dataset/` (converted), `older/` and,
+where the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free byte of the file
 system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of faults cost
 one start of Python and torch. Afterwards the destination must be absent, the old result or the new one, byte for
 byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is run
@@ -112,10 +112,10 @@ def _destination(out: Path, job: str) -> Path:
 
 
 def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
-    data, source = work / "dataset", work / "source"
-    forms = ("ted", "flat", "nested", "h5")
+    data, source, forms = work / "dataset", work / "source", ("ted", "flat", "nested", "h5")
     jobs: dict[str, Callable[[Path], object]] = {
         "convert": lambda dest: rbtool.convert(source, dest, force=True),
+        "convert-blocks": lambda dest: rbtool.convert(work / "table.hdf5", dest, force=True),
         "download": _download,
     }
     for name, layout in CONVERTING.items():

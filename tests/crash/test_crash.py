@@ -9,13 +9,14 @@ import pytest
 import rbtool
 
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "download", "preprocess", "preprocess-fewer", "merge", "split",
+JOBS = ("convert", "convert-blocks", "download", "preprocess", "preprocess-fewer", "merge", "split",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 # Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
 # they do about it is the same code.
 EVERY_DAY = {
     "convert",
+    "convert-blocks",
     "download",
     "preprocess",
     "preprocess-fewer",
@@ -27,7 +28,7 @@ EVERY_DAY = {
     "dump-nested",
     "dump-h5",
 }
-FILLED_EVERY_DAY = {"convert", "preprocess-fewer", "split", "save-h5", "dump-nested"}
+FILLED_EVERY_DAY = {"convert", "convert-blocks", "preprocess-fewer", "split", "save-h5", "dump-nested"}
 
 
 def struck(every_day: set[str]) -> list[object]:
