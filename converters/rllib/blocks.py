@@ -36,6 +36,7 @@ class RowBlock:
     """Consecutive rows: `columns` of numbers `[rows, *shape]`, `text` (objects `[rows]`), and why others are none.
 
     `limits` (bool `[rows]`) are the rows in which infos state that the time limit was reached, None where none do.
+    `batches` (int64 `[rows]`) are the lines of the batches that hold the rows, 0 for transitions (all: None).
     """
 
     rows: int
@@ -43,6 +44,7 @@ class RowBlock:
     text: dict[ColumnPath, Array] = field(default_factory=dict)
     odd: dict[ColumnPath, str] = field(default_factory=dict)
     limits: Array | None = None
+    batches: Array | None = None
 
 
 class BatchFile(Protocol):
@@ -63,14 +65,14 @@ def is_packed(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_PACKED)
 
 
-def batch_block(batch: dict[str, Any], unpack: Unpack, what: str) -> RowBlock:
-    """Make a block of a SampleBatch: each column is a list with a value a row, or compressed."""
+def batch_block(batch: dict[str, Any], unpack: Unpack, what: str, line: int) -> RowBlock:
+    """Make a block of the SampleBatch in a line: each column is a list with a value a row, or compressed."""
     rewards = batch.get(REWARDS)
     if is_packed(rewards):
         rewards = unpack(rewards)  # type: ignore[arg-type]
     if rewards is None or isinstance(rewards, str | dict | int | float):
         raise CorruptDataError(f"{what}: a batch without a list of rewards")
-    block = RowBlock(len(rewards))
+    block = RowBlock(len(rewards), batches=np.full(len(rewards), line, np.int64))
     for name, value in batch.items():
         if name not in ("type", "count"):
             _add_column((name,), value, block, unpack)
@@ -165,6 +167,10 @@ def joined(parts: Sequence[RowBlock]) -> RowBlock:
     if any(part.limits is not None for part in parts):
         whole.limits = np.concatenate(
             [np.zeros(part.rows, bool) if part.limits is None else part.limits for part in parts]
+        )
+    if any(part.batches is not None for part in parts):
+        whole.batches = np.concatenate(
+            [np.zeros(part.rows, np.int64) if part.batches is None else part.batches for part in parts]
         )
     for part in parts:
         for path, why in part.odd.items():

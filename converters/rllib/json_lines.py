@@ -160,7 +160,7 @@ class JsonLines(Closing):
             if rows:
                 parts.append(row_block(rows, self._unpacker))
                 rows = []
-            parts.append(batch_block(_single_policy(found, what), self._unpacker, what))
+            parts.append(batch_block(_single_policy(found, what), self._unpacker, what, number))
         if rows:
             parts.append(row_block(rows, self._unpacker))
         parts = [part for part in parts if part.rows]

@@ -22,7 +22,7 @@ from ...core.format.reader import Reader
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
-from .blocks import DONES, EPS_ID, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, BatchFile, RowBlock
+from .blocks import DONES, EPS_ID, NEXT_OBS, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, BatchFile, RowBlock
 from .columns import BatchColumns
 from .episodes import IdEpisode, IdRuns, runs_of
 from .json_lines import JsonLines, is_other_document, looks_like_lines
@@ -150,10 +150,19 @@ class RllibReader(Reader):
         if self._meaning.note:
             yield self._meaning.note
         if not self._columns.has(EPS_ID):
-            yield "there is no eps_id: rows follow each other in the order of the files, and flags alone end episodes"
-        gaps = sum(episode.inferred for episode in self._episodes)
-        if gaps:
+            yield "there is no eps_id: rows follow each other in the order of the files"
+        bare = sum(episode.unshown for episode in self._episodes)
+        if bare:
+            cut = "is" if bare == 1 else "are"
+            yield (
+                f"{_episodes(bare)} without a flag {cut} cut at the end of a batch or file: there is neither {STEP} "
+                f"nor {NEXT_OBS} to show whether the next rows follow; ends there are truncated"
+            )
+        gaps = sum(episode.inferred for episode in self._episodes) - bare
+        if gaps and self._columns.has(EPS_ID):
             yield f"rows are missing after {_episodes(gaps)}, or the id is used again: ends there are truncated"
+        elif gaps:
+            yield f"the next rows do not follow after {_episodes(gaps)} without a flag: ends there are truncated"
         late = sum(episode.starts_late for episode in self._episodes)
         if late:
             yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
