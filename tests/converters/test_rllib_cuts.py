@@ -1,0 +1,81 @@
+"""RLlib's rows that may not follow each other: which are joined, and which cuts are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rllib_files import Row, as_batch, rows_of_episode, without, write_lines
+
+import rbtool
+from rbtool.converters.rllib.reader import RllibReader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.ted.episodes import EndReason
+
+
+def lengths_of(path: Path, final_step: str = "repeat") -> list[int]:
+    with RllibReader(path, final_step=final_step) as reader:
+        facts = reader.facts()
+        assert sum(map(len, reader.pieces())) == facts.steps
+        return [int(length) for length in reader.episode_table().length]
+
+
+def bare(rows: list[Row]) -> list[Row]:
+    return without(rows, "t", "new_obs")
+
+
+def ends_of(path: Path, folder: Path) -> tuple[list[int], list[EndReason], str]:
+    """Convert with the last steps kept, and return lengths, end reasons and notes; no observation is of two rows."""
+    result = rbtool.convert(path, folder, final_step="repeat")
+    with TedReader(result.path) as reader:
+        reasons = [EndReason(one) for one in reader.episodes.end_reason.tolist()]
+        return reader.episodes.length.tolist(), reasons, "; ".join(result.notes)
+
+
+@pytest.mark.parametrize("ids", ["equal", "none"])
+@pytest.mark.parametrize("place", ["files", "batches"])
+def test_rows_of_different_batches_that_nothing_shows_to_follow_are_not_joined(
+    ids: str, place: str, tmp_path: Path
+) -> None:
+    one, other = rows_of_episode(0, 3, seed=1, end="none"), rows_of_episode(0, 4, seed=2)
+    parts = [bare(part) if ids == "equal" else without(part, "t", "new_obs", "eps_id") for part in (one, other)]
+    if place == "files":
+        for number, part in enumerate(parts):
+            write_lines(tmp_path / "d" / f"worker_{number}.json", part)
+    else:
+        write_lines(tmp_path / "d" / "worker_0.json", [as_batch(part) for part in parts])
+    lengths, reasons, notes = ends_of(tmp_path / "d", tmp_path / "out")
+    assert lengths == [3, 4]
+    separate = ids == "none" and place == "files"
+    assert reasons == [EndReason.END_OF_FILE if separate else EndReason.INFERRED, EndReason.TERMINATED]
+    assert ("1 episode without a flag is cut at the end of a batch or file" in notes) == (not separate)
+    with TedReader(tmp_path / "out") as reader:
+        after = [row["obs"] for part in (one, other) for row in (*part[1:], part[-1])]
+        assert reader.read(("next", "observation"), 0, 7).tolist() == after
+
+
+def test_transitions_of_an_id_that_take_turns_in_a_file_are_joined_in_its_order(tmp_path: Path) -> None:
+    pairs = zip(rows_of_episode(0, 3, seed=1), rows_of_episode(1, 3, seed=2), strict=True)
+    path = write_lines(tmp_path / "a.json", bare([row for pair in pairs for row in pair]))
+    assert lengths_of(path, final_step="repeat") == [3, 3]
+
+
+@pytest.mark.parametrize("place", ["batches", "one batch"])
+def test_without_ids_next_observations_that_do_not_follow_are_cuts(place: str, tmp_path: Path) -> None:
+    parts = [rows_of_episode(0, 3, seed=1, end="none"), rows_of_episode(0, 5, seed=2)]
+    rows = [without(part, "eps_id", "t") for part in (parts[0], parts[1][:2], parts[1][2:])]
+    batches = (
+        [as_batch(part) for part in rows] if place == "batches" else [as_batch([row for one in rows for row in one])]
+    )
+    lengths, reasons, notes = ends_of(write_lines(tmp_path / "a.json", batches), tmp_path / "out")
+    assert lengths == [3, 5]
+    assert reasons == [EndReason.INFERRED, EndReason.TERMINATED]
+    assert "the next rows do not follow after 1 episode without a flag" in notes
+
+
+def test_nested_observations_show_that_batches_follow(tmp_path: Path) -> None:
+    rows = without(rows_of_episode(0, 6), "t")
+    nested = [{**row, "obs": {"x": row["obs"]}, "new_obs": {"x": row["new_obs"]}} for row in rows]
+    for number, part in enumerate((nested[:2], nested[2:])):
+        write_lines(tmp_path / "d" / f"{number}.json", part)
+    assert lengths_of(tmp_path / "d") == [6]
