@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from .trajectories import ACTS, INFOS, OBS, REWS, TERMINAL, TIME_LIMIT, Trajecto
 STATE = "state.json"
 """What `save_to_disk` of the datasets library writes next to the Arrow files."""
 REQUIRED = (OBS, ACTS, TERMINAL)
+_Limit: TypeAlias = Literal["yes", "no", "absent", "unknown"]
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -115,7 +116,7 @@ class FolderTrajectories(Trajectories):
     def _look_over(self, has_infos: bool) -> None:
         """Read every trajectory once, for its length and flags."""
         self.lengths, self.terminal = [], []
-        limits: list[bool | None] = []
+        limits: list[_Limit] = []
         for row in self._all([*self._names, TERMINAL, *([INFOS] if has_infos else [])]):
             number = len(self.lengths)
             arrays = {name: self._array(row, name, number) for name in self._names}
@@ -134,11 +135,11 @@ class FolderTrajectories(Trajectories):
                 )
             self.lengths.append(steps)
             self.terminal.append(flag)
-            limits.append(_limit_of(row.column(INFOS)) if has_infos else None)
+            limits.append(_limit_of(row.column(INFOS)) if has_infos else "unknown")
         if not self.lengths or ACTS not in self._forms:
             raise FormatError(f"{self.path} has no steps")
-        if limits and all(one is not None for one in limits):
-            self.limits = [bool(one) for one in limits]
+        if "unknown" not in limits and not {"yes", "no"}.isdisjoint(limits):
+            self.limits = [one == "yes" for one in limits]
 
     def _all(self, names: list[str]) -> Iterator[Any]:
         for part in self._parts:
@@ -189,14 +190,21 @@ class FolderTrajectories(Trajectories):
         self._held, self._rows = {}, iter(())
 
 
-def _limit_of(infos: Any) -> bool | None:
-    """Return whether the infos of the last step mark the time limit; None where they state nothing about it."""
+def _limit_of(infos: Any) -> _Limit:
+    """Return whether the infos of the last step mark the time limit, as far as they can be read.
+
+    Old versions of gym state it only in a step that reaches the limit: it is `absent` in the others.
+    """
     values = infos.flatten()
-    if not len(values) or not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        return None
+    if not len(values):
+        return "absent"
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return "unknown"
     try:
         info = json.loads(values[len(values) - 1].as_py() or "")
     except (ValueError, RecursionError):
-        return None
-    found = info.get(TIME_LIMIT) if isinstance(info, dict) else None
-    return found if isinstance(found, bool) else None
+        return "unknown"
+    if not isinstance(info, dict):
+        return "unknown"
+    found = info.get(TIME_LIMIT, "absent")
+    return "absent" if found == "absent" else "unknown" if not isinstance(found, bool) else "yes" if found else "no"

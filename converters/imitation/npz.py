@@ -69,6 +69,8 @@ class NpzTrajectories(Trajectories):
         rows, steps, count = self._file.form(OBS)[1][0], self._file.form(ACTS)[1][0], len(terminal)
         if terminal.ndim != 1 or ((terminal != 0) & (terminal != 1)).any():
             raise FormatError(f"{self.path}: terminal has values other than 0 and 1")
+        if not indices.size and indices.ndim == 1:
+            indices = indices.astype(np.int64)  # of one trajectory, which numpy makes float64
         if indices.ndim != 1 or indices.dtype.kind not in "iu" or len(indices) != count - 1:
             raise FormatError(
                 f"{self.path}: {count:,} values of terminal need {count - 1:,} whole numbers as indices, it has "
@@ -107,7 +109,12 @@ class NpzTrajectories(Trajectories):
             steps = int(sum(self.lengths))
             if not isinstance(found, PickledList) or len(found) != steps:
                 raise CorruptDataError(f"{self.path}: infos are not one dictionary for each of {steps:,} steps")
-            values = _by_name(reader, found)
+            values, limits = _by_name(reader, found)
+        if limits:
+            stops = np.cumsum(self.lengths) - 1
+            self.limits = [
+                bool(length) and limits.get(int(stop), False) for length, stop in zip(self.lengths, stops, strict=True)
+            ]
         return self._add_infos(values, steps)
 
     def _add_infos(self, values: dict[str, list[Any]], steps: int) -> list[Dropped]:
@@ -118,11 +125,6 @@ class NpzTrajectories(Trajectories):
             if isinstance(found, str):
                 dropped.append(Dropped(f"{INFOS}.{name}", found))
                 continue
-            if name == TIME_LIMIT and found.dtype == bool:
-                stops = self._starts + np.array(self.lengths, np.int64) - 1
-                self.limits = [
-                    bool(length) and bool(found[stop]) for length, stop in zip(self.lengths, stops, strict=True)
-                ]
             field = Field(("info", safe_part(name)), found.dtype.name, found.shape[1:], "info")
             columns.append(EpisodeColumn(field, "result", partial(_kept, found, self._starts)))
         self.columns = columns
@@ -145,14 +147,32 @@ def _kept(array: Array, starts: Array, number: int, start: int, stop: int) -> Ar
     return array[first + start : first + stop]
 
 
-def _by_name(reader: PickleReader, found: PickledList) -> dict[str, list[Any]]:
-    """Return the values of each name in the dictionaries of a list."""
+def _by_name(reader: PickleReader, found: PickledList) -> tuple[dict[str, list[Any]], dict[int, bool]]:
+    """Return the values of each name in the dictionaries of a list, and the time limits that are stated, by step.
+
+    Old versions of gym state a time limit only in the step that reaches it: it is False in steps without the name. No
+    limits are known where one has another value than a flag.
+    """
     values: dict[str, list[Any]] = {}
+    limits: dict[int, bool] = {}
     for start in range(0, len(found), _INFOS_AT_ONCE):
-        for info in reader.items(found, start, min(start + _INFOS_AT_ONCE, len(found))):
+        infos = reader.items(found, start, min(start + _INFOS_AT_ONCE, len(found)))
+        for step, info in enumerate(infos, start):
             for name, value in (info if isinstance(info, dict) else {}).items():
                 values.setdefault(name, []).append(_plain(reader, value))
-    return values
+                if name == TIME_LIMIT and (limit := _flag(reader, value)) is not None:
+                    limits[step] = limit
+    if len(limits) < len(values.get(TIME_LIMIT, ())):
+        return values, {}
+    if limits:
+        values[TIME_LIMIT] = [limits.get(step, False) for step in range(len(found))]
+    return values, limits
+
+
+def _flag(reader: PickleReader, value: Value) -> bool | None:
+    """Return a flag, also one of NumPy; None for anything else."""
+    found = np.asarray(_plain(reader, value))
+    return bool(found.reshape(())) if found.dtype == bool and found.size == 1 else None
 
 
 def _plain(reader: PickleReader, value: Value) -> Any:
