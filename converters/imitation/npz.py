@@ -44,12 +44,13 @@ class NpzTrajectories(Trajectories):
         self.path = path
         self._file = NpzFile(path)
         try:
-            for name in REQUIRED:
-                if name not in self._file.names:
-                    raise FormatError(f"{path} has no {name!r}; imitation's files have {', '.join(REQUIRED)}")
-            self._cut()
-            names = [name for name in (OBS, ACTS, REWS) if name in self._file.names]
-            self.columns = [self._column(name, piece_bytes) for name in names]
+            with self._file.damage_first():
+                for name in REQUIRED:
+                    if name not in self._file.names:
+                        raise FormatError(f"{path} has no {name!r}; imitation's files have {', '.join(REQUIRED)}")
+                self._cut()
+                names = [name for name in (OBS, ACTS, REWS) if name in self._file.names]
+                self.columns = [self._column(name, piece_bytes) for name in names]
             known = {*REQUIRED, REWS, INFOS}
             dropped = [
                 Dropped(name, "imitation's files have no such array") for name in self._file.names if name not in known
@@ -132,6 +133,9 @@ class NpzTrajectories(Trajectories):
 
     def files(self) -> list[Path]:
         return [self.path]
+
+    def verify_read(self) -> None:
+        self._file.verify_read()
 
     def close(self) -> None:
         self._file.close()

@@ -89,6 +89,10 @@ class ImitationReader(ColumnReader):
         """The file, or the files with rows."""
         return self._found.files()
 
+    def verify_read(self) -> None:
+        """Verify the checksums of the arrays that were read."""
+        self._found.verify_read()
+
     def on_close(self) -> None:
         """Close the files."""
         self._found.close()

@@ -42,6 +42,9 @@ class Trajectories(Closing):
     def files(self) -> list[Path]:
         """The files that are read."""
 
+    def verify_read(self) -> None:
+        """Raise CorruptDataError if what was read has another checksum than is stated of it, where there is one."""
+
 
 def field_of(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> tuple[Field, Timing]:
     """Return the field of a column; FormatError for elements that are no numbers, or more than one reward a step."""

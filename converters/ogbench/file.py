@@ -63,10 +63,12 @@ class OgbenchFile(Closing):
         self.path = path
         self._file = NpzFile(path)
         try:
-            self._require_layout()
-            self.rows = self._file.form(OBSERVATIONS)[1][0]
-            self.columns, self.dropped = self._look_around()
-            self.starts, self.stops, self.unfinished = self._trajectories()
+            with self._file.damage_first():
+                self._require_layout()
+                self.rows = self._file.form(OBSERVATIONS)[1][0]
+                self.columns, self.dropped = self._look_around()
+                self.starts, self.stops, self.unfinished = self._trajectories()
+            self._file.verify(one.key for one in self.dropped if one.key in self._file.names)
         except BaseException:
             self.close()
             raise
@@ -78,6 +80,10 @@ class OgbenchFile(Closing):
     def verify(self) -> None:
         """Raise CorruptDataError if a column has not the checksum that the archive states of it."""
         self._file.verify()
+
+    def verify_read(self) -> None:
+        """Raise what `verify` raises, of the columns that were read."""
+        self._file.verify_read()
 
     def close(self) -> None:
         """Close the file."""

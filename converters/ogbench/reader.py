@@ -164,6 +164,11 @@ class OgbenchReader(Reader):
         """The one file, or both."""
         return [file.path for file in self._files]
 
+    def verify_read(self) -> None:
+        """Verify the checksums of the arrays that were read."""
+        for file in self._files:
+            file.verify_read()
+
     def on_close(self) -> None:
         """Close the files."""
         for file in self._files:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.encodings.npz import NpzFile, array_names
-from ...core.errors import FormatError, SchemaError
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks, blocks
@@ -29,8 +29,13 @@ def looks_like_buffer(path: Path) -> bool:
     names = set(array_names(path))
     if not names >= set(REQUIRED) or "terminals" in names:
         return False
-    with NpzFile(path) as file:
-        shapes = [file.form(name)[1] for name in REQUIRED]
+    try:
+        with NpzFile(path) as file, file.damage_first():
+            shapes = [file.form(name)[1] for name in REQUIRED]
+    except CorruptDataError:  # of one of its arrays, which is named once the buffer is opened
+        return True
+    except (RbtoolError, OSError):
+        return False
     return len(shapes[-1]) == 2 and all(shape[:2] == shapes[-1] for shape in shapes)
 
 
@@ -46,10 +51,11 @@ class Buffer(Closing):
         self._file = NpzFile(path)
         self._piece_bytes = piece_bytes
         try:
-            self._require_shapes()
-            self._order()
-            self.dones = self._flags(DONES)
-            found = self._flags(TIMEOUTS) if TIMEOUTS in self._file.names else None
+            with self._file.damage_first():
+                self._require_shapes()
+                self._order()
+                self.dones = self._flags(DONES)
+                found = self._flags(TIMEOUTS) if TIMEOUTS in self._file.names else None
             self.timeouts = found if found is not None and found.any() else None
         except BaseException:
             self.close()
@@ -152,6 +158,10 @@ class Buffer(Closing):
                 return found + int(np.flatnonzero(used[::-1])[0])
             found += stop - start
         return found
+
+    def verify_read(self) -> None:
+        """Raise CorruptDataError if an array that was read has not the checksum that is stated of it."""
+        self._file.verify_read()
 
     def close(self) -> None:
         """Close the file."""

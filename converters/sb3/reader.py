@@ -135,6 +135,10 @@ class Sb3Reader(ColumnReader):
         """The one file."""
         return [self.path]
 
+    def verify_read(self) -> None:
+        """Verify the checksums of the arrays that were read."""
+        self._buffer.verify_read()
+
     def on_close(self) -> None:
         """Close the file."""
         self._buffer.close()

@@ -27,13 +27,17 @@ class NpzTable(TableFile):
         self.path = path
         self._file = NpzFile(path)
         try:
-            self.columns = {name: _column(name, *self._file.form(name)) for name in self._file.names}
+            with self._file.damage_first():
+                self.columns = {name: _column(name, *self._file.form(name)) for name in self._file.names}
         except BaseException:
             self.close()
             raise
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         return {name: self._file.read(name, start, stop) for name in names}
+
+    def verify_read(self) -> None:
+        self._file.verify_read()
 
     def close(self) -> None:
         self._file.close()

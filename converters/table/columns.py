@@ -63,6 +63,9 @@ class TableFile(Closing, ABC):
         """The files that the columns are in."""
         return [self.path]
 
+    def verify_read(self) -> None:
+        """Raise CorruptDataError if what was read has another checksum than is stated of it, where there is one."""
+
     def require_numbers(self, column: TableColumn) -> None:
         """Raise FormatError, which names the row, for a column that cannot be mapped as numbers."""
         if column.why or column.is_text:

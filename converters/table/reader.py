@@ -179,6 +179,10 @@ class TableReader(Reader):
         """The file, or those of the folder."""
         return self._file.files()
 
+    def verify_read(self) -> None:
+        """Verify the checksums of the arrays that were read."""
+        self._file.verify_read()
+
     def on_close(self) -> None:
         """Close the file."""
         self._file.close()

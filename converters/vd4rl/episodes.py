@@ -98,6 +98,9 @@ class FileEpisodes(Closing, ABC):
     def read(self, episode: RowEpisode, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of an array; all of them belong to the episode."""
 
+    def verify_read(self, episode: RowEpisode) -> None:
+        """Raise CorruptDataError if what was read of the episode is damaged, where there are checksums of it."""
+
 
 class EpisodeFiles(FileEpisodes):
     """Npz files, each an episode; their numbers are those of the files in the order of the names."""
@@ -114,7 +117,7 @@ class EpisodeFiles(FileEpisodes):
         odd_starts = cut = 0
         for number, path in enumerate(self.files):
             try:
-                with NpzRows(path) as file:
+                with NpzRows(path) as file, file.damage_first():
                     layout = layout_of(file, FLAGS)
                     if first is not None and layout.columns != first.columns:
                         raise FormatError(
@@ -123,6 +126,7 @@ class EpisodeFiles(FileEpisodes):
                         )
                     episodes[number] = self._episode(file, layout, number)
                     odd_starts += bool(file.read("action", 0, 1).any())
+                    file.verify(one.key for one in layout.dropped if one.key in file.names)
                     cut += layout.flag_rows > layout.rows
                 first = first or layout
                 dropped |= {one.key: one for one in layout.dropped}
@@ -169,6 +173,10 @@ class EpisodeFiles(FileEpisodes):
             self.close()
             self._open = episode.number, NpzRows(self.files[episode.number])
         return self._open[1].read(name, start, stop)
+
+    def verify_read(self, episode: RowEpisode) -> None:
+        if self._open is not None and self._open[0] == episode.number:
+            self._open[1].verify_read()
 
     def close(self) -> None:
         """Close the file that is open."""

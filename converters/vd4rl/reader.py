@@ -112,6 +112,8 @@ class Vd4rlReader(Reader):
             found[IS_INIT] = np.zeros((stop - start, 1), bool)
             found[IS_INIT][0] = one.begins and start == one.start
             kept = {key: found[key][-1:].copy() for key in states}
+            if stop == one.stop - 1:
+                self._episodes.verify_read(one)
             yield _piece(one, found, start, stop)
 
     def _rows(self, one: RowEpisode, column: ArrayColumn, start: int, stop: int, kept: dict[Key, Array]) -> Array:

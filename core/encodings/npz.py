@@ -6,11 +6,14 @@ unpacked once. `numpy.load` unpacks a member whole, and pickles with it if it is
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
 import zipfile
 import zlib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,8 @@ class NpzFile(Closing):
         self.path = path
         self._descriptor = open_regular(path)
         self._open: dict[str, ArrayRows] = {}
+        self._data: dict[str, _Member] = {}
+        self._read: set[str] = set()
         try:
             self._members = self._listed()
         except BaseException:
@@ -112,27 +117,50 @@ class NpzFile(Closing):
         In ascending order, a compressed array is unpacked once; to read further back starts again. SchemaError for
         rows that are not there; FormatError for pickles, for a single value, and for a large array in Fortran order.
         """
+        self._read.add(name)
         return self._array(name).read(start, stop)
 
     def whole(self, name: str, most_bytes: int) -> Array:
         """Read an array whole; FormatError where it has more than `most_bytes`, and for pickles."""
+        self._read.add(name)
         return self._array(name).whole(most_bytes)
 
     def raw(self, name: str, most_bytes: int) -> bytes:
         """Return the bytes after the header of an array: its pickle, where it has one. Errors as of `whole`."""
+        self._read.add(name)
         return self._array(name).raw(most_bytes)
 
-    def verify(self) -> None:
-        """Read all members to their ends; CorruptDataError for one that has not the checksum that is stated of it."""
-        buffer = memoryview(bytearray(_UNPACKED_BLOCK))
-        for member in self._members.values():
-            data = self._bytes_of(member)
-            for start in range(0, data.size, len(buffer)):
-                data.read_into(buffer[: data.size - start], start)
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Read arrays to their ends, by default all members; CorruptDataError for one that has another checksum."""
+        wanted = self._members if names is None else [name + _SUFFIX for name in names]
+        for name in wanted:
+            self._bytes_of(self._members[name]).verify()
+
+    @contextlib.contextmanager
+    def damage_first(self) -> Iterator[None]:
+        """Raise CorruptDataError in place of FormatError if a member is damaged: what is odd may be due to that."""
+        try:
+            yield
+        except CorruptDataError:
+            raise
+        except FormatError:
+            self.verify()
+            raise
+
+    def verify_read(self) -> None:
+        """Verify the arrays of which something was read, whatever the rows: the bytes that were not read are, now.
+
+        CorruptDataError for one that has not the checksum that is stated of it, at every call. An array that was
+        verified once is not read again.
+        """
+        for name in sorted(self._read & self._data.keys()):
+            self._data[name].verify()
 
     def close(self) -> None:
         """Close the file; harmless when done twice."""
         self._open.clear()
+        self._data.clear()
+        self._read.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -143,7 +171,8 @@ class NpzFile(Closing):
             member = self._members.get(name + _SUFFIX)
             if member is None:
                 raise MissingKeyError(f"{self.path} has no array {name!r}{did_you_mean(name, self.names)}")
-            found = self._open[name] = ArrayRows(self._bytes_of(member), f"{self.path}: {name!r}")
+            data = self._data[name] = self._bytes_of(member)
+            found = self._open[name] = ArrayRows(data, f"{self.path}: {name!r}")
         return found
 
     def _listed(self) -> dict[str, zipfile.ZipInfo]:
@@ -166,7 +195,7 @@ class NpzFile(Closing):
             found[member.filename] = member
         return found
 
-    def _bytes_of(self, member: zipfile.ZipInfo) -> ByteRange:
+    def _bytes_of(self, member: zipfile.ZipInfo) -> _Member:
         head = os.pread(self._descriptor, _LOCAL_HEADER.size, member.header_offset)
         if len(head) < _LOCAL_HEADER.size or not head.startswith(_BEGINS[0]):
             raise self._damaged(f"{member.filename!r} is not where the list of arrays states")
@@ -201,7 +230,15 @@ def _refused(member: zipfile.ZipInfo, size: int) -> str:
     return ""
 
 
-class _StoredMember(StoredBytes):
+class _Member(ByteRange):
+    """The bytes of a member."""
+
+    @abstractmethod
+    def verify(self) -> None:
+        """Read what is left, unless all was verified; CorruptDataError if the checksum is another."""
+
+
+class _StoredMember(StoredBytes, _Member):
     """The bytes of a member that is not compressed: verified once all were read, from the first on."""
 
     def __init__(self, descriptor: int, start: int, member: zipfile.ZipInfo, what: str) -> None:
@@ -209,13 +246,29 @@ class _StoredMember(StoredBytes):
         self._verification = _Verification(member, what)
 
     def read_into(self, target: memoryview, position: int) -> None:
+        gap = position - self._verification.taken
+        if 0 < gap <= _UNPACKED_BLOCK:  # a few rows that nobody asked for: later they would cost another pass
+            self._take(bytearray(gap))
         super().read_into(target, position)
         fresh = self._verification.taken - position
         if 0 <= fresh < len(target):
             self._verification.add(target[fresh:])
+        self._verification.refuse_damage()
+
+    def verify(self) -> None:
+        buffer = bytearray(min(self.size, _UNPACKED_BLOCK))
+        while left := self.size - self._verification.taken:
+            self._take(memoryview(buffer)[:left])
+        self._verification.refuse_damage()
+
+    def _take(self, buffer: bytearray | memoryview) -> None:
+        """Read the bytes that come next in the verification."""
+        target = memoryview(buffer)
+        super().read_into(target, self._verification.taken)
+        self._verification.add(target)
 
 
-class _DeflatedMember(ByteRange):
+class _DeflatedMember(_Member):
     """The bytes of a compressed member, unpacked in blocks: one is kept, and what is before it needs a new start."""
 
     def __init__(self, descriptor: int, start: int, member: zipfile.ZipInfo, what: str) -> None:
@@ -223,6 +276,7 @@ class _DeflatedMember(ByteRange):
         self._member = member
         self._what = what
         self._packed = StoredBytes(descriptor, start, member.compress_size, what)
+        self._is_sound = False
         self._restart()
 
     def read_into(self, target: memoryview, position: int) -> None:
@@ -238,6 +292,10 @@ class _DeflatedMember(ByteRange):
             target[done : done + len(part)] = part
             done += len(part)
 
+    def verify(self) -> None:
+        while not self._is_sound:
+            self._unpack()
+
     def _restart(self) -> None:
         self._block = memoryview(b"")
         self._stop = 0
@@ -247,13 +305,18 @@ class _DeflatedMember(ByteRange):
         self._verification = _Verification(self._member, self._what)
 
     def _unpack(self) -> None:
-        """Unpack the next block; after the last one the stream has to end, too."""
-        block = self._inflated(_UNPACKED_BLOCK if self._stop else _HEADER_BLOCK)
-        self._stop += len(block)
-        if not block or self._stop > self.size or (self._stop == self.size and self._inflated(1)):
-            raise damaged(self._what, f"it does not unpack to the {self.size:,} bytes that the archive states")
-        self._block = memoryview(block)
-        self._verification.add(self._block)
+        """Unpack the next block; after the last one the stream has to end, too. After an error, all starts again."""
+        try:
+            block = self._inflated(_UNPACKED_BLOCK if self._stop else _HEADER_BLOCK)
+            self._stop += len(block)
+            if not block or self._stop > self.size or (self._stop == self.size and self._inflated(1)):
+                raise damaged(self._what, f"it does not unpack to the {self.size:,} bytes that the archive states")
+            self._block = memoryview(block)
+            self._verification.add(self._block)
+        except CorruptDataError:
+            self._restart()
+            raise
+        self._is_sound |= self._stop == self.size
 
     def _inflated(self, most: int) -> bytes:
         """Unpack up to `most` bytes; none at the end of the stream."""
@@ -288,6 +351,10 @@ class _Verification:
         """Take the bytes that come next; CorruptDataError if they are the last and the checksum is another."""
         self._checksum = zlib.crc32(data, self._checksum)
         self.taken += len(data)
+        self.refuse_damage()
+
+    def refuse_damage(self) -> None:
+        """Raise CorruptDataError if all bytes were taken and the checksum is another."""
         if self.taken == self._member.file_size and self._checksum != self._member.CRC:
             raise damaged(self._what, "its bytes have another checksum (CRC-32) than the archive states")
 

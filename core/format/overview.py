@@ -12,7 +12,7 @@ from typing import Any
 
 from ..declarations import declared
 from ..errors import RbtoolError
-from .reader import understood
+from .understood import understood
 
 _QUICK_BYTES = 64 << 20
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import struct
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +10,14 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from .blocks import EpisodeBlock, completed_block, require_block
 from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
 from .digest import digest_file, file_state
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
 from .pieces import completed, require_piece, rest_of_episode
 from .returns import EpisodeSummary
+from .understood import understood
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
 """`auto`: a terminated last step is kept, and its next observation repeats the last one, for no target bootstraps
@@ -80,7 +77,8 @@ class Reader(Closing, ABC):
     - `on_close()`: close what `on_open` opened; optional.
 
     and may implement `read_episodes`, where many short episodes can be read together, `read_outcomes`, where rewards
-    and flags can be read without the rest, `notes_on` and `require_sound`, where they depend on the episodes chosen.
+    and flags can be read without the rest, `notes_on` and `require_sound`, where they depend on the episodes chosen,
+    `verify_read`, where the files have checksums.
     Options that a format needs are named in `option_names` and found in `self.options`. `core.testing.readers` holds
     the tests of the contract.
     """
@@ -140,6 +138,12 @@ class Reader(Closing, ABC):
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
 
         `everything` states that all episodes were asked for: then the source has to agree with its own totals, too.
+        """
+
+    def verify_read(self) -> None:
+        """Raise CorruptDataError if what was read is damaged; called once the episodes asked for were read.
+
+        For formats with checksums that cover more than an episode, such as that of a zip member.
         """
 
     def on_close(self) -> None:
@@ -221,6 +225,7 @@ class Reader(Closing, ABC):
         for number in numbers:
             found = self.__validated(whole, number, self.read_episode(number), complete=True)
             yield from self.__completed(whole, found)
+        self.verify_read()
 
     @final
     def blocks(self, episodes: Sequence[int] | None = None) -> Iterator[EpisodeBlock | Piece]:
@@ -248,6 +253,7 @@ class Reader(Closing, ABC):
                 raise FormatError(f"{self.path} came with a piece of episode {part.episode}, which was not asked for")
         if done < len(numbers):
             raise FormatError(f"{self.path}: episode {numbers[done]} has no steps")
+        self.verify_read()
 
     @final
     def episode_table(self, episodes: Sequence[int] | None = None) -> EpisodeTable:
@@ -385,32 +391,6 @@ class Reader(Closing, ABC):
             yield piece
         if last is None or not last.last:
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
-
-
-_DAMAGED = (
-    ValueError, LookupError, EOFError, RuntimeError, ArithmeticError, zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
-"""What libraries raise for damaged files."""
-
-
-@contextlib.contextmanager
-def understood(path: Path) -> Iterator[None]:
-    """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
-    try:
-        yield
-    except (RbtoolError, NotImplementedError):
-        raise
-    except OSError as error:
-        if error.errno is not None:  # the system's own; a library that cannot read a file gives none
-            raise
-        raise _unreadable(path, error) from error
-    except _DAMAGED as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> CorruptDataError:
-    said = " ".join(str(error).split())[:200]
-    return CorruptDataError(f"{path} cannot be read ({type(error).__name__}{f': {said}' if said else ''})")
 
 
 def _vanished(numbers: Sequence[int]) -> str:

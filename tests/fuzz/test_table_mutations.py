@@ -19,7 +19,7 @@ from rbtool.converters.openml.arff import ArffFile
 from rbtool.converters.table.proposal import overview
 from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import RbtoolError
-from rbtool.core.format.reader import understood
+from rbtool.core.format.understood import understood
 
 LONGEST = 10.0
 STEPS = (5, 1, 7, 4)
