@@ -241,7 +241,7 @@ class Reader(Closing, ABC):
             if isinstance(part, EpisodeBlock):
                 stop = done + len(part.episodes)
                 require_block(part, numbers[done:stop], whole, str(self.path))
-                block = completed_block(part, self.__kept_ends(part), whole.fields)
+                block = completed_block(part, _kept_ends(part, self.final_step), whole.fields)
                 if block is not None:
                     yield block
                 done = stop
@@ -322,16 +322,6 @@ class Reader(Closing, ABC):
         with understood(self.path):
             yield from self.read_episodes(numbers)
 
-    def __kept_ends(self, block: EpisodeBlock) -> Array:
-        """Whether the last step of each episode is kept where no observation follows it."""
-        if self.final_step == "auto":
-            return np.asarray(block.terminated[block.stops - 1])
-        return np.full(len(block.episodes), self.final_step == "repeat")
-
-    def __understood(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        with understood(self.path):
-            yield from pieces
-
     def __known(self, whole: SourceFacts, episodes: Sequence[int] | None) -> Sequence[int]:
         if episodes is None:
             return whole.episode_numbers
@@ -380,7 +370,7 @@ class Reader(Closing, ABC):
     ) -> Iterator[Piece]:
         """Refuse pieces that are not what the facts announce; `complete` states that they have all fields."""
         last: Piece | None = None
-        for piece in self.__understood(pieces):
+        for piece in _understood(self.path, pieces):
             what = f"{self.path}: episode {number}"
             if piece.episode != number:
                 raise FormatError(f"{what} came with a piece of episode {piece.episode}")
@@ -391,6 +381,18 @@ class Reader(Closing, ABC):
             yield piece
         if last is None or not last.last:
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
+
+
+def _kept_ends(block: EpisodeBlock, final_step: FinalStep) -> Array:
+    """Whether the last step of each episode is kept where no observation follows it."""
+    if final_step == "auto":
+        return np.asarray(block.terminated[block.stops - 1])
+    return np.full(len(block.episodes), final_step == "repeat")
+
+
+def _understood(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    with understood(path):
+        yield from pieces
 
 
 def _vanished(numbers: Sequence[int]) -> str:
