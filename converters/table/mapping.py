@@ -12,8 +12,9 @@ import numpy as np
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.column_map import quoted_name
 from ...core.format.contracts import Array
-from ...core.ted.schema import EPISODE, FLAGS, NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
+from ...core.ted.schema import NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
 from .columns import TableColumn, TableFile
+from .keys import require_ted_key
 
 STATES = frozenset({"observation", "state", "pixels"})
 """Keys, with all that is nested in them, that are known before and after each step."""
@@ -63,6 +64,7 @@ class TableMapping:
             )
         found: dict[Key, tuple[TableColumn, ...]] = {}
         for key, names in given.items():
+            require_ted_key(key, tuple(names))
             for made, columns in self._expanded(key, names):
                 if made in found:
                     raise UsageError(f"--map gives two columns for {key_name(made)!r}")
@@ -78,6 +80,13 @@ class TableMapping:
         """All columns that are mapped, once each."""
         used = [column for one in self.fields for column in (*one.columns, *(one.after or ()))]
         return list({column.name: column for column in used}.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a dataset is expected to have and the map has not."""
+        there = {one.field.key[0] for one in self.fields}
+        what = [name for name in ("action", "reward") if name not in there]
+        return (f"no {' and no '.join(what)} is mapped: the dataset has none",) if what else ()
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -138,10 +147,6 @@ class TableMapping:
     def _fields(self, found: Mapping[Key, tuple[TableColumn, ...]]) -> Iterator[Mapped]:
         after = {key[1:]: columns for key, columns in found.items() if key[0] == NEXT and len(key) > 1}
         before = {key: columns for key, columns in found.items() if key[0] != NEXT}
-        for key in {**before, **after}:
-            if key in FLAGS or key == EPISODE or key == (NEXT,):
-                how = "--episode-key COLUMN" if key == EPISODE else "--ends TERMINATED,TRUNCATED"
-                raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes", hint=f"use {how}")
         if REWARD in before and REWARD in after:
             raise UsageError("--map has reward and next.reward, which are the same", hint="leave out one of them")
         for key, columns in before.items():

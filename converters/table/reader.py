@@ -104,7 +104,7 @@ class TableReader(Reader):
                 for name, column in self._file.columns.items()
                 if name not in used
             ),
-            notes=(*self._file.notes, *found.notes, *self._converted_types()),
+            notes=(*self._file.notes, *self._map.notes, *found.notes, *self._converted_types()),
             lengths=np.diff(found.stops, prepend=0).tolist(),
             final_missing=not self._has_all_next,
             last_terminated=None if self._has_all_next else found.last_terminated.tolist(),

@@ -269,6 +269,22 @@ def test_a_table_without_rewards_has_none(tmp_path: Path) -> None:
     assert rbtool.inspect(tmp_path / "out").steps > 0
 
 
+@pytest.mark.parametrize(
+    ("pairs", "note"),
+    [
+        ("observation=obs", "no action and no reward is mapped: the dataset has none"),
+        ("observation=obs action=act", "no reward is mapped: the dataset has none"),
+        ("observation=obs reward=r fraction=r", "no action is mapped: the dataset has none"),
+        ("observation=obs action.a=act next.reward=r", ""),
+    ],
+)
+def test_what_the_map_has_not_is_noted(pairs: str, note: str, tmp_path: Path) -> None:
+    path = write_h5(tmp_path / "a", named(flat(random_episodes((3, 2)))))
+    for dry_run in (True, False):
+        made = rbtool.convert(path, tmp_path / "out", format="table", map=[pairs], dry_run=dry_run, **FLAGS)
+        assert [one for one in made.notes if "is mapped" in one] == [note] * bool(note)
+
+
 REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     (
         {},
@@ -283,6 +299,15 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     ({"map": ["observation=obs observation.x=act"]}, UsageError, "one of which contains the other", ""),
     ({"map": ["observation=obs episode=r"]}, UsageError, "which rbtool makes", "--episode-key"),
     ({"map": ["observation=obs done=dead"]}, UsageError, "which rbtool makes", "--ends"),
+    ({"map": ["observation=obs actions=act"]}, UsageError, "'actions'; did you mean 'action'", "write action=act"),
+    ({"map": ["observation=obs Reward=r"]}, UsageError, "did you mean 'reward'", "write reward=r"),
+    ({"map": ["observation=obs rewrd=r"]}, UsageError, "did you mean 'reward'", "info.rewrd=r"),
+    ({"map": ["obs.x=obs"]}, UsageError, "'obs.x'; did you mean 'observation.x'", ""),
+    ({"map": ["observation=obs next_obs=obs"]}, UsageError, "did you mean 'next.observation'", ""),
+    ({"map": ["observation=obs Next.observation=obs"]}, UsageError, "did you mean 'next.observation'", ""),
+    ({"map": ["observation=obs next.rewards=r"]}, UsageError, "did you mean 'next.reward'", ""),
+    ({"map": ["observation=obs dones=dead"]}, UsageError, "flags are no fields of a map", "--ends"),
+    ({"map": ["observation=obs next.done=dead"]}, UsageError, "which rbtool makes", "--ends"),
     ({"map": ["observation=obs next.observation=act"]}, FormatError, "observation is float32", ""),
     ({"map": ["observation=obs next.state=act"]}, UsageError, "next.state and no state", ""),
     ({"map": ["observation=obs reward=act"]}, FormatError, "the reward has to be one number a row", ""),
