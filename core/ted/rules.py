@@ -142,15 +142,31 @@ def _ends(tally: Tally) -> str:
 
 
 class SchemaRule(Rule):
-    """Reward (unless there is none at all) and flags lie under `next`, flags are bool, action and observation exist."""
+    """Flags lie under `next` and are bool, and what was observed after an action is there, too.
+
+    Data without rewards or actions are reported, as are tables of single rows, which have nothing but flags under
+    `next`: contextual bandits.
+    """
 
     rule_id = "TED001"
     name = "schema"
 
     def findings(self) -> list[Finding]:
         errors = [self.report("error", text) for text in self._problems()]
-        without = all(field.key != NEXT_REWARD for field in self.fields)
-        return [*errors, *([self.report("warning", "there are no rewards: no field is 'next.reward'")] * without)]
+        return [*errors, *(self.report("warning", text) for text in self._lacking())]
+
+    @property
+    def _has_transitions(self) -> bool:
+        """Whether anything but flags is under `next`."""
+        return any(field.key[0] == NEXT and field.key[1:] not in FLAGS for field in self.fields)
+
+    def _lacking(self) -> Iterator[str]:
+        if not self._has_transitions:
+            yield "there are no transitions: nothing but flags is under 'next', as in the tables of contextual bandits"
+        elif all(field.key != NEXT_REWARD for field in self.fields):
+            yield "there are no rewards: no field is 'next.reward'"
+        if all(field.key[:1] != ACTION for field in self.fields):
+            yield "there are no actions: no field is 'action'"
 
     def _problems(self) -> Iterator[str]:
         fields = {field.key: field for field in self.fields}
@@ -160,8 +176,8 @@ class SchemaRule(Rule):
             for place in (key, (NEXT, *key)):
                 if place in fields and fields[place].dtype != "bool":
                     yield f"{key_name(place)!r} is {fields[place].dtype}, bool is expected"
-        if not any(key[:1] == ACTION for key in fields):
-            yield "there is no 'action'"
+        if not self._has_transitions:
+            return
         for key in fields:
             if key[0] == "observation" and (NEXT, *key) not in fields:
                 yield f"{key_name(key)!r} has no counterpart under 'next'"

@@ -71,6 +71,7 @@ def test_every_row_equals_a_plain_encoding(name: str, server: StaticServer) -> N
         assert reader.episodes.terminated.all()
         assert not any(field.key[0] == "next" and field.role == "observation" for field in reader.fields)
         encoding = json.loads(reader.documents()["encoding.json"])
+    assert rbtool.check(f"openml:{name}").errors == 0
     assert [one["name"] for one in encoding["columns"]] == [
         name for name in table.columns if name not in {target, table.target, "id"}
     ]

@@ -191,7 +191,7 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
     messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
     assert messages == [
         "there is no 'next.truncated'",
-        "there is no 'action'",
+        "there are no actions: no field is 'action'",
         "'next.reward' has rows of shape [], a trailing 1 is expected",
     ]
 
