@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..ted.episodes import Final, rows_equal
-from ..ted.rules import DATA_RULES, Finding, Rows, Rule, Tally
+from ..ted.findings import Finding, Rows, Rule, Tally
+from ..ted.rules import DATA_RULES
 from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
 from .contracts import Array, PassedSteps, StepReader
 from .episodes import EpisodeTable

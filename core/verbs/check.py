@@ -28,7 +28,8 @@ from ..format.staging import mend
 from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..ted.episodes import EndReason
-from ..ted.rules import DATA_RULES, Finding, MidEpisodeFlagRule, Rule
+from ..ted.findings import Finding, Rule
+from ..ted.rules import DATA_RULES, MidEpisodeFlagRule
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .results import Result, given_options, refuse_raw_options, seconds_since

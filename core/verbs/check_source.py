@@ -14,7 +14,8 @@ from ..format.reader import Reader
 from ..format.returns import Ingest
 from ..progress import Progress
 from ..ted.episodes import BoundaryCounts
-from ..ted.rules import DATA_RULES, Finding, Rows, Rule
+from ..ted.findings import Finding, Rows, Rule
+from ..ted.rules import DATA_RULES
 from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
 
 _READS = "TED014", "opens"

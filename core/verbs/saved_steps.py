@@ -26,7 +26,7 @@ from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
 from ..format.ted.tree import batch_of, read_tree
 from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
-from ..ted.rules import Finding
+from ..ted.findings import Finding
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
