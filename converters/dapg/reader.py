@@ -14,13 +14,13 @@ import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import FormatError, SchemaError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
+from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.digest import open_regular
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from ...core.format.single_flag import meaning_of_ends
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+from .ends import FLAGS, PathEnds, PathFlags, read_flags
 
 _HEAD = 4096
 _REQUIRED = ("observations", "actions", "rewards")
@@ -29,6 +29,7 @@ _PLACES: dict[str, tuple[Key, Role, Timing]] = {
     "actions": (ACTION, "action", "step"),
     "rewards": (REWARD, "reward", "result"),
 }
+_NEXT = "next_observations"
 _STATE = "init_state_dict"
 _DOCUMENT = "init_states.json"
 _MOST_PATHS = 1 << 20
@@ -40,11 +41,14 @@ class DapgReader(ColumnReader):
     """A pickle with one list of paths; every entry is an episode.
 
     `observations` become `observation`, `actions` `action`, `rewards` `next.reward`, any other array of a row a step
-    `info.NAME`. `init_state_dict` of all paths is kept as the document `init_states.json`. Nothing states how a path
-    ends, and there is no observation after the last step.
+    `info.NAME`. `init_state_dict` of all paths is kept as the document `init_states.json`.
 
-    Options: `trust_pickle` is needed: the file is a pickle. `ends` states how paths end, `terminated` or `truncated`
-    (the default).
+    `next_observations`, where all paths have them, are what is under `next`; without them there is no observation after
+    the last step. `terminals` and `timeouts`, where all paths have them, state whether the last step of a path is
+    terminated, and truncated. A flag inside a path ends nothing, and stays as `next.info.NAME`.
+
+    Options: `trust_pickle` is needed: the file is a pickle. `ends` states how paths without flags end, `terminated` or
+    `truncated` (the default).
 
     Raises UsageError without trust, FormatError for a pickle of something else, CorruptDataError for damage.
     """
@@ -62,8 +66,6 @@ class DapgReader(ColumnReader):
     def on_open(self) -> None:
         """Unpickle the file in its own process, which keeps the arrays."""
         require_trust(self.path, self.options.get("trust_pickle"))
-        why = "nothing states how an episode ends: a demonstration stops there"
-        self._meaning = meaning_of_ends(self.options, "truncated", why)
         size = self.path.stat().st_size
         self._reader = PickleReader(str(self.path), size)
         try:
@@ -83,19 +85,45 @@ class DapgReader(ColumnReader):
             if not isinstance(path, dict):
                 raise FormatError(f"{self.path}: entry {number} of its list is no dictionary of arrays")
             self._paths.append(path)
-            length = len(self._array(number, "rewards"))
-            terminated = self._meaning.terminated
-            self._episodes.append(ColumnEpisode(length, terminated=terminated, truncated=not terminated))
+            self._episodes.append(ColumnEpisode(len(self._array(number, "rewards"))))
         if not any(one.length for one in self._episodes):
             raise FormatError(f"{self.path} has no steps")
         self._columns: list[EpisodeColumn] = []
         self._dropped: list[Dropped] = []
+        flags: dict[str, PathFlags] = {}
         for name in dict.fromkeys(name for path in self._paths for name in path):
-            if name != _STATE:
+            if name in FLAGS:
+                flags[name] = self._flag(name)
+            elif name not in (_STATE, _NEXT):
                 self._add(name)
         for name in _REQUIRED:
             if not any(name in path for path in self._paths):
                 raise FormatError(f"{self.path} has no {name!r} in its paths")
+        lengths = [one.length for one in self._episodes]
+        self._ends = PathEnds(self.path, self.options, lengths, {name: flags[name] for name in FLAGS if name in flags})
+        self._episodes = [
+            ColumnEpisode(*one) for one in zip(lengths, self._ends.terminated, self._ends.truncated, strict=True)
+        ]
+
+    def _require_in_all(self, name: str) -> None:
+        lacking = [number for number, path in enumerate(self._paths) if name not in path]
+        if lacking:
+            raise FormatError(
+                f"{self.path}: {name!r} are in {len(self._paths) - len(lacking):,} of {len(self._paths):,} paths, and "
+                f"not in path {lacking[0]}; all paths or none have them",
+                hint=f"remove {name!r} from all paths, or split the list by them",
+            )
+
+    def _flag(self, name: str) -> PathFlags:
+        """Read a flag of all paths; if it is set inside one, it is a column too."""
+        self._require_in_all(name)
+        dtype, shape = self._form(name)
+        arrays = [self._array(number, name) for number in range(len(self._paths))]
+        found = read_flags(self.path, name, arrays, self._reader.rows)
+        if found.before:
+            field = Field(("info", name), dtype, shape, "info")
+            self._columns.append(EpisodeColumn(field, "result", partial(self._read, name, field)))
+        return found
 
     def _array(self, number: int, name: str) -> PickledArray:
         found = self._paths[number].get(name)
@@ -115,7 +143,20 @@ class DapgReader(ColumnReader):
         if key == REWARD and int(np.prod(shape)) != 1:
             raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
         field = Field(key, dtype, () if key == REWARD else shape, role)
-        self._columns.append(EpisodeColumn(field, timing, partial(self._read, name, field)))
+        after = self._after(field) if timing == "state" else None
+        self._columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))
+
+    def _after(self, field: Field) -> ReadRows | None:
+        """Return what reads `next_observations`, which are rows like the observations; None without them."""
+        if not any(_NEXT in path for path in self._paths):
+            return None
+        self._require_in_all(_NEXT)
+        dtype, shape = self._form(_NEXT)
+        if (dtype, shape) != (field.dtype, field.shape):
+            raise FormatError(
+                f"{self.path}: {_NEXT!r} are {dtype} {list(shape)}, and observations {field.dtype} {list(field.shape)}"
+            )
+        return partial(self._read, _NEXT, field)
 
     def _form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return element type and shape of the rows of an array, which all paths have to share."""
@@ -152,12 +193,13 @@ class DapgReader(ColumnReader):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening looked at the arrays."""
         progress(len(self._episodes))
-        notes = [self._meaning.note] if self._meaning.note else []
         documents = {}
         if any(_STATE in path for path in self._paths):
             states = [self._plain(path.get(_STATE), 0) for path in self._paths]
             documents[_DOCUMENT] = dump_json(states, indent=1).encode()
-        return self.facts_of("dapg", self.path.stem, notes, dropped=self._dropped, documents=documents)
+        return self.facts_of(
+            "dapg", self.path.stem, list(self._ends.notes()), dropped=self._dropped, documents=documents
+        )
 
     def _plain(self, value: Value, depth: int) -> Any:
         """Return a value as JSON; arrays are lists of numbers, floats that JSON lacks are text."""
@@ -203,5 +245,5 @@ def _starts_as_paths(path: Path) -> bool:
             if len(opened) > 1 and texts:
                 break
     return [name.removeprefix("EMPTY_") for name in opened[:2]] == ["LIST", "DICT"] and texts[:1] != [] and (
-        texts[0] in (*_REQUIRED, _STATE, "env_infos", "agent_infos", "terminated")
+        texts[0] in (*_REQUIRED, *FLAGS, _NEXT, _STATE, "env_infos", "agent_infos", "terminated")
     )  # fmt: skip

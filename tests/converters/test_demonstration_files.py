@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import h5py
 import numpy as np
 import pytest
 from demonstration_files import (
+    Episode,
     imitation_table,
     random_episodes,
     ring,
     write_d3rlpy,
     write_dapg,
     write_dataset_folder,
+    write_flagged_paths,
     write_imitation,
 )
 
@@ -305,6 +308,86 @@ def test_dapg_other_arrays_are_kept_or_named(tmp_path: Path) -> None:
     assert [one["key"] for one in result.dropped_keys] == ["name", "odd"]
     with TedReader(result.path) as reader:
         assert column(reader, "info.qvel").tolist() == [0, 1, 2, 3] * 2
+
+
+def changed_paths(path: Path, change: Callable[[list[dict[str, Any]]], None], episodes: Sequence[Episode]) -> Path:
+    write_flagged_paths(path, episodes)
+    paths = pickle.loads(path.read_bytes())
+    change(paths)
+    path.write_bytes(pickle.dumps(paths))
+    return path
+
+
+def without(name: str) -> Callable[[list[dict[str, Any]]], None]:
+    def change(paths: list[dict[str, Any]]) -> None:
+        for path in paths:
+            del path[name]
+
+    return change
+
+
+def test_paths_with_terminals_and_next_observations_are_exact(tmp_path: Path) -> None:
+    """As the Decision Transformer writes them: without timeouts."""
+    path = changed_paths(tmp_path / "a.pickle", without("timeouts"), RANDOM)
+    paths = pickle.loads(path.read_bytes())
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [len(one["rewards"]) for one in paths]
+        assert reader.episodes.terminated.tolist() == [bool(one["terminals"][-1]) for one in paths]
+        assert reader.episodes.truncated.tolist() == [not one["terminals"][-1] for one in paths]
+        for key in ("observation", "next.observation"):
+            stored = key.replace("observation", "observations").replace(".", "_")
+            assert column(reader, key).tobytes() == np.concatenate([one[stored] for one in paths]).tobytes()
+    assert not result.dropped_keys
+    assert any("without terminals: taken as truncated" in note for note in result.notes)
+    with pytest.raises(UsageError, match="has terminals, which state how paths end"):
+        rbtool.convert(path, tmp_path / "other", trust_pickle=True, ends="terminated")
+
+
+def test_timeouts_alone_leave_the_other_paths_to_ends(tmp_path: Path) -> None:
+    path = changed_paths(tmp_path / "a.pickle", without("terminals"), random_episodes((5, 4, 6)))
+    with converted(path, tmp_path / "out", trust_pickle=True, ends="terminated") as reader:
+        assert reader.episodes.terminated.tolist() == [True, False, True]
+        assert reader.episodes.truncated.tolist() == [False, True, False]
+    result = rbtool.convert(path, tmp_path / "default", trust_pickle=True)
+    assert any("a path without timeouts ends: taken as truncated" in note for note in result.notes)
+
+
+def test_a_terminal_inside_a_path_ends_nothing_and_is_kept(tmp_path: Path) -> None:
+    def mark(paths: list[dict[str, Any]]) -> None:
+        paths[0]["terminals"][1] = True
+
+    path = changed_paths(tmp_path / "a.pickle", mark, random_episodes((5, 4)))
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert (
+        "terminals are set in 1 step inside paths, and end nothing there: next.info.terminals has them" in result.notes
+    )
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [5, 4]
+        assert column(reader, "next.info.terminals").tolist() == [False, True, False, False, True] + [False] * 4
+
+
+@pytest.mark.parametrize("name", ["terminals", "timeouts", "next_observations"])
+def test_flags_and_next_observations_of_some_paths_are_refused(name: str, tmp_path: Path) -> None:
+    path = changed_paths(tmp_path / "a.pickle", lambda paths: paths[1].pop(name), RANDOM)
+    with pytest.raises(FormatError, match=f"'{name}' are in 2 of 3 paths, and not in path 1"):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("terminals", np.zeros((5, 2)), "'terminals' of path 0 has no flag a row"),
+        ("terminals", np.zeros(4), "'terminals' of path 0 has 4 rows, and rewards 5"),
+        ("next_observations", np.zeros((5, 2)), "'next_observations' are float64"),
+    ],
+)  # fmt: skip
+def test_flags_and_next_observations_of_another_form_are_refused(
+    name: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    path = changed_paths(tmp_path / "a.pickle", lambda paths: paths[0].update({name: value}), random_episodes((5,)))
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
 
 
 def test_a_pickle_that_is_cut_is_damaged(tmp_path: Path) -> None:

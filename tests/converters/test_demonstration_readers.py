@@ -18,6 +18,7 @@ from demonstration_files import (
     write_d3rlpy,
     write_dapg,
     write_dataset_folder,
+    write_flagged_paths,
     write_imitation,
     write_parquet_folder,
 )
@@ -143,6 +144,13 @@ class TestDapgReader(_Contract):
         return write_dapg(folder / "a.pickle", random_episodes(LENGTHS))
 
 
+class TestDapgReaderWithNextObservations(TestDapgReader):
+    """A pickle of paths with flags and next observations."""
+
+    def write(self, folder: Path) -> Path:
+        return write_flagged_paths(folder / "a.pickle", random_episodes(LENGTHS))
+
+
 def rows_of(pieces: Sequence[Piece]) -> dict[str, bytes]:
     """The rows before steps, and those after them, as bytes; no `final` may be missing."""
     assert all(piece.final is not Final.MISSING for piece in pieces if piece.last)
@@ -192,6 +200,7 @@ WRITERS: dict[str, tuple[type[Reader], Callable[[Path, Sequence[Episode]], Path]
     ),
     "d3rlpy": (D3rlpyReader, lambda folder, episodes: write_d3rlpy(folder / "a.h5", episodes), False),
     "dapg": (DapgReader, lambda folder, episodes: write_dapg(folder / "a.pickle", episodes), False),
+    "flagged": (DapgReader, lambda folder, episodes: write_flagged_paths(folder / "a.pickle", episodes), True),
 }
 
 

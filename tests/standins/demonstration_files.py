@@ -133,6 +133,22 @@ def write_dapg(path: Path, episodes: Sequence[Episode], protocol: int = 3, **ext
     return path
 
 
+def write_flagged_paths(path: Path, episodes: Sequence[Episode]) -> Path:
+    """Write the pickle of paths with next observations and the flags of every step."""
+    paths = []
+    for one in episodes:
+        flags = np.zeros((2, len(one)), bool)
+        flags[:, -1:] = [[one.terminated], [one.truncated]]
+        paths.append(
+            {
+                "observations": one.observations[:-1], "next_observations": one.observations[1:],
+                "actions": one.actions, "rewards": one.rewards, "terminals": flags[0], "timeouts": flags[1],
+            }
+        )  # fmt: skip
+    path.write_bytes(pickle.dumps(paths))
+    return path
+
+
 def ring(episodes: Sequence[Sequence[Episode]], size: int, *, memory: bool = False) -> dict[str, Array]:
     """Fill a buffer of Stable-Baselines3 with the episodes of each environment, as many steps as all of them have."""
     steps = min(sum(map(len, one)) for one in episodes)
