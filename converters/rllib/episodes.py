@@ -136,7 +136,8 @@ def _differ(rows: Array, others: Array) -> Array:
         np.frombuffer(np.ascontiguousarray(array, dtype).tobytes(), np.uint8).reshape(len(array), size)
         for array in (rows, others)
     )
-    return (one != other).any(axis=1)
+    differ: Array = (one != other).any(axis=1)
+    return differ
 
 
 def _key(columns: Sequence[Array], row: int) -> tuple[Any, ...]:

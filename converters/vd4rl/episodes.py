@@ -327,18 +327,26 @@ def _some(numbers: Sequence[int]) -> str:
     return listed or "none"
 
 
+def _episodes(numbers: Sequence[int]) -> str:
+    return f"episode{'s' if len(numbers) > 1 else ''} {_some(numbers)}"
+
+
 def _notes(episodes: Mapping[int, RowEpisode], odd_starts: int) -> Iterator[str]:
     single = [one.number for one in episodes.values() if not len(one)]
     if single:
-        yield f"episodes {_some(single)} are left out: one row, which is no step"
+        yield f"{_episodes(single)} {'is' if len(single) == 1 else 'are'} left out: one row, which is no step"
     cut = [one.number for one in episodes.values() if not one.begins]
     if cut:
-        yield f"episodes {_some(cut)} begin in their middle: the rows before are not there"
+        yield f"{_episodes(cut)} {'begins' if len(cut) == 1 else 'begin'} in the middle: the rows before are not there"
     open_ends = [one.number for one in episodes.values() if len(one) and not one.ended]
     if open_ends:
-        yield f"episodes {_some(open_ends)} end without a flag: unfinished episodes, which are kept"
+        kept = "ends without a flag: it is unfinished, and kept"
+        if len(open_ends) > 1:
+            kept = "end without a flag: unfinished episodes, which are kept"
+        yield f"{_episodes(open_ends)} {kept}"
     if odd_starts:
+        some = "1 episode" if odd_starts == 1 else f"{odd_starts:,} episodes"
         yield (
-            f"the first row of {odd_starts:,} episodes has an action that is not 0: rows of this layout hold the "
+            f"the first row of {some} has an action that is not 0: rows of this layout hold the "
             "action that led to them, so it belongs to no step"
         )

@@ -161,12 +161,16 @@ def _unfinished(reader: StepReader) -> int:
     return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
 
 
+def _episodes(count: int) -> str:
+    return f"{count:,} episode{'' if count == 1 else 's'}"
+
+
 def _without_final(reader: StepReader) -> list[str]:
     """Return notes on the episodes whose last step has no next observation in the source."""
     counts = reader.manifest.boundary
     repeated, dropped = counts.final_repeated, counts.final_dropped
-    notes = [f"the last next observation of {repeated:,} episodes is a repetition: their source has none"]
-    notes += [f"the last step of {dropped:,} episodes was left out: their source has no observation after it"]
+    notes = [f"the last next observation of {_episodes(repeated)} is a repetition: their source has none"]
+    notes += [f"the last step of {_episodes(dropped)} was left out: their source has no observation after it"]
     return [note for note, count in zip(notes, (repeated, dropped), strict=True) if count]
 
 
@@ -253,7 +257,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
 def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str, str]) -> Iterator[Finding]:
     """Yield one finding about the marked episodes of a table, with all their steps, if there are any."""
     if lost.any():
-        text = f"{int(lost.sum()):,} of {len(lost):,} episodes {what}"
+        text = f"{int(lost.sum()):,} of {_episodes(len(lost))} {what}"
         steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
         yield Finding(*rule, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
 

@@ -72,7 +72,9 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
     notes = [f"episode {number} is left out: {text}" for number, text in list(why.items())[:_MOST_NAMED]]
     if len(why) > _MOST_NAMED:
         rest = ", ".join(map(str, list(why)[_MOST_NAMED:]))
-        notes.append(f"{len(why) - _MOST_NAMED:,} more of {len(sound) + len(why):,} episodes are left out: {rest}")
+        more = len(why) - _MOST_NAMED
+        are = "is" if more == 1 else "are"
+        notes.append(f"{more:,} more of {len(sound) + len(why):,} episodes {are} left out: {rest}")
     return sound, notes
 
 

@@ -179,8 +179,8 @@ def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) 
     (folder / "1.hdf5").unlink()
     result = rbtool.convert(folder, tmp_path / "out")
     assert "shards 1 are missing: the rows around them are not joined" in result.notes
-    assert "episodes 1 begin in their middle: the rows before are not there" in result.notes
-    assert "episodes 0 end without a flag: unfinished episodes, which are kept" in result.notes
+    assert "episode 1 begins in the middle: the rows before are not there" in result.notes
+    assert "episode 0 ends without a flag: it is unfinished, and kept" in result.notes
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 3, 8]
         reasons = [EndReason.END_OF_FILE, EndReason.TRUNCATED, EndReason.TRUNCATED]
@@ -209,7 +209,7 @@ def test_old_files_without_flags(tmp_path: Path) -> None:
     result = rbtool.convert(write_files(tmp_path / "b", episodes), tmp_path / "older")
     assert_equal_rows(result.path, plain)
     assert (result.boundary["terminated"], result.boundary["end_of_file"]) == (1, 1)
-    assert any("episodes 1 end without a flag" in note for note in result.notes)
+    assert any("episode 1 ends without a flag" in note for note in result.notes)
 
 
 def test_what_is_terminal_states_terminations_also_where_the_discount_is_0(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_first_row_with_an_action_is_reported(tmp_path: Path) -> None:
         write_shards(tmp_path / "shards", rows_of_shards(episodes)),
     ):
         notes = rbtool.convert(folder, tmp_path / f"{folder.name}-out").notes
-        assert any("the first row of 1 episodes has an action that is not 0" in note for note in notes)
+        assert any("the first row of 1 episode has an action that is not 0" in note for note in notes)
 
 
 def broken(name: str, value: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
     episodes = random_episodes((4, 0, 3))
     result = rbtool.convert(write_files(tmp_path / "in", episodes), tmp_path / "out")
     assert (result.episodes, result.steps) == (2, 7)
-    assert "episodes 1 are left out: one row, which is no step" in result.notes
+    assert "episode 1 is left out: one row, which is no step" in result.notes
     with TedReader(result.path) as reader:
         assert reader.episodes.episode.tolist() == [0, 2]
 
