@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from ..errors import SchemaError, UsageError, did_you_mean
-from ..ted.schema import NEXT, Field, Key, key_name
+from ..ted.schema import NEXT, Field, Key, key_name, state_keys
 from .contracts import StepReader
 from .manifest import Dropped
 from .merged import MergedSchema, mask_key
@@ -58,6 +58,7 @@ def _by_key(each: Sequence[Sequence[Field]]) -> Iterator[tuple[Key, list[Field |
 
 
 _FEW = 8
+_OBSERVATIONS = frozenset({"observation", "state", "pixels"})
 
 
 def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: Policy, *, cast: bool) -> MergedSchema:
@@ -72,7 +73,8 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     rewards = _reward_meanings(readers, names)
     unresolved = [one for one in differences if not _resolved(one, policy, cast)]
     if unresolved or (rewards and policy == "error"):
-        raise _refusal(unresolved, rewards, names, policy)
+        left_out = [one.key for one in differences if policy == "intersect" and one not in unresolved]
+        raise _refusal(unresolved, rewards, names, policy, left_out)
     fields: list[Field] = []
     masks: dict[Key, Key] = {}
     dropped: list[Dropped] = []
@@ -94,6 +96,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
             notes.append(f"{key_name(key)} is not in {' and '.join(missing)}: zeros there, and {marked} is false")
     if not fields:
         raise SchemaError(f"{' and '.join(names)} have no field in common: nothing is left to merge")
+    _require_observation(each, fields, differences, names)
     fields += [Field(key, "bool", (), "info") for key in masks]
     _require_tree([one.key for one in fields])
     return MergedSchema(tuple(fields), masks, tuple(dropped), tuple(notes))
@@ -110,10 +113,14 @@ def _resolved(difference: FieldDifference, policy: Policy, cast: bool) -> bool:
 
 
 def _refusal(
-    unresolved: Sequence[FieldDifference], rewards: Sequence[str], names: Sequence[str], policy: Policy
-) -> SchemaError:
+    unresolved: Sequence[FieldDifference], rewards: Sequence[str], names: Sequence[str], policy: Policy,
+    left_out: Sequence[str],
+) -> SchemaError:  # fmt: skip
     lines = [*(one.sentence(names) for one in unresolved), *rewards]
+    rest = ", ".join(one.key for one in unresolved[_FEW:])
     more = f"; and {len(lines) - _FEW} more" if len(lines) > _FEW else ""
+    more += f" ({rest})" if rest else ""
+    more += f"; --schema intersect would leave out {', '.join(left_out)}" if left_out else ""
     hints = []
     if any("nothing" in one.found for one in unresolved) or (rewards and policy == "error"):
         hints.append("--schema intersect keeps what all have, --schema union keeps all and marks what is missing")
@@ -129,6 +136,23 @@ def _refusal(
         f"the datasets differ in {len(lines)} field{'' if len(lines) == 1 else 's'}: {'; '.join(lines[:_FEW])}{more}",
         hint="; ".join(hints),
     )
+
+
+def _require_observation(
+    each: Sequence[Sequence[Field]], left: Sequence[Field], differences: Sequence[FieldDifference], names: Sequence[str]
+) -> None:
+    """Raise SchemaError if the datasets have observations, and none of them is left."""
+    had = {key_name(key) for fields in each for key in _observations(fields)}
+    if had and not _observations(left):
+        lines = [one.sentence(names) for one in differences if one.key in had]
+        raise SchemaError(
+            f"the merged dataset would have no observation: {'; '.join(lines[:_FEW])}",
+            hint="datasets are merged that have the same observations; those of other tasks stay datasets of their own",
+        )
+
+
+def _observations(fields: Sequence[Field]) -> list[Key]:
+    return [*(one.key for one in fields if one.key[0] in _OBSERVATIONS), *state_keys(fields)]
 
 
 def _types_of(difference: FieldDifference) -> set[str]:

@@ -125,6 +125,7 @@ def test_differences_that_a_policy_does_not_resolve_are_named(tmp_path, policy):
     assert f"action: float32 [2] in {a}, float64 [2] in {b}" in text
     assert ("info.x: float32 [] in" in text) == (policy == "error")
     assert ("wide: int32 [3] in" in text) == (policy != "intersect")
+    assert ("--schema intersect would leave out info.x, wide, info.y" in text) == (policy == "intersect")
     assert "--cast" in caught.value.hint
     assert not (tmp_path / "m").exists()
 
@@ -137,6 +138,26 @@ def test_intersect_keeps_what_all_have_and_lists_the_rest(tmp_path):
     assert any("action becomes float64" in note for note in merged.notes)
     expected = np.concatenate([column(a, "action").astype(np.float64), column(b, "action")])
     assert column(tmp_path / "m", "action").tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("keys", [("observation", "next.observation"), ("state.q",), ("obs", "next.obs")])
+def test_a_merge_that_leaves_no_observation_is_refused(tmp_path, keys):
+    common = {"action": ("float32", (2,)), "next.reward": ("float32", (1,)), "episode": ("int64", ())}
+    a = make(tmp_path / "a", {**common, **dict.fromkeys(keys, ("float32", (11,)))})
+    b = make(tmp_path / "b", {**common, **dict.fromkeys(keys, ("float64", (4,)))}, numbers=(2, 3))
+    for dry_run in (True, False):
+        with pytest.raises(rbtool.SchemaError, match="would have no observation") as caught:
+            rbtool.merge([a, b], tmp_path / "m", schema="intersect", cast=True, dry_run=dry_run)
+        assert f"{keys[0]}: float32 [11] in {a}, float64 [4] in {b}" in str(caught.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_all_fields_that_differ_are_named(tmp_path):
+    common = {"action": ("float32", (2,)), "episode": ("int64", ())}
+    a = make(tmp_path / "a", {**common, **{f"info.x{number}": ("float32", ()) for number in range(12)}})
+    with pytest.raises(rbtool.SchemaError, match="differ in 12 fields") as caught:
+        rbtool.merge([a, make(tmp_path / "b", common, numbers=(2, 3))], tmp_path / "m")
+    assert all(f"info.x{number}" in str(caught.value) for number in range(12))
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
