@@ -31,6 +31,7 @@ from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColum
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.documents import dump_json
+from ...core.format.identical import notes_on_identical
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 
@@ -110,7 +111,7 @@ class RobosetReader(GroupReader):
             steps=sum(episode.steps for episode in kept),
             renamed_keys=mapped.renamed,
             dropped_keys=(*columns.dropped, *mapped.dropped, *trials.dropped),
-            notes=tuple(trials.notes(self.options.get("ends"), mapping)),
+            notes=(*trials.notes(self.options.get("ends"), mapping), *notes_on_identical(self.opened.paths)),
             documents=documents,
             lengths=[episode.steps for episode in kept],
             final_missing=True,

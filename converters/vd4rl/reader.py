@@ -11,6 +11,7 @@ from ...core.encodings.foreign_h5 import names_in
 from ...core.encodings.npz import array_names, first_name_of_cut
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.identical import notes_on_identical
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
@@ -76,7 +77,11 @@ class Vd4rlReader(Reader):
             steps=sum(lengths),
             renamed_keys=_renamed(found.columns),
             dropped_keys=found.dropped,
-            notes=("the action, reward and discount of a step are those of the row after it", *found.notes),
+            notes=(
+                "the action, reward and discount of a step are those of the row after it",
+                *found.notes,
+                *notes_on_identical(self._episodes.files),
+            ),
             lengths=lengths,
         )
 

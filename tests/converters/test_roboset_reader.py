@@ -118,6 +118,17 @@ def test_files_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
         assert reader.episode_table().seed.tolist() == [1, 9, 10]
 
 
+def test_files_with_the_same_contents_are_named(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_trials(tmp_path / "d" / f"a_seed{seed}.h5", {0: roboset_trial(4, seed=seed)})
+    with RobosetReader(tmp_path / "d") as reader:
+        assert not any("same contents" in note for note in reader.facts().notes)
+    shutil.copy(tmp_path / "d" / "a_seed1.h5", tmp_path / "d" / "a_seed3.h5")
+    with RobosetReader(tmp_path / "d") as reader:
+        notes = [note for note in reader.facts().notes if "same contents" in note]
+    assert notes == ["1 file has the same contents as another, and all of them are converted: a_seed1.h5 = a_seed3.h5"]
+
+
 def test_done_nowhere_is_the_end_of_the_group_truncated(tmp_path: Path) -> None:
     file = write_trials(tmp_path / "a.h5", {0: roboset_trial(4), 1: roboset_trial(1, seed=1)})
     result = rbtool.convert(file, tmp_path / "out")

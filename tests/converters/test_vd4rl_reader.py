@@ -350,3 +350,17 @@ def test_two_gigabytes_convert_under_300_megabytes(kind: str, tmp_path: Path) ->
     assert found.stdout.split()[0] == str(steps)
     assert int(found.stdout.split()[1]) < 300
     shutil.rmtree(tmp_path / "out")
+
+
+def test_files_with_the_same_contents_are_named(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "a", random_episodes([4, 4, 4]), packed=False)
+    files = sorted(folder.iterdir())
+    with Vd4rlReader(folder) as reader:
+        assert not any("same contents" in note for note in reader.facts().notes)
+    shutil.copy(files[0], folder / "20230101T000000-copy-5.npz")
+    with Vd4rlReader(folder) as reader:
+        notes = [note for note in reader.facts().notes if "same contents" in note]
+        assert len(reader.facts().episode_numbers) == 4
+    assert len(notes) == 1
+    assert f"{files[0].name} = 20230101T000000-copy-5.npz" in notes[0]
+    assert files[1].name not in notes[0]
