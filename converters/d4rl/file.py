@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from ...core.encodings.foreign_h5 import plain_value, require_whole_h5
-from ...core.encodings.h5_layout import stated_bytes
+from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
 from ...core.encodings.h5_rows import H5Rows
 from ...core.encodings.stored_columns import DAMAGED, reading
@@ -79,11 +79,14 @@ Column: TypeAlias = h5py.Dataset | ChunkedColumn
 
 
 def looks_like_d4rl(file: Path) -> bool:
-    """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or a HDF5 file that was cut."""
+    """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or was cut.
+
+    What is no HDF5 counts where D4RL publishes a file of its name: opening it explains how to fetch it again.
+    """
     try:
         stated = stated_bytes(file)
         if stated is None:
-            return False
+            return not begins_as_h5(file) and dataset_of_file(file.name) is not None
         if file.stat().st_size < stated:
             return True
         names = set(root_members(file))

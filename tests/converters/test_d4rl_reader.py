@@ -289,6 +289,19 @@ def test_a_truncated_file_names_the_sizes_and_how_to_fetch_it_again(name: str, s
         rbtool.inspect(file)
 
 
+@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html><html>404</html>"])
+def test_a_published_name_without_hdf5_inside_names_the_command_that_fetches_it(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "hopper_medium-v2.hdf5"
+    file.write_bytes(content)
+    with pytest.raises(CorruptDataError, match="is no HDF5 file") as caught:
+        rbtool.convert(file, tmp_path / "out")
+    assert "rbtool download d4rl hopper-medium-v2" in str(caught.value.hint)
+    other = file.rename(tmp_path / "mine.hdf5")
+    with pytest.raises(FormatError, match="in no format that is known here") as refused:
+        rbtool.convert(other, tmp_path / "out")
+    assert "download d4rl" not in str(refused.value.hint)
+
+
 def test_external_links_and_virtual_data_are_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "other.hdf5", flat([one_episode()]))
     file = write(tmp_path / "a.hdf5", {k: v for k, v in flat([one_episode()]).items() if k != "rewards"})
