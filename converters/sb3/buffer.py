@@ -44,6 +44,7 @@ class Buffer(Closing):
 
     `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where the file has none set. `has_next`
     states whether next observations are stored apart, `has_newest` whether those of the newest row are known otherwise.
+    `unwritten` counts the rows at the end that are left out: where `pos` is not stored, those of zeros in every array.
     """
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
@@ -88,9 +89,11 @@ class Buffer(Closing):
     def _order(self) -> None:
         """Find the oldest row, and how many there are."""
         position, full = self._state(POSITION), self._state(FULL)
-        self.has_state, self.is_full = position is not None, bool(full)
+        self.has_state, self.is_full, self.unwritten = position is not None, bool(full), 0
         if position is None:
             self._first, self.rows, self.has_newest = 0, self._size, False
+            self.unwritten = self._zero_tail()
+            self.rows -= self.unwritten
             return
         full = full or 0
         if not 0 <= position <= self._size or full not in (0, 1):
@@ -144,7 +147,7 @@ class Buffer(Closing):
         known = {*_ROWS, POSITION, FULL}
         return [Dropped(name, "a replay buffer has no such array") for name in self._file.names if name not in known]
 
-    def zero_tail(self) -> int:
+    def _zero_tail(self) -> int:
         """Count the rows at the end in which everything is 0, as in rows that were never written."""
         names = [name for name in _ROWS if name in self._file.names]
         found, size = 0, max(1, min(self.rows, 4096))

@@ -123,8 +123,11 @@ class Sb3Reader(ColumnReader):
         progress(len(self._episodes))
         buffer = self._buffer
         notes = [self._meaning.note] if self._meaning.note else []
-        if not buffer.has_state and (zeros := buffer.zero_tail()) > 1:
-            notes.append(f"the last {zeros:,} rows are all 0, and pos is not stored: they may never have been written")
+        if buffer.unwritten:
+            notes.append(
+                f"pos is not stored: the first row is taken as the oldest, and the last {buffer.unwritten:,} rows, "
+                "which are 0 in all arrays, as never written: they are left out"
+            )
         elif not buffer.has_state:
             notes.append("pos is not stored: the first row is taken as the oldest, and all rows as written")
         if buffer.is_full:

@@ -230,11 +230,22 @@ def test_sb3_without_timeouts_ends_have_to_be_stated_or_are_named(tmp_path: Path
         rbtool.convert(DATA / "sb3" / "full.npz", tmp_path / "no", ends="truncated")
 
 
-def test_sb3_rows_that_may_never_have_been_written_are_named(tmp_path: Path) -> None:
+def test_sb3_rows_that_were_never_written_are_left_out_and_counted(tmp_path: Path) -> None:
     arrays = {name: rows for name, rows in ring([RANDOM], 40).items() if name not in ("pos", "full")}
     np.savez(tmp_path / "a.npz", **arrays)
-    result = rbtool.convert(tmp_path / "a.npz", tmp_path / "out")
-    assert any("the last 25 rows are all 0" in note for note in result.notes)
+    result = rbtool.convert(tmp_path / "a.npz", tmp_path / "out", final_step="repeat")
+    assert result.steps == 15
+    assert any("the last 25 rows, which are 0 in all arrays" in note for note in result.notes)
+
+
+def test_sb3_a_row_with_a_single_value_counts_as_written(tmp_path: Path) -> None:
+    for name in ("observations", "next_observations", "actions", "rewards", "dones"):
+        arrays = {name: rows for name, rows in ring([RANDOM], 40).items() if name not in ("pos", "full")}
+        arrays[name][30].reshape(-1)[-1] = 1
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        result = rbtool.convert(tmp_path / f"{name}.npz", tmp_path / name, final_step="repeat")
+        assert result.steps == 31
+        assert any("the last 9 rows" in note for note in result.notes)
 
 
 def test_sb3_2281_the_pickle_of_a_buffer_is_refused_even_with_trust(tmp_path: Path) -> None:
