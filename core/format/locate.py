@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from platformdirs import user_cache_path
 
 from ..declarations import declared, source_example
-from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
@@ -257,6 +257,7 @@ def open_source(
         return reader_class(format)(path, final_step=final_step, options=options)
     name = recognised(path)
     if name is None:
+        refuse_empty(path)
         raise FormatError(
             f"{path} is in no format that is known here ({', '.join(reader_names())})",
             hint=inside_hint(path) or conversion_hint(path),
@@ -267,6 +268,12 @@ def open_source(
 def recognised(path: Path) -> str | None:
     """Return the format that is at `path`, by its content; None where it is in none that is known."""
     return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def refuse_empty(path: Path) -> None:
+    """Raise CorruptDataError for a file without a byte: a download or a copy that failed."""
+    if path.is_file() and not path.stat().st_size:
+        raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
 
 
 def dataset_around(file: Path) -> tuple[str, Path] | None:

@@ -19,7 +19,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.documents import load_json
-from ..format.locate import dataset_around, inside_hint, reader_names, recognised
+from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles, one_generation
 from ..format.staging import is_ours, mend
@@ -76,11 +76,11 @@ def _is_storage(path: Path) -> bool:
 
 
 def _refuse_part_of_raw(path: Path) -> None:
-    """Raise UsageError for a file of a raw dataset."""
+    """Raise UsageError for a file of a raw dataset, CorruptDataError for an empty one."""
+    refuse_empty(path)
     if (found := dataset_around(path)) is not None:
-        form, folder = found
-        hint = f"name the folder of the dataset: {shlex.quote(str(folder))}"
-        raise UsageError(f"{path} is a file of a raw {form} dataset, not all of it", hint=hint)
+        hint = f"name the folder of the dataset: {shlex.quote(str(found[1]))}"
+        raise UsageError(f"{path} is a file of a raw {found[0]} dataset, not all of it", hint=hint)
 
 
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:

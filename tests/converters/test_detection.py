@@ -9,7 +9,7 @@ import pytest
 from d4rl_files import flat, random_episodes, write
 
 import rbtool
-from rbtool.core.errors import FormatError
+from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.format.locate import reader_class, reader_names
 
 DATA = Path("tests/data")
@@ -63,3 +63,12 @@ def test_a_file_that_only_lies_beside_a_dataset_is_no_part_of_it(tmp_path: Path)
     write(tmp_path / "a.hdf5", flat(random_episodes((3,))))
     (tmp_path / "steps.csv").write_text("obs,act,rew,done\n1,2,3,0\n1,2,3,1\n")
     assert [column.name for column in rbtool.inspect(tmp_path / "steps.csv").columns] == ["obs", "act", "rew", "done"]
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "a.npz", "a.hdf5", "a.json", "a.parquet", "a.pickle", "a"])
+def test_an_empty_file_is_named_as_such(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    for call in (rbtool.inspect, rbtool.check, lambda path: rbtool.convert(path, tmp_path / "out")):
+        with pytest.raises(CorruptDataError, match=f"{name} is an empty file"):
+            call(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]

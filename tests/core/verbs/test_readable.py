@@ -78,7 +78,6 @@ def of(dataset: Path, verb: str) -> Any:
         ("empty", 4, "is an empty folder, a dataset or a checkpoint is expected", ""),
         ("folder", 1, NEITHER, "name the folder of the dataset itself"),
         ("damaged", 1, "was an rbtool dataset or checkpoint, but", ""),
-        ("other.h5", 1, "is an HDF5 file that rbtool did not write", ""),
         ("folder/words.txt", 1, "is no dataset and no checkpoint", ""),
     ],
 )
@@ -89,6 +88,13 @@ def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentenc
     assert str(refused.value).startswith(f"{place / name} {sentence}")
     assert hint.format(place=place) in (refused.value.hint or "")
     assert not (place / "exported").exists()
+
+
+@pytest.mark.parametrize("verb", ["sample", "export"])
+def test_a_table_holds_no_steps(place: Path, verb: str) -> None:
+    with pytest.raises(rbtool.FormatError, match=r"other\.h5 is an HDF5 file that rbtool did not write"):
+        of(place / "other.h5", verb)
+    assert [column.name for column in rbtool.inspect(place / "other.h5").columns] == ["x"]
 
 
 @pytest.mark.parametrize("verb", ["sample", "export"])
