@@ -50,6 +50,8 @@ class RowBlock:
 class BatchFile(Protocol):
     """A file of rows. `places` finds its blocks with the rows of each, `block` reads one again."""
 
+    damage: dict[int, CorruptDataError]
+
     def blocks(self) -> Iterator[tuple[Any, RowBlock]]:
         """Yield every block with the place at which `block` finds it."""
 

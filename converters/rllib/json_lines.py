@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 
 from ...core.encodings.pickles import PickledArray, PickleReader, require_trust
@@ -105,12 +106,17 @@ class Unpacker(Closing):
 
 
 class JsonLines(Closing):
-    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line."""
+    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line.
+
+    A line that is no JSON is left out; `damage` has the errors, by the numbers of the lines read so far. Transitions
+    after it are another batch than those before.
+    """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
         self.path = path
         self._file = _opened(path)
         self._unpacker = Unpacker(path, trusted)
+        self.damage: dict[int, CorruptDataError] = {}
 
     def blocks(self) -> Iterator[tuple[tuple[int, int, int], RowBlock]]:
         """Yield the lines in blocks with their places."""
@@ -153,18 +159,30 @@ class JsonLines(Closing):
             if not line.strip():
                 continue
             what = f"{self.path}, line {number:,}"
-            found = _document(line, what)
+            try:
+                found = _document(line, what)
+            except CorruptDataError as error:
+                if rows:
+                    parts.append(self._transitions(rows))
+                    rows = []
+                self.damage[number] = error
+                continue
             if "type" not in found and not isinstance(found.get(REWARDS), list) and not is_packed(found.get(REWARDS)):
                 rows.append(found)
                 continue
             if rows:
-                parts.append(row_block(rows, self._unpacker))
+                parts.append(self._transitions(rows))
                 rows = []
             parts.append(batch_block(_single_policy(found, what), self._unpacker, what, number))
         if rows:
-            parts.append(row_block(rows, self._unpacker))
+            parts.append(self._transitions(rows))
         parts = [part for part in parts if part.rows]
         return joined(parts) if parts else RowBlock(0)
+
+    def _transitions(self, rows: list[dict[str, Any]]) -> RowBlock:
+        block = row_block(rows, self._unpacker)
+        block.batches = np.full(len(rows), -len(self.damage), np.int64)
+        return block
 
     def close(self) -> None:
         self._file.close()
@@ -177,7 +195,6 @@ def _document(line: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(
             f"{what} is no JSON ({' '.join(str(error).split())[:100]}): it was cut, or is damaged",
-            hint="remove the line to read the others",
         ) from error
     if not isinstance(found, dict):
         raise CorruptDataError(f"{what} is no object of JSON")

@@ -43,6 +43,7 @@ class ParquetRows(Closing):
         self._opened = os.fdopen(open_regular(path), "rb")
         self._group, self._row = -1, 0
         self._batches: Iterator[Any] = iter(())
+        self.damage: dict[int, CorruptDataError] = {}
         self._rows = _MOST_ROWS
         try:
             self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)

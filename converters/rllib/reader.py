@@ -10,13 +10,13 @@ import struct
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import FormatError, RbtoolError
+from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
@@ -95,6 +95,7 @@ class RllibReader(Reader):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read all rows once, for their ids, flags and forms; none is kept."""
         columns, runs, rows, ended = BatchColumns(self.path), IdRuns(), 0, 0
+        self._damage: list[CorruptDataError] = []
         for number, path in enumerate(self._paths):
             for place, block in self._file(number).blocks():
                 columns.add(block)
@@ -105,6 +106,9 @@ class RllibReader(Reader):
                 self._blocks.append((number, place))
                 self._starts.append(rows)
                 rows += block.rows
+            self._damage += self._file(number).damage.values()
+        if not rows and self._damage:
+            raise self._damage[0]
         if not rows:
             raise FormatError(f"{self.path} has no rows")
         self._rows = rows
@@ -166,9 +170,17 @@ class RllibReader(Reader):
         late = sum(episode.starts_late for episode in self._episodes)
         if late:
             yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
+        if self._damage:
+            lines = "1 line is" if len(self._damage) == 1 else f"{len(self._damage):,} lines are"
+            yield f"{lines} damaged and left out, and the steps there are missing: {self._damage[0]}"
         if self._others:
             names = ", ".join(self._others[:3]) + (", …" if len(self._others) > 3 else "")
             yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"
+
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Raise the damage of the first line that has any, if all episodes were asked for."""
+        if everything and self._damage:
+            raise self._damage[0]
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""

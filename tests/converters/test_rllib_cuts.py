@@ -9,6 +9,7 @@ from rllib_files import Row, as_batch, rows_of_episode, without, write_lines
 
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader
+from rbtool.core.errors import CorruptDataError
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 
@@ -79,3 +80,40 @@ def test_nested_observations_show_that_batches_follow(tmp_path: Path) -> None:
     for number, part in enumerate((nested[:2], nested[2:])):
         write_lines(tmp_path / "d" / f"{number}.json", part)
     assert lengths_of(tmp_path / "d") == [6]
+
+
+def with_damage(path: Path, line: int) -> Path:
+    """Cut a line of a file in its middle."""
+    lines = path.read_text().splitlines()
+    lines[line] = lines[line][: len(lines[line]) // 2]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("line", [-1, 1])
+def test_a_damaged_line_is_left_out_with_skip_bad_alone(line: int, tmp_path: Path) -> None:
+    parts = [rows_of_episode(number, 4, seed=number) for number in range(4)]
+    write_lines(tmp_path / "d" / "0.json", [as_batch(part) for part in parts[:3]])
+    write_lines(tmp_path / "d" / "1.json", [as_batch(parts[3])])
+    with_damage(tmp_path / "d" / "0.json", line)
+    with pytest.raises(CorruptDataError, match="is no JSON") as raised:
+        rbtool.convert(tmp_path / "d", tmp_path / "no")
+    assert "--skip-bad" in raised.value.hint
+    result = rbtool.convert(tmp_path / "d", tmp_path / "out", skip_bad=True)
+    assert any("1 line is damaged and left out" in note for note in result.notes)
+    del parts[range(3)[line]]
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4] * 3
+        observations = [row["obs"] for part in parts for row in part]
+        assert reader.read(("observation",), 0, 12).tolist() == observations
+
+
+@pytest.mark.parametrize("names", [(), ("t",), ("new_obs",), ("t", "new_obs"), ("t", "new_obs", "eps_id"), ("eps_id",)])
+def test_transitions_around_a_damaged_line_are_not_joined(names: tuple[str, ...], tmp_path: Path) -> None:
+    rows = rows_of_episode(0, 6)
+    path = with_damage(write_lines(tmp_path / "a.json", without(rows, *names)), 2)
+    result = rbtool.convert(path, tmp_path / "out", skip_bad=True, final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [2, 3]
+        follows = reader.read(("next", "observation"), 1, 2).tolist()
+        assert follows == [rows[1 if "new_obs" in names else 2]["obs"]]
