@@ -17,7 +17,7 @@ FORMATS = (
         example=("hopper-medium-v2", "hopper-medium"),
         variable="D4RL_DATASET_DIR",
         found="HDF5 with observations, actions, rewards and terminals at the root",
-        ends="terminals or timeouts; without timeouts the time limit of the id, or --horizon",
+        ends="terminals or timeouts, or episode_terminals; without them the time limit of the id, or --horizon",
         final="where stored",
     ),
 )

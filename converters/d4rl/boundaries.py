@@ -4,9 +4,10 @@ A file is one long table of steps. In this order:
 
 - with `timeouts`, a step that has `terminals` or `timeouts` set ends an episode;
 - in the antmaze files `terminals` mark every step near the goal, and `timeouts` alone end episodes;
-- without `timeouts`, a step with `terminals` ends an episode, and so does the time limit of the environment; in the
+- without `timeouts`, a step with `episode_terminals` (d3rlpy 1) ends an episode, and nothing else does;
+- with neither, a step with `terminals` ends an episode, and so does the time limit of the environment; in the
   antmaze files the time limit alone does;
-- with neither a time limit, an episode also ends where `next_observations` is not the following observation.
+- without a time limit too, an episode also ends where `next_observations` is not the following observation.
 
 What comes after the last end is an episode too: the recording stops there.
 """
@@ -25,7 +26,7 @@ from ...core.format.contracts import Array
 from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.episodes import rows_equal
 from .datasets import D4rlDataset, same_file
-from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile
+from .file import EPISODE_TERMINALS, NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile
 
 
 class Ends(Enum):
@@ -33,6 +34,9 @@ class Ends(Enum):
 
     FLAGS = "episodes end at terminals and timeouts"
     TIMEOUTS = "episodes end at timeouts alone: terminals mark steps near the goal, and stay flags of their steps"
+    EPISODE_TERMINALS = (
+        "episodes end at episode_terminals, as d3rlpy 1 writes them: terminated where terminals are set, else truncated"
+    )
     HORIZON = "there are no timeouts: episodes end at terminals and at the time limit"
     LIMIT = (
         "there are no timeouts: terminals mark steps near the goal, and stay flags of their steps; episodes end at the "
@@ -108,8 +112,12 @@ def find_boundaries(
         raise UsageError(
             f"{file.path} has timeouts, which mark where episodes reach their time limit", hint="leave out --horizon"
         )
+    if horizon is not None and file.has_episode_terminals:
+        raise UsageError(
+            f"{file.path} has episode_terminals, which mark where episodes end", hint="leave out --horizon"
+        )
     limit = horizon if horizon is not None or known is None else known.horizon
-    if not file.has_timeouts and limit is None and not file.has_next:
+    if not file.has_timeouts and not file.has_episode_terminals and limit is None and not file.has_next:
         raise FormatError(
             f"{file.path} has neither timeouts nor next_observations, and its name is none of D4RL's: where an episode "
             "reaches its time limit cannot be determined",
@@ -117,8 +125,12 @@ def find_boundaries(
         )
     flags = _Flags(file)
     rule = _rule(file, known, flags, limit)
-    alone = rule in (Ends.TIMEOUTS, Ends.LIMIT)
-    marked = flags.timeouts if alone else np.union1d(flags.terminals, flags.timeouts)
+    if rule is Ends.EPISODE_TERMINALS:
+        marked = flags.episode_terminals
+    elif rule in (Ends.TIMEOUTS, Ends.LIMIT):
+        marked = flags.timeouts
+    else:
+        marked = np.union1d(flags.terminals, flags.timeouts)
     if rule is Ends.FOLLOWING:
         marked = np.union1d(marked, _breaks(file))
     stops = marked + 1
@@ -140,16 +152,19 @@ class _Flags:
     """The rows in which a flag is set, and those whose reward is NaN."""
 
     def __init__(self, file: D4rlFile) -> None:
-        terminals, timeouts, nan = [], [], []
+        terminals, timeouts, ends, nan = [], [], [], []
         for start, stop in blocks(file.rows, BLOCK_BYTES // 8):
             terminals.append(start + np.flatnonzero(file.read_flag("terminals", start, stop)))
             if file.has_timeouts:
                 timeouts.append(start + np.flatnonzero(file.read_flag(TIMEOUTS, start, stop)))
+            if file.has_episode_terminals:
+                ends.append(start + np.flatnonzero(file.read_flag(EPISODE_TERMINALS, start, stop)))
             rewards = file.read("rewards", start, stop)
             if rewards.dtype.kind == "f":
                 nan.append(start + np.flatnonzero(np.isnan(rewards)))
         self.terminals = _joined(terminals)
         self.timeouts = _joined(timeouts)
+        self.episode_terminals = _joined(ends)
         self.nan = _joined(nan)
 
     @property
@@ -163,6 +178,8 @@ def _rule(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, limit: int |
     if file.has_timeouts:
         looks_so = file.has_goals and flags.terminals_repeat and len(flags.timeouts) > 0
         return Ends.TIMEOUTS if (known.is_antmaze if known is not None else looks_so) else Ends.FLAGS
+    if file.has_episode_terminals:
+        return Ends.EPISODE_TERMINALS
     if limit is None:
         return Ends.FOLLOWING
     return Ends.LIMIT if known is not None and known.is_antmaze else Ends.HORIZON
@@ -211,9 +228,12 @@ def _notes(
     if found.ends_unflagged:
         last = int(found.lengths[-1])
         yield f"the last {last:,} {'step ends' if last == 1 else 'steps end'} without a flag: an unfinished episode"
-    if found.rule in (Ends.TIMEOUTS, Ends.LIMIT):
+    if found.rule in (Ends.TIMEOUTS, Ends.LIMIT, Ends.EPISODE_TERMINALS):
         inside = len(np.setdiff1d(flags.terminals, found.stops - 1))
-        yield f"terminals are set in {inside:,} steps inside episodes"
+        if inside or found.rule is not Ends.EPISODE_TERMINALS:
+            yield f"terminals are set in {inside:,} steps inside episodes"
+    if file.has_timeouts and any(info.path == EPISODE_TERMINALS for info in file.infos):
+        yield "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals"
     if known is not None:
         over = int((found.lengths > known.horizon).sum())
         if over:

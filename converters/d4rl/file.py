@@ -31,7 +31,9 @@ from .datasets import dataset_of_file
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 NEXT_OBSERVATIONS = "next_observations"
 TIMEOUTS = "timeouts"
-FLAGS = ("terminals", TIMEOUTS)
+EPISODE_TERMINALS = "episode_terminals"
+"""The ends of episodes in files of d3rlpy 1: what takes the place of `timeouts`."""
+FLAGS = ("terminals", TIMEOUTS, EPISODE_TERMINALS)
 _KNOWN = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 _INFOS = "infos/"
 _METADATA = "metadata/"
@@ -163,6 +165,8 @@ class D4rlFile:
                 self._chunks = _chunks_in(self._file)
                 top = self._chunks[0] if self._chunks else self._file
                 self._columns = {name: self._core(name) for name in _KNOWN if name in top or name in REQUIRED}
+                if TIMEOUTS not in top and EPISODE_TERMINALS in top:
+                    self._columns[EPISODE_TERMINALS] = self._core(EPISODE_TERMINALS)
                 self.rows = self._common_length()
                 self._require_shapes()
                 found = self._look_around()
@@ -179,6 +183,11 @@ class D4rlFile:
     def has_timeouts(self) -> bool:
         """Whether a flag marks the ends by time limit."""
         return TIMEOUTS in self._columns
+
+    @property
+    def has_episode_terminals(self) -> bool:
+        """Whether `episode_terminals` mark the ends of episodes, and nothing else marks those by time limit."""
+        return EPISODE_TERMINALS in self._columns
 
     @property
     def has_next(self) -> bool:
@@ -218,6 +227,15 @@ class D4rlFile:
             raise FormatError(f"{self.path}: {name} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
         flags: Array = rows != 0
         return flags
+
+    def read_truncated(self, start: int, stop: int) -> Array:
+        """Read which rows end by a time limit as a flag states it, bool: none where the file has no such flag."""
+        if self.has_timeouts:
+            return self.read_flag(TIMEOUTS, start, stop)
+        if self.has_episode_terminals:
+            ends, terminated = (self.read_flag(name, start, stop) for name in (EPISODE_TERMINALS, "terminals"))
+            return ends & ~terminated
+        return np.zeros(stop - start, bool)
 
     def close(self) -> None:
         """Close the file."""

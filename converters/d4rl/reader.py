@@ -21,7 +21,7 @@ from ...core.ted.episodes import Final
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .boundaries import FileBoundaries, find_boundaries
 from .datasets import D4rlDataset, dataset_named, dataset_of_file
-from .file import NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile, looks_like_d4rl
+from .file import NEXT_OBSERVATIONS, D4rlFile, looks_like_d4rl
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time, of one episode."""
@@ -219,11 +219,11 @@ class _D4rlColumns:
         self.names = names
         self._blocks = {key: self._of(name) for key, name in names.items()}
         self._after = self._of(NEXT_OBSERVATIONS)
-        self._flags = [self._of(name) for name in ("terminals", TIMEOUTS)]
+        self._terminals = RowBlocks(partial(file.read_flag, "terminals"), file.rows, self.rows)
+        self._truncated = RowBlocks(file.read_truncated, file.rows, self.rows)
 
     def _of(self, name: str) -> RowBlocks:
-        read = self._file.read_flag if name in ("terminals", TIMEOUTS) else self._file.read
-        return RowBlocks(partial(read, name), self._file.rows, self.rows)
+        return RowBlocks(partial(self._file.read, name), self._file.rows, self.rows)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         return self._blocks[key].read(start, stop)
@@ -234,15 +234,11 @@ class _D4rlColumns:
 
     def read_flags(self, start: int, stop: int) -> tuple[Array, Array]:
         """Terminated and timed out of each step as fresh arrays, of which no block is kept."""
-        timed = self._file.read_flag(TIMEOUTS, start, stop) if self._file.has_timeouts else np.zeros(stop - start, bool)
-        return self._file.read_flag("terminals", start, stop), timed
+        return self._file.read_flag("terminals", start, stop), self._file.read_truncated(start, stop)
 
     def flags(self, start: int, stop: int) -> tuple[Array, Array]:
         """Terminated and timed out of each step; none is timed out where the file has no such flag."""
-        terminals, timeouts = self._flags
-        if not self._file.has_timeouts:
-            return terminals.read(start, stop), np.zeros(stop - start, bool)
-        return terminals.read(start, stop), timeouts.read(start, stop)
+        return self._terminals.read(start, stop), self._truncated.read(start, stop)
 
 
 def _usual_name(path: str) -> str:

@@ -70,6 +70,68 @@ def test_ids_of_the_same_file_with_another_time_limit_are_named(tmp_path: Path) 
         assert sentence not in reader.facts().notes
 
 
+def d3rlpy_1(columns: dict[str, Any]) -> dict[str, Any]:
+    """The layout of d3rlpy 1: `episode_terminals` in place of `timeouts`, of the element types that it writes."""
+    ends = columns["terminals"] | columns.pop("timeouts")
+    return {
+        **columns, "terminals": columns["terminals"].astype("float32"), "episode_terminals": ends.astype("float32"),
+        "discrete_action": False, "version": "1.0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.hdf5", "hopper_medium-v2.hdf5", "Ant_maze_u-maze_v2.hdf5"])
+@pytest.mark.parametrize("following", [False, True])
+def test_episode_terminals_are_the_ends_of_files_of_d3rlpy_1(name: str, following: bool, tmp_path: Path) -> None:
+    episodes = random_episodes((4, 3, 1, 5, 2), ends=("terminal", "timeout", "terminal", "timeout", "none"))
+    file = write(tmp_path / name, d3rlpy_1(flat(episodes, following=following)))
+    result = rbtool.convert(file, tmp_path / "out", final_step="repeat")
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4, 3, 1, 5, 2]
+        reasons = [EndReason.TERMINATED, EndReason.TRUNCATED, EndReason.TERMINATED, EndReason.TRUNCATED]
+        assert reader.episodes.end_reason.tolist() == [*reasons, EndReason.END_OF_FILE]
+        found = (("observation",), ("next", "observation"), ("next", "terminated"), ("next", "truncated"))
+        rows = {key: reader.read(key, 0, 15) for key in found}
+        observations = np.concatenate([episode.observations[:-1] for episode in episodes])
+        assert np.array_equal(rows[("observation",)], observations)
+        after = [episode.observations[1:].copy() for episode in episodes]
+        for episode, next_rows in zip(episodes, after, strict=True):
+            next_rows[-1] = episode.observations[-1 if following else -2]
+        assert np.array_equal(rows[("next", "observation")], np.concatenate(after))
+        assert np.flatnonzero(rows[("next", "terminated")]).tolist() == [3, 7]
+        assert np.flatnonzero(rows[("next", "truncated")]).tolist() == [6, 12, 14]
+    assert result.notes[0].startswith("episodes end at episode_terminals, as d3rlpy 1 writes them")
+    with pytest.raises(UsageError, match="has episode_terminals, which mark where episodes end"):
+        rbtool.convert(file, tmp_path / "other", horizon=5)
+
+
+def test_terminals_inside_episodes_of_d3rlpy_1_stay_flags(tmp_path: Path) -> None:
+    columns = d3rlpy_1(flat(random_episodes((4, 3))))
+    columns["terminals"][1] = 1
+    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+        facts = reader.facts()
+    assert list(facts.lengths or ()) == [4, 3]
+    assert "terminals are set in 1 steps inside episodes" in facts.notes
+
+
+def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> None:
+    columns = flat(random_episodes((4, 3, 5)))
+    columns["episode_terminals"] = np.arange(12) % 2
+    with D4rlReader(write(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
+        facts = reader.facts()
+    assert list(facts.lengths or ()) == [4, 3, 5]
+    assert "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals" in facts.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [(np.zeros(6), "different numbers of rows"), (np.full(7, 0.5), "0 or 1 is expected"), (np.zeros((7, 2)), "one nu")],
+)
+def test_episode_terminals_that_are_no_flags_are_refused(values: Any, message: str, tmp_path: Path) -> None:
+    columns = {**d3rlpy_1(flat(random_episodes((4, 3)))), "episode_terminals": values}
+    with pytest.raises(FormatError, match=message):
+        rbtool.inspect(write(tmp_path / "a.hdf5", columns))
+
+
 def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> None:
     file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
     with pytest.raises(FormatError, match="neither timeouts nor next_observations") as caught:
