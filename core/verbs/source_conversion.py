@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckFailed, UsageError
+from ..errors import CheckFailed, FormatError, UsageError
 from ..format import fs
 from ..format.contracts import SourceFacts
 from ..format.digest import digest_text
@@ -104,10 +104,15 @@ class SourceConversion:
         """Convert, unless an equal dataset exists; return the entries of a `Published`.
 
         Raises UsageError if something else exists and `force` is not set, OutOfSpaceError before anything is written
-        if there is not enough space.
+        if there is not enough space; FormatError where `final_step` leaves no step.
         """
         started = time.perf_counter()
         require_apart(self.source, self.destination)
+        if self.facts.final_missing and not self.facts.steps:
+            raise FormatError(
+                f"{self.source}: no step is left, since every episode is a single step without an observation after it",
+                hint="--final-step repeat keeps it",
+            )
         codecs = parse_codecs(self.compress, self._fields)
         if codecs or self._layout == "packed":
             PackedSchema.of(self._fields, codecs)  # raises for unsupported codecs before anything is done

@@ -226,8 +226,8 @@ def test_an_episode_that_vanishes_is_named(tmp_path: Path) -> None:
     assert (made.episodes, made.steps) == (5, 4 + 4 + 1 + 1 + 3)
     chosen = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "few", episodes="1:4")
     assert (chosen.episodes, chosen.steps) == (2, 4 + 1)
-    nothing = rbtool.convert(write(tmp_path, WITHOUT[2:3]), tmp_path / "nothing")
-    assert (nothing.episodes, nothing.steps) == (0, 0)
+    with pytest.raises(FormatError, match="no step is left"):
+        rbtool.convert(write(tmp_path, WITHOUT[2:3]), tmp_path / "nothing")
 
 
 def test_another_choice_is_another_request(tmp_path: Path) -> None:
