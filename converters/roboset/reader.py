@@ -33,6 +33,7 @@ from ...core.format.contracts import Array, SourceFacts
 from ...core.format.documents import dump_json
 from ...core.format.identical import notes_on_identical
 from ...core.format.manifest import Dropped
+from ...core.format.reader import FinalStep
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 
 _TRIAL = re.compile(rb"Trial(0|[1-9]\d{0,17})")
@@ -111,7 +112,10 @@ class RobosetReader(GroupReader):
             steps=sum(episode.steps for episode in kept),
             renamed_keys=mapped.renamed,
             dropped_keys=(*columns.dropped, *mapped.dropped, *trials.dropped),
-            notes=(*trials.notes(self.options.get("ends"), mapping), *notes_on_identical(self.opened.paths)),
+            notes=(
+                *trials.notes(self.options.get("ends"), mapping, self.final_step),
+                *notes_on_identical(self.opened.paths),
+            ),
             documents=documents,
             lengths=[episode.steps for episode in kept],
             final_missing=True,
@@ -135,7 +139,7 @@ class _Trial:
     def __init__(self, file: int, number: int, seed: int | None) -> None:
         self.file, self.number, self.seed = file, number, seed
         self.steps = self.done_before = 0
-        self.done = False
+        self.done = self.done_next_to_last = False
         self.text: dict[str, str] = {}
         self.problem: RbtoolError | None = None
         self.places: Places = ((), array("q"))
@@ -151,7 +155,6 @@ class _Trials:
         self.dropped: list[Dropped] = []
         self._found: list[_Trial] = []
         self._empty: list[str] = []
-        self._has_done = False
         self._paths: dict[Paths, Paths] = {}
 
     def look_into(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
@@ -194,8 +197,8 @@ class _Trials:
             stop = min(start + _BLOCK_ROWS, trial.steps)
             flags = zero_or_one(group.array(_DONE, start, stop, columns[_DONE].form), _DONE, name, start)
             trial.done_before += int(flags.sum())
+            trial.done_next_to_last = bool(flags[-2]) if len(flags) > 1 else trial.done
             trial.done = bool(flags[-1])
-            self._has_done = True
         trial.done_before -= trial.done
 
     def episodes(self, ends: object) -> tuple[dict[int, GroupEpisode], list[dict[str, object]]]:
@@ -215,23 +218,36 @@ class _Trials:
             )  # fmt: skip
         return found, mapping
 
-    def notes(self, ends: object, mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:
-        """Sentences on the numbers of episodes, what `done` means, and empty trials."""
+    def notes(self, ends: object, mapping: Sequence[Mapping[str, object]], final_step: FinalStep) -> Iterator[str]:
+        """Sentences on the numbers of episodes, what `done` means in the steps that are kept, and empty trials."""
         if len(self.files) > 1:
             ranges = ", ".join(_ranges(self.files, mapping))
             yield f"{len(self.files):,} files: {ranges}; the document {_EPISODES} lists all episodes"
-        count, marked = len(self._found), sum(trial.done for trial in self._found)
-        if not self._has_done or not marked:
-            yield "done is set at no end of a group: episodes end truncated"
+        yield from self._done_notes(ends, final_step)
+        if self._empty:
+            shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
+            yield f"{len(self._empty):,} trials have no steps and are left out: {shown}"
+
+    def _done_notes(self, ends: object, final_step: FinalStep) -> Iterator[str]:
+        whole: list[_Trial] = []
+        cut: list[_Trial] = []
+        for trial in self._found:
+            keeps = final_step == "repeat" or (final_step == "auto" and trial.done and ends != "truncated")
+            (whole if keeps else cut).append(trial)
+        early = sum(trial.done_next_to_last for trial in cut)
+        marked, count = sum(trial.done for trial in whole) + early, len(whole) + sum(one.steps > 1 for one in cut)
+        if not marked:
+            yield "done is set at no end of an episode: episodes end truncated"
         else:
             taken = ends or "terminated"
             how = "as --ends states" if ends else "--ends truncated states otherwise"
             yield f"done is set in the last step of {marked:,} of {count:,} episodes: those end {taken} ({how})"
-        if before := sum(trial.done_before for trial in self._found):
+        if early and ends != "truncated":
+            yield f"{early:,} of them {'is' if early == 1 else 'are'} truncated too: the step after is left out"
+        if left := sum(trial.done for trial in cut):
+            yield f"done is set in {left:,} last {_steps(left)} that --final-step leaves out"
+        if before := sum(trial.done_before for trial in self._found) - early:
             yield f"done is set in {before:,} {_steps(before)} inside episodes, and stays a flag there"
-        if self._empty:
-            shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
-            yield f"{len(self._empty):,} trials have no steps and are left out: {shown}"
 
 
 class _Mapped:

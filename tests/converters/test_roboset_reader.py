@@ -136,7 +136,7 @@ def test_done_nowhere_is_the_end_of_the_group_truncated(tmp_path: Path) -> None:
         assert reader.episodes.truncated.tolist() == [True]
         assert reader.episodes.final.tolist() == [Final.DROPPED]
         assert reader.episodes.length.tolist() == [3]
-    assert "done is set at no end of a group: episodes end truncated" in result.notes
+    assert "done is set at no end of an episode: episodes end truncated" in result.notes
     assert any("episode 1 is left out: one step" in note for note in result.notes)
 
 
@@ -148,6 +148,29 @@ def test_done_inside_a_trial_stays_a_flag(tmp_path: Path) -> None:
         assert reader.episodes.length.tolist() == [5]
         assert reader.read(("next", "terminated"), 0, 5)[:, 0].tolist() == [False, True, False, False, True]
     assert "done is set in 1 step inside episodes, and stays a flag there" in result.notes
+
+
+@pytest.mark.parametrize(("ends", "taken"), [(None, "terminated"), ("truncated", "truncated")])
+def test_notes_count_done_in_the_steps_that_are_kept(ends: str | None, taken: str, tmp_path: Path) -> None:
+    trials = [Demo({**roboset_trial(3).columns, "done": np.array(flags, bool)}) for flags in ([0, 1, 0], [0, 0, 0])]
+    file = write_trials(tmp_path / "a.h5", dict(enumerate(trials)))
+    result = rbtool.convert(file, tmp_path / "out", ends=ends)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.terminated.tolist() == [ends is None, False]
+        assert reader.episodes.truncated.tolist() == [True, True]
+    assert result.notes[0].startswith(f"done is set in the last step of 1 of 2 episodes: those end {taken}")
+    assert ("1 of them is truncated too: the step after is left out" in result.notes) == (ends is None)
+    assert not any("inside episodes" in note for note in result.notes)
+    kept = rbtool.convert(file, tmp_path / "kept", ends=ends, final_step="repeat").notes
+    assert kept[0] == "done is set at no end of an episode: episodes end truncated"
+    assert kept[1] == "done is set in 1 step inside episodes, and stays a flag there"
+
+
+def test_done_in_a_last_step_that_is_left_out_is_named(tmp_path: Path) -> None:
+    file = write_trials(tmp_path / "a.h5", {0: roboset_trial(3, done=True)})
+    notes = rbtool.convert(file, tmp_path / "out", final_step="drop").notes
+    assert "done is set at no end of an episode: episodes end truncated" in notes
+    assert "done is set in 1 last step that --final-step leaves out" in notes
 
 
 def test_time_and_user_cmd_keep_their_names_and_others_are_infos(tmp_path: Path) -> None:
