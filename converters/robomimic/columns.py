@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,11 @@ def is_required(path: ColumnPath) -> bool:
     return path in _SINGLE or path[0] in _NESTED
 
 
+def most_more_rows(path: ColumnPath) -> int | None:
+    """How many rows more than steps a column may have; None where it may have any number of rows."""
+    return {_OBS: 1, _NEXT_OBS: 0}.get(path[0])
+
+
 @dataclass(slots=True)
 class MappedColumns:
     """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
@@ -47,7 +52,8 @@ def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedC
         return mapped
     observations = [path for path in required if path[0] == _OBS]
     states = [path for path in required if path[0] == _STATES]
-    mapped.columns += _observed(required, observations, mapped)
+    _require_all_longer(found.longer, observations, file)
+    mapped.columns += _observed(required, observations, mapped, longer=bool(found.longer))
     if not observations:
         if not states:
             raise FormatError(f"{file} has neither obs nor states with a row a step: there is nothing to observe")
@@ -72,21 +78,39 @@ def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedC
     return mapped
 
 
+def _require_all_longer(longer: Collection[ColumnPath], observations: list[ColumnPath], file: Path) -> None:
+    if longer and len(longer) < len(observations):
+        one, other = (
+            next(column_name(path) for path in observations if (path in longer) is kind) for kind in (True, False)
+        )
+        raise FormatError(
+            f"{file}: {one!r} has a row more than steps in every episode, and {other!r} has one a step: which rows "
+            "belong together cannot be determined"
+        )
+
+
 def _observed(
-    required: Mapping[ColumnPath, ColumnForm], observations: list[ColumnPath], mapped: MappedColumns
+    required: Mapping[ColumnPath, ColumnForm], observations: list[ColumnPath], mapped: MappedColumns, *, longer: bool
 ) -> Iterator[GroupColumn]:
     shifted = []
     for path in observations:
         after: ColumnPath = (_NEXT_OBS, *path[1:])
+        if longer and after in required:
+            raise FormatError(
+                f"{column_name(path)!r} has a row more than steps, and there is {column_name(after)!r}: both state "
+                "what came after each step"
+            )
         if after not in required:
             shifted.append(column_name(path))
         elif required[after] != required[path]:
             raise FormatError(f"{column_name(path)!r} and {column_name(after)!r} have rows of different forms")
         key: Key = ("observation", *map(safe_part, path[1:]))
         stored = after if after in required else None
-        yield GroupColumn(path, key, "observation", "state", required[path], stored)
+        yield GroupColumn(path, key, "observation", "state", required[path], stored, longer=longer)
     if shifted and len(shifted) < len(observations):
         mapped.notes.append(f"next_obs lacks {', '.join(name.removeprefix('obs/') for name in shifted)}")
+    if longer:
+        mapped.notes.append("obs has a row more than steps: the last one is the observation after the last step")
     for path in required:
         if path[0] == _NEXT_OBS and (_OBS, *path[1:]) not in required:
             mapped.dropped.append(Dropped(column_name(path), "obs has nothing of that name"))

@@ -30,7 +30,7 @@ from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColum
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import SourceFacts
 from ...core.format.manifest import Dropped
-from .columns import ACTIONS, DONES, INITIAL, REWARDS, is_required, keys_of
+from .columns import ACTIONS, DONES, INITIAL, REWARDS, is_required, keys_of, most_more_rows
 from .contents import DATA, DEMO, MASK, DemoAttributes, FileAttributes, Splits, listed
 
 _BLOCK_ROWS = 1 << 20
@@ -141,7 +141,7 @@ class _Demos:
         self._file = file
         self._found: dict[int, _Demo] = {}
         self.attributes = DemoAttributes()
-        self.survey = GroupSurvey(is_required, (ACTIONS, REWARDS, DONES))
+        self.survey = GroupSurvey(is_required, (ACTIONS, REWARDS, DONES), most_more_rows)
         self._empty: list[str] = []
         self._claims = 0
         self._sparse = True

@@ -83,7 +83,8 @@ class GroupColumn:
     """A column that is kept: where it is in the group, its key, and when its rows are known. Without a path it is zero.
 
     Of a `state`, `after` is the column with what came after each step, where the file has one. With `initial`, the rows
-    of the column itself are those after each step, and that one's only row is the one before the first step.
+    of the column itself are those after each step, and that one's only row is the one before the first step. A
+    `longer` one has a row more than steps: that of the last is what came after the last step.
     """
 
     path: ColumnPath
@@ -93,6 +94,7 @@ class GroupColumn:
     form: ColumnForm
     after: ColumnPath | None = None
     initial: ColumnPath | None = None
+    longer: bool = False
 
     @property
     def field(self) -> Field:
@@ -102,7 +104,7 @@ class GroupColumn:
     @property
     def is_shifted(self) -> bool:
         """Whether what came after a step is the row of the next one, and so nothing is known after the last."""
-        return self.timing == "state" and self.after is None and self.initial is None
+        return self.timing == "state" and self.after is None and self.initial is None and not self.longer
 
     def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
         """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
@@ -113,6 +115,9 @@ class GroupColumn:
             stored = group.array(self.path, first, stop, self.form)
             if start == 0:
                 stored = np.concatenate((group.array(self.initial, 0, 1, self.form), stored))
+            return stored[:-1], stored[1:]
+        if self.longer:
+            stored = group.array(self.path, start, stop + 1, self.form)
             return stored[:-1], stored[1:]
         after = None if self.after is None else group.array(self.after, start, stop, self.form)
         rows = group.array(self.path, start, min(stop + 1, steps) if self.is_shifted else stop, self.form)

@@ -359,7 +359,7 @@ ODD = {
     "missing": "has no 'next_obs/hand', which demo_0 and others have",
     "another type": r"has 'obs/hand' as float32 \[3\], and demo_0 and others as float64 \[3\]",
     "another width": r"as float64 \[2\], and demo_0",
-    "short": "has 'obs/hand' with another number of rows than steps",
+    "short": "demo_5: 'obs/hand' has 3 rows, and the episode has 4 steps",
     "more": "has 'obs/more', which demo_0 and others do not have",
     "short rewards": "'rewards' has 3 rows, and the episode has 4 steps",
     "wide rewards": r"'rewards' has rows of shape \[2\], one number is expected",
