@@ -143,10 +143,12 @@ class OgbenchReader(Reader):
     def _notes(self) -> Iterator[str]:
         yield "episodes end at terminals, which mark the row of the last observation; they are truncated"
         if len(self._files) > 1:
-            ranges = [[one.number for one in self._all if one.file == number] for number in range(len(self._files))]
+            chosen = self._chosen()
+            ranges = [[one.number for one in chosen if one.file == number] for number in range(len(self._files))]
             parts = [
                 f"{numbers[0]}:{numbers[-1] + 1} are {file.path.name} ({split})"
                 for numbers, file, split in zip(ranges, self._files, SPLITS, strict=True)
+                if numbers
             ]
             yield f"episodes {' and '.join(parts)}"
         elif _validation_of(self._files[0].path).is_file():
@@ -158,7 +160,9 @@ class OgbenchReader(Reader):
         if self.id is not None and names_task(str(self.id)):
             yield f"{self.id} is the file {file_name(str(self.id))}: the rewards of its task are not in it"
         for number, file in enumerate(self._files):
-            yield from _notes_on(file, [one for one in self._all if one.file == number])
+            trajectories = [one for one in self._chosen() if one.file == number]
+            if trajectories:
+                yield from _notes_on(file, trajectories)
 
     def files(self) -> list[Path]:
         """The one file, or both."""

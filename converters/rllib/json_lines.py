@@ -189,13 +189,18 @@ class JsonLines(Closing):
         self._unpacker.close()
 
 
+def _reason(error: Exception) -> str:
+    """Describe an error of the JSON parser, without its line, which is always 1."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at character {error.pos + 1:,}"
+    return " ".join(str(error).split())[:100]
+
+
 def _document(line: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorruptDataError(
-            f"{what} is no JSON ({' '.join(str(error).split())[:100]}): it was cut, or is damaged",
-        ) from error
+        raise CorruptDataError(f"{what} is no JSON ({_reason(error)}): it was cut, or is damaged") from error
     if not isinstance(found, dict):
         raise CorruptDataError(f"{what} is no object of JSON")
     return found

@@ -114,7 +114,7 @@ class RllibReader(Reader):
         self._rows = rows
         columns.finish()
         self._columns = columns
-        self._meaning = self._meaning_of_flags(columns)
+        self._meaning = self._meaning_of_flags(columns, ended)
         self._episodes = runs.episodes()
         progress(len(self._episodes))
         self._size = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(columns.fields))))
@@ -135,7 +135,7 @@ class RllibReader(Reader):
             final_missing=not columns.has_next,
         )
 
-    def _meaning_of_flags(self, columns: BatchColumns) -> EndMeaning:
+    def _meaning_of_flags(self, columns: BatchColumns, ended: int) -> EndMeaning:
         if columns.has(TERMINATEDS):
             refuse_ends(self.path, self.options, f"has {TERMINATEDS}, which state what ends episodes")
             return EndMeaning(terminated=True)
@@ -145,10 +145,11 @@ class RllibReader(Reader):
         if not columns.has(DONES):
             refuse_ends(self.path, self.options, f"has neither {DONES} nor {TERMINATEDS}: the option has no use")
             return EndMeaning(terminated=True, note="there are no flags: episodes end where their ids do, truncated")
-        return meaning_of_ends(
+        found = meaning_of_ends(
             self.options, "terminated", "dones are set at terminal states and time limits alike, and RLlib bootstraps "
             "from neither",
         )  # fmt: skip
+        return found if ended else EndMeaning(found.terminated, note=f"{DONES} are set in no row")
 
     def _notes(self) -> Iterator[str]:
         if self._meaning.note:

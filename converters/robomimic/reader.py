@@ -228,10 +228,7 @@ class _Demos:
             yield f"there are no dones: episodes end truncated{also} (--ends terminated states otherwise)"
         else:
             marked, terminated = sum(demo.done for demo in demos), sum(map(self._is_terminated, demos))
-            yield (
-                f"dones is set in the last step of {marked:,} of {count:,} episodes, and {terminated:,} of them end "
-                "terminated, by a sparse reward of 1 or success; the others end truncated (--ends states otherwise)"
-            )
+            yield f"{_marked(marked, terminated, count)} (--ends states otherwise)"
         if before := sum(demo.done_before for demo in demos):
             yield f"dones is set in {before:,} {_steps(before)} inside episodes: next.info.dones has them"
 
@@ -260,6 +257,18 @@ def _single(form: ColumnForm, path: ColumnPath, name: str) -> ColumnForm:
 
 def _others(file: GroupFile) -> Sequence[str]:
     return sorted(text_of_name(name, str(file.path)) for name in file.names() if name not in (DATA, MASK))
+
+
+def _marked(marked: int, terminated: int, count: int) -> str:
+    """Describe how many of `count` episodes end with dones, and how many of these are terminated."""
+    if not marked:
+        return "dones is set in no last step: episodes end truncated"
+    text = f"dones is set in the last step of {marked:,} of {count:,} episodes"
+    if not terminated:
+        return f"{text}, without a sparse reward of 1 or success: episodes end truncated"
+    which = "these" if terminated == marked else f"{terminated:,} of them"
+    text += f", and {which} end terminated, by a sparse reward of 1 or success"
+    return f"{text}; the others end truncated" if terminated < count else text
 
 
 def _steps(count: int) -> str:

@@ -42,9 +42,10 @@ def looks_like_buffer(path: Path) -> bool:
 class Buffer(Closing):
     """An open buffer. Rows are counted from the oldest; `rows` of them were written, for each of `environments`.
 
-    `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where the file has none set. `has_next`
-    states whether next observations are stored apart, `has_newest` whether those of the newest row are known otherwise.
-    `unwritten` counts the rows at the end that are left out: where `pos` is not stored, those of zeros in every array.
+    `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where none is set; `has_timeouts` states
+    whether they are stored. `has_next` states whether next observations are stored apart, `has_newest` whether those of
+    the newest row are known otherwise. `unwritten` counts the rows at the end that are left out: where `pos` is not
+    stored, those of zeros in every array.
     """
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
@@ -57,6 +58,7 @@ class Buffer(Closing):
                 self._order()
                 self.dones = self._flags(DONES)
                 found = self._flags(TIMEOUTS) if TIMEOUTS in self._file.names else None
+            self.has_timeouts = found is not None
             self.timeouts = found if found is not None and found.any() else None
         except BaseException:
             self.close()

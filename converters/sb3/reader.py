@@ -69,7 +69,8 @@ class Sb3Reader(ColumnReader):
         if self._buffer.timeouts is not None:
             refuse_ends(self.path, self.options, "has timeouts, which state what ends episodes")
             return EndMeaning(terminated=True)
-        why = "there are no timeouts, so that dones may be time limits, too; Stable-Baselines3 bootstraps from none"
+        which = "no timeouts are set" if self._buffer.has_timeouts else "there are no timeouts"
+        why = f"{which}, so that dones may be time limits, too; Stable-Baselines3 bootstraps from none"
         return meaning_of_ends(self.options, "terminated", why)
 
     def _streams(self) -> tuple[list[ColumnEpisode], list[tuple[int, int]]]:

@@ -126,6 +126,8 @@ def test_both_files_are_one_dataset_with_splits(tmp_path: Path) -> None:
         assert [text["split"] for text in reader.episode_text or ()] == ["train"] * 2 + ["val"] * 3
     chosen = rbtool.convert(folder, tmp_path / "val", filter_key="val")
     assert_equal_rows(chosen.path, plain_rows(val, 2))
+    assert "episodes 2:5 are a-v0-val.npz (val)" in chosen.notes
+    assert not any("a-v0.npz" in note or "(train)" in note for note in chosen.notes)
     assert_equal_rows(rbtool.convert(folder, tmp_path / "last", episodes="3:").path, plain_rows(val, 2)[2:])
     with pytest.raises(UsageError, match=r"the splits of .* are train, val"):
         rbtool.convert(folder, tmp_path / "no", filter_key="test")

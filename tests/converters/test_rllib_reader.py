@@ -346,11 +346,19 @@ def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+def test_dones_that_are_set_nowhere_are_not_taken_as_anything(tmp_path: Path) -> None:
+    rows = [row | {"dones": False} for row in rows_of_episode(1, 3, flags="dones")]
+    notes = rbtool.convert(write_lines(tmp_path / "a.json", [as_batch(rows)]), tmp_path / "out").notes
+    assert "dones are set in no row" in notes
+    assert not any("taken as terminated" in note for note in notes)
+
+
 def test_a_line_that_is_cut_is_named_with_its_number(tmp_path: Path) -> None:
     whole = (DATA / FILES[1]).read_text()
     (tmp_path / "a.jsonl").write_text(whole[:-100])
-    with pytest.raises(CorruptDataError, match="line 102 is no JSON"):
+    with pytest.raises(CorruptDataError, match="line 102 is no JSON") as raised:
         rbtool.convert(tmp_path / "a.jsonl", tmp_path / "out")
+    assert "line 1 " not in raised.value.message
 
 
 def test_a_batch_of_a_single_policy_is_read(tmp_path: Path) -> None:

@@ -201,8 +201,13 @@ def test_dones_terminate_only_with_a_sparse_reward_or_success(tmp_path: Path) ->
     found, notes = ends_of(file)
     assert found == [True, False, True]
     assert any("dones is set in the last step of 3 of 3 episodes, and 2 of them end terminated" in one for one in notes)
+    assert any("the others end truncated" in one for one in notes)
     assert ends_of(file, ends="terminated")[0] == [True] * 3
     assert ends_of(file, ends="truncated")[0] == [False] * 3
+    for demo, ends in ((won, "these end terminated, by"), (lost, "success: episodes end truncated")):
+        (note,) = (one for one in ends_of(write_demos(tmp_path / f"{ends}.hdf5", {0: demo}))[1] if "dones is" in one)
+        assert ends in note
+        assert "others" not in note
 
 
 def test_a_dense_reward_says_nothing_of_success(tmp_path: Path) -> None:
