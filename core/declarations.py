@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -126,7 +127,7 @@ class ReaderOptions(TypedDict, total=False):
     ends: str | None
     filter_key: str | None
     reward: str | None
-    map: list[str] | str | None
+    map: Mapping[str, Any] | list[str] | str | None
     episode_key: str | None
     trust_pickle: bool
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from ...core.encodings.foreign_h5 import require_whole_h5
+from ...core.encodings.h5_layout import begins_as_h5
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
@@ -21,6 +23,8 @@ class Hdf5File(TableFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if begins_as_h5(path):  # what precedes HDF5 elsewhere is not in the size that the header states
+            require_whole_h5(path)
         self._file = h5py.File(open_h5(path))
         try:
             self._datasets = {name: item for name, item in datasets_in(self._file) if isinstance(item, h5py.Dataset)}

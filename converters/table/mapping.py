@@ -18,6 +18,8 @@ from .keys import require_ted_key
 
 STATES = frozenset({"observation", "state", "pixels"})
 """Keys, with all that is nested in them, that are known before and after each step."""
+PLACEHOLDERS = frozenset({"COLUMN", "TERMINATED", "TRUNCATED"})
+"""What proposals and hints have in place of names that are to be filled in."""
 _MOST_SHOWN = 40
 _EXACT = 1 << 53
 
@@ -60,7 +62,7 @@ class TableMapping:
         if not given:
             raise UsageError(
                 f"{file.path}: which columns are the observation and the action is not stated",
-                hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file)}",
+                hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file, quoted=True)}",
             )
         found: dict[Key, tuple[TableColumn, ...]] = {}
         for key, names in given.items():
@@ -72,7 +74,8 @@ class TableMapping:
         self.fields = tuple(self._fields(found))
         if not any(one.timing == "state" for one in self.fields):
             raise UsageError(
-                f"--map has no observation for {file.path}", hint=f"add observation=COLUMN; {columns_text(file)}"
+                f"--map has no observation for {file.path}",
+                hint=f"add observation=COLUMN; {columns_text(file, quoted=True)}",
             )
 
     @property
@@ -142,7 +145,7 @@ class TableMapping:
         return column
 
     def _unknown(self, key: Key, name: str) -> UsageError:
-        return unknown_column(self._file, f"--map {key_name(key)}={quoted_name(name)}", name)
+        return unknown_column(self._file, f"--map {key_name(key)}={quoted_name(name)}", name, quoted=True)
 
     def _fields(self, found: Mapping[Key, tuple[TableColumn, ...]]) -> Iterator[Mapped]:
         after = {key[1:]: columns for key, columns in found.items() if key[0] == NEXT and len(key) > 1}
@@ -190,18 +193,22 @@ class TableMapping:
         return common.name, (sum(one.shape[0] if one.shape else 1 for one in columns),)
 
 
-def unknown_column(file: TableFile, what: str, name: str) -> UsageError:
-    """Make the error for a column that a user names and that the file has not."""
+def unknown_column(file: TableFile, what: str, name: str, *, quoted: bool = False) -> UsageError:
+    """Make the error for a column that a user names and that the file has not; for `quoted` see `columns_text`."""
+    if name in PLACEHOLDERS:
+        return UsageError(
+            f"{what}: {name} is a placeholder, write the name of a column there", hint=columns_text(file, quoted=quoted)
+        )
     inside = [one for one in file.columns if parts(one)[: len(parts(name))] == parts(name)]
     if inside:
         return UsageError(f"{what}: {name!r} is a group of {file.path}", hint=f"map all of it with {name}.*")
     meant = did_you_mean(name, file.columns)
-    return UsageError(f"{what}: {file.path} has no column {name!r}{meant}", hint=columns_text(file))
+    return UsageError(f"{what}: {file.path} has no column {name!r}{meant}", hint=columns_text(file, quoted=quoted))
 
 
-def columns_text(file: TableFile) -> str:
-    """List the columns of a file for a hint."""
-    names = sorted(file.columns)
+def columns_text(file: TableFile, *, quoted: bool = False) -> str:
+    """List the columns of a file for a hint, with `quoted` as a map takes their names."""
+    names = [quoted_name(name) if quoted else name for name in sorted(file.columns)]
     more = f", … ({len(names):,} in all)" if len(names) > _MOST_SHOWN else ""
     return f"columns are {', '.join(names[:_MOST_SHOWN])}{more}"
 

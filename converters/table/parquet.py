@@ -6,17 +6,19 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.errors import FormatError
+from ...core.encodings.stored_columns import FETCH_AGAIN
+from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from .columns import TEXT, TableColumn, TableFile, array_column, require_rows
 
+_MARK = b"PAR1"
 _BATCH_BYTES = 8 << 20
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 
@@ -40,6 +42,7 @@ class ParquetFile(TableFile):
         self.path = path
         self._opened = os.fdopen(open_regular(path), "rb")
         try:
+            _require_whole(self._opened, path)
             self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
             self._rows = self._file.metadata.num_rows
             groups = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
@@ -156,6 +159,18 @@ class ParquetFile(TableFile):
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _require_whole(file: BinaryIO, path: Path) -> None:
+    """Raise CorruptDataError for a file that does not end as Parquet files do."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - len(_MARK)))
+    if file.read() != _MARK or size < 3 * len(_MARK):
+        raise CorruptDataError(
+            f"{path} was cut: it has {size:,} bytes, and does not end with the footer of a Parquet file",
+            hint=FETCH_AGAIN,
+        )
+    file.seek(0)
 
 
 def _is_list(kind: Any) -> bool:

@@ -15,15 +15,20 @@ from .opening import kind_of, open_table
 _OBSERVATION = ("observation", "observations", "obs", "state", "states", "s")
 _NEXT = (
     "next_observation", "next_observations", "next_obs", "obs_next", "observation_next", "next_state", "next_states",
-    "state_next", "new_obs", "obs2",
+    "state_next", "new_obs", "obs2", "next.observation", "next.observations", "next.obs", "next.state",
 )  # fmt: skip
 _ACTION = ("action", "actions", "act", "acts", "a")
 _REWARD = ("reward", "rewards", "rew", "rews", "r")
-_TERMINATED = ("terminated", "terminations", "termination", "terminal", "terminals", "done", "dones")
-_TRUNCATED = ("truncated", "truncations", "truncation", "timeout", "timeouts", "time_limit")
+_TERMINATED = (
+    "terminated", "terminations", "termination", "terminal", "terminals", "done", "dones", "is_terminated",
+    "is_terminal", "is_done",
+)  # fmt: skip
+_TRUNCATED = ("truncated", "truncations", "truncation", "timeout", "timeouts", "time_limit", "is_truncated")
 _KEY = (
-    "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "ep", "eps_id", "traj", "traj_id",
-    "trajectory", "trajectory_id", "demo", "demo_id",
+    "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "episode_no", "episode_number",
+    "ep", "eps_id", "traj", "traj_id",
+    "traj_no", "traj_num", "trajectory", "trajectory_id",
+    "demo", "demo_id",
 )  # fmt: skip
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 _MOST_LISTED = 64
@@ -61,7 +66,7 @@ class _Proposal:
         pairs = {"observation": self._vector(_OBSERVATION, "observation"), "action": self._vector(_ACTION, "action")}
         reward = self._scalar(_REWARD, "reward")
         pairs["reward"] = quoted_name(reward) if reward is not None else None
-        pairs["next.observation"] = after if pairs["observation"] is not None else None
+        pairs["next.observation"] = after
         self._complete(pairs)
         self.options["map"] = [f"{name}={columns}" for name, columns in pairs.items() if columns is not None]
         if flags[0] is not None or flags[1] is not None:
@@ -81,6 +86,7 @@ class _Proposal:
             left = [one for one in self._columns if one.name not in self.keys and not one.is_text and not one.shape]
             taken = left if pairs["action"] is not None and len(left) <= _MOST_LISTED else []
             self.keys |= {one.name: "observation" for one in taken}
+            pairs["next.observation"] = None if taken else pairs["next.observation"]
             pairs["observation"] = ",".join(quoted_name(one.name) for one in taken) or "COLUMN"
             what = "the columns that are left are proposed" if taken else "name the columns of the observation"
             self.doubts.append(f"no column is called observation: {what}")
@@ -94,8 +100,8 @@ class _Proposal:
         return (one for one in self._columns if one.name not in self.keys and (text or not one.is_text))
 
     def _scalar(self, names: Sequence[str], label: str, *, text: bool = False) -> str | None:
-        found = [one for one in self._free(text=text) if one.is_scalar and parts(one.name)[-1].lower() in names]
-        found.sort(key=lambda one: (names.index(parts(one.name)[-1].lower()), len(parts(one.name))))
+        found = [one for one in self._free(text=text) if one.is_scalar and _plain(one) in names]
+        found.sort(key=lambda one: (names.index(_plain(one)), len(parts(one.name))))
         if not found:
             return None
         self.keys[found[0].name] = label
@@ -105,7 +111,7 @@ class _Proposal:
         """A column of one of these names, a group, or columns with numbers."""
         for name in names:
             for column in self._free():
-                if parts(column.name)[-1].lower() == name and len(parts(column.name)) == 1:
+                if ".".join(parts(column.name)).lower() == name:
                     self.keys[column.name] = label
                     return quoted_name(column.name)
             inside = [one for one in self._free() if parts(one.name)[0].lower() == name and len(parts(one.name)) > 1]
@@ -119,6 +125,11 @@ class _Proposal:
                 self.keys |= {one.name: label for one, _ in same}
                 return quoted_name(f"{same[0][1]}*")
         return None
+
+
+def _plain(column: TableColumn) -> str:
+    """The own name of a column as the lists above have it: `traj id` is `traj_id`."""
+    return re.sub(r"[ -]+", "_", parts(column.name)[-1].strip().lower())
 
 
 def _length_doubts(columns: Iterable[TableColumn]) -> Iterator[str]:

@@ -12,26 +12,29 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..ted.schema import Key, key_name
 from . import fs
 from .digest import read_regular
 
+GivenMap: TypeAlias = str | Mapping[str, Any] | Sequence[str]
 _TOKEN = re.compile(r'\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<plain>[^\s,="]+)|(?P<mark>[=,]))')
 _PLAIN = re.compile(r'[^\s,="]+')
 _EXAMPLE = "observation=obs action=act reward=r"
 
 
-def parse_map(texts: Sequence[str]) -> dict[Key, tuple[str, ...]]:
+def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
     """Return the columns of each key, in the order given; a text without `=` that ends in `.toml` is read as a file.
+
+    A mapping has a column or a sequence of columns by key, or another mapping, as such a file has.
 
     UsageError for what is no pair, for a key that comes twice or contains another, and for a file that cannot be read.
     """
     found: dict[Key, tuple[str, ...]] = {}
-    for text in texts:
-        for name, columns in _pairs_in(text):
+    for part in [texts] if isinstance(texts, str | Mapping) else texts:
+        for name, columns in _pairs_in(part) if isinstance(part, str) else _flattened("", part, "map"):
             key = tuple(name.split("."))
             if not all(key):
                 raise UsageError(f"--map has the key {name!r}; keys like observation or next.observation are expected")
@@ -43,7 +46,7 @@ def parse_map(texts: Sequence[str]) -> dict[Key, tuple[str, ...]]:
     return found
 
 
-def normal_map(texts: Sequence[str]) -> list[str]:
+def normal_map(texts: GivenMap) -> list[str]:
     """Return equal texts for equal maps: one pair each, sorted by key, with what files have in place of their names."""
     return [
         f"{key_name(key)}={','.join(map(quoted_name, columns))}" for key, columns in sorted(parse_map(texts).items())
@@ -106,15 +109,21 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
         raise UsageError(
             f"--map {path} cannot be read: {error}", hint='it is TOML, with lines like observation = ["x", "y"]'
         ) from error
-    yield from _flattened("", content, path)
+    yield from _flattened("", content, f"--map {path}")
 
 
-def _flattened(prefix: str, content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _flattened(prefix: str, content: Any, what: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        raise UsageError(f"{what} is {content!r}, columns by key are expected", hint=f"write pairs like {_EXAMPLE}")
     for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _flattened(f"{prefix}{name}.", value, path)
+        if isinstance(value, Mapping):
+            yield from _flattened(f"{prefix}{name}.", value, what)
             continue
         columns = [value] if isinstance(value, str) else value
-        if not isinstance(columns, list) or not columns or not all(isinstance(one, str) and one for one in columns):
-            raise UsageError(f"--map {path}: {prefix}{name} is {value!r}, a column or a list of columns is expected")
+        if (
+            not isinstance(columns, list | tuple)
+            or not columns
+            or not all(isinstance(one, str) and one for one in columns)
+        ):
+            raise UsageError(f"{what}: {prefix}{name} is {value!r}, a column or a list of columns is expected")
         yield f"{prefix}{name}", tuple(columns)

@@ -260,9 +260,15 @@ def open_source(
         refuse_empty(path)
         raise FormatError(
             f"{path} is in no format that is known here ({', '.join(reader_names())})",
-            hint=inside_hint(path) or conversion_hint(path),
+            hint=inside_hint(path) or _named_hint(options or {}) or conversion_hint(path),
         )
     return reader_class(name)(path, final_step=final_step, options=options)
+
+
+def _named_hint(options: Mapping[str, Any]) -> str:
+    """State which format has to be named for options that only formats have which are never detected."""
+    given = options.keys() & {"map", "episode_key"}
+    return "add --from table: what the columns of a table mean cannot be detected" if given else ""
 
 
 def recognised(path: Path) -> str | None:

@@ -162,7 +162,7 @@ def given_options(verb: str, options: ReaderOptions) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     texts = options.get("map")
     if texts is not None:
-        given["map"] = normal_map([texts] if isinstance(texts, str) else texts)
+        given["map"] = normal_map(texts)
     return given
 
 

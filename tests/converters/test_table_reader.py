@@ -255,6 +255,9 @@ def test_a_map_may_be_a_file(tmp_path: Path) -> None:
     pairs = ['action="my act"', "reward=r,observation=obs next.observation=obs_after"]
     again = rbtool.convert(path, tmp_path / "one", format="table", map=pairs, **FLAGS)
     assert again.already_there
+    given = {"observation": "obs", "action": ["my act"], "reward": ("r",), "next": {"observation": "obs_after"}}
+    again = rbtool.convert(path, tmp_path / "one", format="table", map=given, **FLAGS)
+    assert again.already_there
     saved.write_text('observation = "obs"\n')
     with pytest.raises(UsageError, match="is there already and is dataset"):
         rbtool.convert(path, tmp_path / "one", format="table", map=[str(saved)], **FLAGS)
@@ -293,6 +296,10 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
         "columns are act, dead, few, late",
     ),
     ({"map": ["observation=obz"]}, UsageError, "has no column 'obz'; did you mean 'obs'", "columns are act"),
+    ({"map": ["observation=COLUMN"]}, UsageError, "COLUMN is a placeholder", "columns are act, dead, few"),
+    ({"map": {"observation": 3}}, UsageError, "map: observation is 3, a column or a list", ""),
+    ({"map": {1: "obs"}}, UsageError, "columns by key are expected", ""),
+    ({"map": ["observation=obs"], "ends": "TERMINATED,TRUNCATED"}, UsageError, "TERMINATED is a placeholder", "dead"),
     ({"map": ["action=act"]}, UsageError, "--map has no observation", "observation=COLUMN"),
     ({"map": ["observation"]}, UsageError, "is not of the form KEY=COLUMN", "pairs like"),
     ({"map": ["observation=obs observation=act"]}, UsageError, "'observation' twice", ""),

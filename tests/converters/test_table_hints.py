@@ -1,0 +1,70 @@
+"""What a user reads who names too little, or gives a damaged table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from d4rl_files import flat, random_episodes
+from table_files import WRITERS, named, write_csv, write_h5, write_npz
+
+import rbtool
+from rbtool.converters.table.proposal import overview
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "parquet", "npz"])
+def test_a_file_that_was_cut_is_stated_so(kind: str, tmp_path: Path) -> None:
+    path = WRITERS[kind](tmp_path / "a", named(flat(random_episodes((30, 20)))))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(CorruptDataError, match="was cut") as raised:
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs"], ends="-")
+    assert "OSError" not in str(raised.value)
+    assert "Arrow" not in str(raised.value)
+    assert raised.value.hint
+
+
+def test_hdf5_after_a_user_block_is_read(tmp_path: Path) -> None:
+    path = write_h5(tmp_path / "a", {"obs": np.arange(5.0)})
+    path.write_bytes(bytes(512) + path.read_bytes())
+    made = rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs"], ends="-", dry_run=True)
+    assert made.steps == 4
+
+
+def test_a_map_without_the_name_of_the_format_has_a_hint_to_it(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a", {"obs": np.arange(5.0), "traj": np.zeros(5, int)})
+    with pytest.raises(FormatError, match="in no format") as raised:
+        rbtool.convert(path, tmp_path / "out", map=["observation=obs"], ends="-")
+    assert raised.value.hint.startswith("add --from table")
+    with pytest.raises(FormatError, match="in no format") as raised:
+        rbtool.convert(path, tmp_path / "out", episode_key="traj")
+    assert raised.value.hint.startswith("add --from table")
+    with pytest.raises(FormatError, match="in no format") as raised:
+        rbtool.convert(path, tmp_path / "out")
+    assert "--map observation=obs" in raised.value.hint
+
+
+def test_columns_are_listed_as_they_are_typed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('Pos X,"Vel,1",plain\n1,2,3\n')
+    with pytest.raises(UsageError, match="has no column 'acts'") as raised:
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=plain action=acts"], ends="-")
+    assert raised.value.hint == 'columns are "Pos X", "Vel,1", plain'
+
+
+def test_next_observations_and_episodes_are_proposed(tmp_path: Path) -> None:
+    rows = np.zeros((4, 2))
+    for name in ("next_obs", "next_observation", "next_observations", "next.observation"):
+        found = overview(write_npz(tmp_path / "a", {"obs": rows, "act": rows, "rew": rows[:, 0], name: rows}))
+        assert found is not None
+        assert f"next.observation={name}" in found.options["map"]
+    for name in ("traj id", "traj_id", "episode_no", "episode_id", "Episode No"):
+        columns = {"obs": rows[:, 0], name: rows[:, 0], "is_done": rows[:, 0], "truncated": rows[:, 0]}
+        found = overview(write_csv(tmp_path / "a", columns))
+        assert found is not None
+        assert (found.options["ends"], found.options["episode_key"]) == ("is_done,truncated", name)
+    found = overview(write_npz(tmp_path / "a", {"x": rows, "next_obs": rows}))
+    assert found is not None
+    assert found.options["map"][0] == "observation=COLUMN"
+    assert "next.observation=next_obs" in found.options["map"]
