@@ -47,6 +47,8 @@ class TableFile(Closing, ABC):
 
     kind: ClassVar[str]
     """What such a file is called in sentences."""
+    refuses_nan: ClassVar[bool] = False
+    """Whether a column with NaN cannot be mapped."""
     path: Path
     columns: Mapping[str, TableColumn]
     notes: tuple[str, ...] = ()

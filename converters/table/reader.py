@@ -20,6 +20,7 @@ from ...core.ted.schema import REWARD, Key, row_bytes, ted_fields
 from .boundaries import EndColumns, TableBoundaries, find_boundaries
 from .columns import TableColumn, TableFile
 from .mapping import TableMapping, rows_of
+from .missing_values import nan_notes
 from .opening import open_table
 
 PIECE_BYTES = 16 << 20
@@ -91,6 +92,8 @@ class TableReader(Reader):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read the flags and the episode key, and find the episodes."""
         found = self._surveyed(progress)
+        rewards = [column for one in self._map.fields if one.field.key == REWARD for column in one.columns]
+        nan = nan_notes(self._file, self._map.columns, rewards, self.piece_bytes)
         used = {column.name for column in (*self._map.columns, *self._ends.all)}
         return SourceFacts(
             source="table",
@@ -104,7 +107,7 @@ class TableReader(Reader):
                 for name, column in self._file.columns.items()
                 if name not in used
             ),
-            notes=(*self._file.notes, *self._map.notes, *found.notes, *self._converted_types()),
+            notes=(*self._file.notes, *self._map.notes, *found.notes, *nan, *self._converted_types()),
             lengths=np.diff(found.stops, prepend=0).tolist(),
             final_missing=not self._has_all_next,
             last_terminated=None if self._has_all_next else found.last_terminated.tolist(),

@@ -69,6 +69,7 @@ class CsvFile(TableFile):
     """
 
     kind = "CSV file"
+    refuses_nan = True
 
     def __init__(self, path: Path, *, block_bytes: int = _BLOCK_BYTES) -> None:
         self.path = path

@@ -11,6 +11,7 @@ from table_files import WRITERS, named, write_csv, write_h5, write_npz
 
 import rbtool
 from rbtool.converters.table.proposal import overview
+from rbtool.converters.table.reader import TableReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 
 
@@ -23,6 +24,22 @@ def test_a_file_that_was_cut_is_stated_so(kind: str, tmp_path: Path) -> None:
     assert "OSError" not in str(raised.value)
     assert "Arrow" not in str(raised.value)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "parquet", "npz", "npy"])
+def test_nan_is_counted_by_column(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = named(flat(random_episodes((30, 20), dtype="float64"), following=True))
+    columns["obs"][[7, 7, 31], [0, 1, 0]] = np.nan
+    columns["r"][[12, 40]] = np.nan
+    path = WRITERS[kind](tmp_path / "a", columns)
+    options = {"map": ["observation=obs next.observation=obs_after action=act reward=r"], "ends": "dead,late"}
+    made = rbtool.convert(path, tmp_path / "out", format="table", dry_run=True, **options)
+    reward = "r is NaN in 2 of 50 rows, first in row 12"
+    found = [note for note in made.notes if "NaN" in note]
+    assert found == ["obs is NaN in 2 of 50 rows (3 values), first in row 7", reward]
+    monkeypatch.setattr(TableReader, "piece_bytes", 1000)
+    made = rbtool.convert(path, tmp_path / "out", format="table", dry_run=True, **options)
+    assert [note for note in made.notes if "NaN" in note] == [reward]
 
 
 def test_hdf5_after_a_user_block_is_read(tmp_path: Path) -> None:
