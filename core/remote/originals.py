@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from .checksums import blocks_of, hasher, matches
 from .partial import RECORD
 
 _FOLDER = ".originals"
+_ATTEMPTS = 100
 _RECORD = "fetched.json"
 _VERSION = 1
 
@@ -113,16 +115,17 @@ class Originals:
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Have the folder, made if need be, for this process alone; `waiting` is called if another one has it.
 
-        A folder that is still empty in the end goes.
+        A folder that is still empty in the end goes, and with it those above it, below the root, that are empty then.
         """
         descriptor = -1
-        while descriptor < 0:
-            fs.make_folder_below(self._root, self.folder)
-            with fs.folder_below(self._root, self.folder.parent) as within:
-                descriptor = lock_folder(self.folder, within=within)
-                if descriptor < 0 and self.folder.exists():
-                    waiting()
-                    descriptor = lock_folder(self.folder, wait=True, within=within)
+        for attempt in itertools.count(1):
+            try:
+                descriptor = self._locked(waiting)
+            except FileNotFoundError:  # another process removed an empty folder on the way to it
+                if attempt >= _ATTEMPTS:
+                    raise
+            if descriptor >= 0:
+                break
         try:
             sweep(self._aside, below=self._root)
             yield
@@ -130,12 +133,27 @@ class Originals:
             self._remove_empty(descriptor)
             os.close(descriptor)
 
+    def _locked(self, waiting: Callable[[], None]) -> int:
+        """Make and lock the folder; return its descriptor, or -1 where it was removed meanwhile."""
+        fs.make_folder_below(self._root, self.folder)
+        with fs.folder_below(self._root, self.folder.parent) as within:
+            descriptor = lock_folder(self.folder, within=within)
+            if descriptor < 0 and self.folder.exists():
+                waiting()
+                descriptor = lock_folder(self.folder, wait=True, within=within)
+            return descriptor
+
     def _remove_empty(self, descriptor: int) -> None:
-        """Remove the folder, which is locked by a descriptor, if there is nothing in it."""
-        with contextlib.suppress(OSError, UsageError), fs.folder_below(self._root, self.folder.parent) as within:
-            facts = os.stat(self.folder.name, dir_fd=within, follow_symlinks=False)
-            if facts.st_ino == os.fstat(descriptor).st_ino and not os.listdir(descriptor):
+        """Remove the folder, which is locked by a descriptor, and those above it, if there is nothing in them."""
+        with contextlib.suppress(OSError, UsageError):
+            with fs.folder_below(self._root, self.folder.parent) as within:
+                facts = os.stat(self.folder.name, dir_fd=within, follow_symlinks=False)
+                if facts.st_ino != os.fstat(descriptor).st_ino or os.listdir(descriptor):
+                    return
                 fs.remove_empty_folder(self.folder, within=within)
+            for above in (self.folder.parent, self.folder.parent.parent):
+                with fs.folder_below(self._root, above.parent) as within:
+                    fs.remove_empty_folder(above, within=within)
 
     def record(self) -> OriginalsRecord | None:
         """Read what is being fetched here; None where nothing was started. FormatError for a damaged record."""

@@ -41,7 +41,14 @@ def test_a_folder_that_stays_empty_goes(tmp_path):
     found = Originals(tmp_path, "minari", "a/b-v0")
     with found.lock(lambda: None):
         assert found.folder.is_dir()
-    assert not found.folder.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_goes_and_what_is_next_to_it_stays(tmp_path):
+    (tmp_path / "minari/kept").mkdir(parents=True)
+    with Originals(tmp_path, "minari", "a/b-v0").lock(lambda: None):
+        pass
+    assert [path.name for path in (tmp_path / "minari").iterdir()] == ["kept"]
 
 
 def test_what_was_kept_once_stays_kept(originals):
