@@ -297,7 +297,9 @@ def test_a_published_name_without_hdf5_inside_names_the_command_that_fetches_it(
         rbtool.convert(file, tmp_path / "out")
     assert "rbtool download d4rl hopper-medium-v2" in str(caught.value.hint)
     other = file.rename(tmp_path / "mine.hdf5")
-    with pytest.raises(FormatError, match="in no format that is known here") as refused:
+    with pytest.raises(
+        FormatError, match="in no format that is known here" if content else "is an empty file"
+    ) as refused:
         rbtool.convert(other, tmp_path / "out")
     assert "download d4rl" not in str(refused.value.hint)
 
