@@ -75,7 +75,8 @@ class OpenmlReader(Reader):
             f"the label is {found.label.attribute.name}, a number for each of {len(found.label.names)} categories",
         ]
         if found.left_out:
-            notes.append(f"{found.left_out:,} rows with a missing value are left out")
+            which = "1 row" if found.left_out == 1 else f"{found.left_out:,} rows"
+            notes.append(f"{which} with a missing value left out")
         if licence := self._description.get("licence"):
             notes.append(f"licence of the data, as OpenML states it: {licence}")
         return SourceFacts(

@@ -226,7 +226,8 @@ class _Trials:
         yield from self._done_notes(ends, final_step)
         if self._empty:
             shown = ", ".join(self._empty[:_SHOWN]) + (", …" if len(self._empty) > _SHOWN else "")
-            yield f"{len(self._empty):,} trials have no steps and are left out: {shown}"
+            which = "1 trial" if len(self._empty) == 1 else f"{len(self._empty):,} trials"
+            yield f"{which} without steps left out: {shown}"
 
     def _done_notes(self, ends: object, final_step: FinalStep) -> Iterator[str]:
         whole: list[_Trial] = []

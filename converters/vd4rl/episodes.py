@@ -137,7 +137,8 @@ class EpisodeFiles(FileEpisodes):
             raise next(iter(damaged.values()))
         notes = [*_notes(episodes, odd_starts)]
         if cut:
-            notes.append(f"the last row of {cut:,} files is missing, of which their flags alone have one")
+            which = "1 file" if cut == 1 else f"{cut:,} files"
+            notes.append(f"the last row of {which} is missing: the flags alone have one")
         return FoundEpisodes(first.columns, tuple(dropped.values()), episodes, damaged, tuple(notes))
 
     def _episode(self, file: NpzRows, layout: Layout, number: int) -> RowEpisode:

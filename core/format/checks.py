@@ -95,8 +95,8 @@ class EpisodeTableRule(Rule):
         """Report the shape of the table first, then the first disagreement with the rows."""
         table, problems = self.table, self._problems
         lengths = np.concatenate(([0], np.cumsum(table.length)))
-        if (table.length < 1).any():
-            problems = [f"{int((table.length < 1).sum())} episodes have no steps", *problems]
+        if empty := int((table.length < 1).sum()):
+            problems = ["1 episode has no steps" if empty == 1 else f"{empty:,} episodes have no steps", *problems]
         if not np.array_equal(table.start, lengths[:-1]) or lengths[-1] != self.steps:
             problems = [
                 f"start and length do not place the episodes one after the other over {self.steps:,} steps",
