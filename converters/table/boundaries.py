@@ -155,6 +155,8 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
     what = [f"episodes end at {names}"] if names else []
     what += [f"episodes end where {ends.key.name} changes"] if ends.key is not None else []
     yield ", and ".join(what) if what else "all rows are one episode"
+    if ends.key is not None and len(stops) == rows > 1:
+        yield f"{ends.key.name} has another value in every row: each is an episode of one step"
     if ends.terminated is not None and ends.truncated is None:
         yield f"{ends.terminated.name} counts as termination: --ends -,{ends.terminated.name} makes it a time limit"
     following = int((np.diff(flagged) == 1).sum())

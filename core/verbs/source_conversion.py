@@ -109,9 +109,11 @@ class SourceConversion:
         started = time.perf_counter()
         require_apart(self.source, self.destination)
         if self.facts.final_missing and not self.facts.steps:
+            key = self.reader.options.get("episode_key")
             raise FormatError(
                 f"{self.source}: no step is left, since every episode is a single step without an observation after it",
-                hint="--final-step repeat keeps it",
+                hint=("" if key is None else f"--episode-key {key} may name the wrong column; ")
+                + "--final-step repeat keeps it",
             )
         codecs = parse_codecs(self.compress, self._fields)
         if codecs or self._layout == "packed":

@@ -42,6 +42,22 @@ def test_nan_is_counted_by_column(kind: str, tmp_path: Path, monkeypatch: pytest
     assert [note for note in made.notes if "NaN" in note] == [reward]
 
 
+def test_an_episode_key_that_leaves_no_step_is_named(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a", {"obs": np.arange(5.0), "r": np.arange(5.0)})
+    for dry_run in (True, False):
+        with pytest.raises(FormatError, match="no step is left") as raised:
+            rbtool.convert(
+                path, tmp_path / "out", format="table", map=["observation=obs"], episode_key="r", dry_run=dry_run
+            )
+        assert "--episode-key r may name the wrong column" in raised.value.hint
+    assert not (tmp_path / "out").exists()
+    kept = rbtool.convert(
+        path, tmp_path / "out", format="table", map=["observation=obs"], episode_key="r", final_step="repeat"
+    )
+    assert kept.episodes == 5
+    assert "r has another value in every row: each is an episode of one step" in kept.notes
+
+
 def test_hdf5_after_a_user_block_is_read(tmp_path: Path) -> None:
     path = write_h5(tmp_path / "a", {"obs": np.arange(5.0)})
     path.write_bytes(bytes(512) + path.read_bytes())

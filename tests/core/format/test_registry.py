@@ -6,6 +6,7 @@ import pytest
 
 import rbtool
 from rbtool import DatasetNotFoundError, FormatError
+from rbtool.core.declarations import declared
 from rbtool.core.format.contracts import Piece, SourceFacts
 from rbtool.core.format.locate import open_source, reader_class, reader_names
 from rbtool.core.format.reader import Reader
@@ -44,7 +45,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("plugged")
 def test_a_plug_in_reads_its_format_and_cannot_take_ours(tmp_path: Path) -> None:
     (tmp_path / "a.walks").write_text("")
-    assert reader_names() == ["minari", "d4rl", "walks"]
+    assert reader_names() == [*(one.name for one in declared() if one.reader is not None), "walks"]
     assert reader_class("minari").__module__ == "rbtool.converters.minari.reader"
     assert isinstance(open_source(tmp_path / "a.walks"), WalksReader)
     assert rbtool.convert(tmp_path / "a.walks", tmp_path / "out").steps == 5
@@ -53,7 +54,7 @@ def test_a_plug_in_reads_its_format_and_cannot_take_ours(tmp_path: Path) -> None
 
 def test_what_nobody_reads_is_refused_with_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"?")
-    with pytest.raises(FormatError, match=r"is in no format that is known here \(minari, d4rl\)"):
+    with pytest.raises(FormatError, match=r"is in no format that is known here \(minari, d4rl, .*table\)"):
         open_source(tmp_path / "x.bin")
     with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
         open_source(tmp_path / "y.bin")
