@@ -19,6 +19,7 @@ from ..format.column_map import normal_map
 from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
+from ..opening import is_steps
 
 
 class Result:
@@ -171,6 +172,8 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
 
     `options` are by their name in Python; those that are not given are None or not there.
     """
+    if path.is_file() and not is_steps(path) and any(options.get(name) is not None for name in ("map", "episode_key")):
+        raise UsageError(f"{path} is in no format that is recognised by its content", hint="add --from table")
     for name, value in options.items():
         if value is not None:
             option = "--" + {"format": "from"}.get(name, name).replace("_", "-")

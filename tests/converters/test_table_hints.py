@@ -73,6 +73,10 @@ def test_a_map_without_the_name_of_the_format_has_a_hint_to_it(tmp_path: Path) -
     with pytest.raises(FormatError, match="in no format") as raised:
         rbtool.convert(path, tmp_path / "out", episode_key="traj")
     assert raised.value.hint.startswith("add --from table")
+    for look in (rbtool.inspect, rbtool.check):
+        with pytest.raises(UsageError, match="in no format") as wrong:
+            look(path, map=["observation=obs"], ends="-")
+        assert wrong.value.hint == "add --from table"
     with pytest.raises(FormatError, match="in no format") as raised:
         rbtool.convert(path, tmp_path / "out")
     assert "--map observation=obs" in raised.value.hint
