@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickletools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,7 +70,7 @@ class DapgReader(ColumnReader):
         size = self.path.stat().st_size
         self._reader = PickleReader(str(self.path), size)
         try:
-            with open(open_regular(self.path), "rb") as file:
+            with os.fdopen(open_regular(self.path), "rb") as file:
                 self._take(self._reader.load(file, size))
         except BaseException:
             self._reader.close()
@@ -230,7 +231,7 @@ def _finite(value: Any) -> Any:
 
 def _starts_as_paths(path: Path) -> bool:
     """Return whether a pickle starts with a list, a dictionary in it, and the name of one of its arrays."""
-    with open(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         head = file.read(_HEAD)
     if head[:1] not in (b"\x80", b"(", b"]"):
         return False

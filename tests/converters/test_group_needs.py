@@ -101,7 +101,7 @@ def test_need_9_v_d4rl_12_columns_of_other_lengths_are_named(tmp_path: Path) -> 
     demo = robomimic_demo(4)
     longer = Demo({**demo.columns, "obs/hand": np.zeros((5, 3)), "next_obs/hand": np.zeros((5, 3))})
     file = write_demos(tmp_path / "a.hdf5", {0: demo, 1: robomimic_demo(3, seed=1), 2: longer})
-    with pytest.raises(ValueError, match="demo_2 has 'next_obs/hand' with another number of rows than steps"):
+    with pytest.raises(ValueError, match="demo_2: 'next_obs/hand' has 5 rows, and the episode has 4 steps"):
         rbtool.convert(file, tmp_path / "out")
 
 

@@ -17,7 +17,7 @@ from d4rl_files import flat, random_episodes, write
 
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
-from rbtool.core.errors import CorruptDataError, RbtoolError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.blocks import EpisodeBlock
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.locate import open_source
@@ -115,7 +115,11 @@ def test_new_interpreters_where_a_fork_is_not_safe(
 
 
 def test_a_dataset_without_steps(tmp_path: Path) -> None:
-    same_bytes(write(tmp_path / "source.hdf5", flat(random_episodes([1, 1], ends=["timeout", "none"]))), tmp_path)
+    file = write(tmp_path / "source.hdf5", flat(random_episodes([1, 1], ends=["timeout", "none"])))
+    for workers in (0, 2):
+        with pytest.raises(FormatError, match="no step is left"):
+            rbtool.convert(file, tmp_path / "made", num_workers=workers)
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_dry_run_starts_no_process(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
