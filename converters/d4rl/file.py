@@ -156,6 +156,7 @@ class D4rlFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._again = again(path)
         self._rows: dict[str, H5Rows] = {}
         require_whole_h5(path, hint=again(path))
         with reading("the structure", path, hint=again(path)):
@@ -207,7 +208,7 @@ class D4rlFile:
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` of a column as a fresh array in the byte order of this machine."""
         column = self._column(name)
-        with reading(repr(name), self.path, hint=again(self.path)):
+        with reading(repr(name), self.path, hint=self._again):
             if isinstance(column, ChunkedColumn):
                 rows = column.read(start, stop)
             else:
@@ -244,7 +245,7 @@ class D4rlFile:
     def _column(self, name: str) -> Column:
         found = self._columns.get(name)
         if found is None:
-            with reading(repr(name), self.path, hint=again(self.path)):
+            with reading(repr(name), self.path, hint=self._again):
                 found = self._columns[name] = self._file[name]
         return found
 
@@ -264,7 +265,7 @@ class D4rlFile:
         if why := _not_numbers(column):
             raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
         if why := absurd_size(column.id):
-            raise CorruptDataError(f"{self.path}: {name!r} {why}", hint=again(self.path))
+            raise CorruptDataError(f"{self.path}: {name!r} {why}", hint=self._again)
 
     def _common_length(self) -> int:
         lengths = {name: len(column) for name, column in self._columns.items()}
@@ -273,7 +274,7 @@ class D4rlFile:
             listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
             raise FormatError(
                 f"{self.path}: its columns have different numbers of rows ({listed}), and each has to have one a step",
-                hint=again(self.path),
+                hint=self._again,
             )
         rows = lengths["observations"]
         if not rows:

@@ -12,7 +12,8 @@ from typing import Self
 
 from ..format import fs
 from ..format.contracts import Array
-from ..format.digest import NewFile, bytes_of
+from ..format.digest import bytes_of
+from ..format.syncing import NewFile
 
 _BLOCK = 2 << 20
 """Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""

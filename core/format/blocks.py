@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from ..errors import FormatError
 from ..ted.episodes import Final, rows_equal
 from ..ted.schema import Field, Key, Timing, key_name
 from .contracts import Array, SourceFacts
+from .row_runs import Rows, Runs, as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,19 @@ class EpisodeBlock:
     - `inferred`: bool `[k]`, as in `Piece`.
     - `following`: the states of `next` that the core has made of the rows of `columns`; a reader leaves it empty.
 
+    A reader gives arrays; of those, the core may take rows whose copy it puts off (`RowRuns`).
+
     Seeds and text have no place here: episodes that have them come as pieces. The arrays must stay as they are once the
     block was given.
     """
 
     episodes: Array
     stops: Array
-    columns: Mapping[Key, Array]
+    columns: Mapping[Key, Rows]
     terminated: Array
     truncated: Array
     final: Array
-    next: Mapping[Key, Array] = field(default_factory=dict)
+    next: Mapping[Key, Rows] = field(default_factory=dict)
     inferred: Array | None = None
     following: frozenset[Key] = frozenset()
 
@@ -62,7 +64,7 @@ class EpisodeBlock:
         """Whether what came after a step is not the row before the next one, for each episode; bool `[k]`."""
         found = np.zeros(len(self.episodes), bool)
         for key in self.next.keys() - self.following:
-            apart = ~rows_equal(self.next[key][:-1], self.columns[key][1:])
+            apart = ~rows_equal(as_array(self.next[key])[:-1], as_array(self.columns[key])[1:])
             apart[self.stops[:-1] - 1] = False
             found[np.searchsorted(self.stops, np.flatnonzero(apart), side="right")] = True
         return found
@@ -77,23 +79,23 @@ def completed_block(block: EpisodeBlock, keep: Array, fields: Sequence[tuple[Fie
     missing = block.final == Final.MISSING
     left_out = missing & ~keep
     absent = [key for key in _states(fields) if key not in block.next]
-    rows = np.delete(np.arange(len(block)), block.stops[left_out] - 1) if left_out.any() else None
+    starts, stops = block.starts, block.stops - left_out
+    rows = Runs(starts, stops) if left_out.any() else None
     if rows is not None and not len(rows):
         return None
-    after = np.arange(1, len(block) + 1) if absent else np.zeros(0, np.int64)
-    if absent:
-        after[block.stops - 1] = block.stops - 1
+    # What came after the steps of an episode: its rows from the second on, and the last one again where that is kept.
+    after = Runs(*np.stack((starts + 1, block.stops, block.stops - 1, stops), axis=1).reshape(-1, 2).T)
 
-    def kept(array: Array) -> Array:
-        return array if rows is None else np.take(array, rows, axis=0)
+    def kept(array: Rows) -> Rows:
+        return array if rows is None else rows.of(as_array(array))
 
-    following = {key: np.take(block.columns[key], kept(after), axis=0) for key in absent}
+    following = {key: after.of(as_array(block.columns[key])) for key in absent}
     found = replace(
         block,
         columns={key: kept(array) for key, array in block.columns.items()},
         next={key: kept(array) for key, array in block.next.items()} | following,
-        terminated=kept(block.terminated),
-        truncated=kept(block.truncated),
+        terminated=as_array(kept(block.terminated)),
+        truncated=as_array(kept(block.truncated)),
         final=np.where(left_out, Final.DROPPED, np.where(missing, Final.REPEATED, block.final)).astype(np.uint8),
         following=frozenset(absent),
     )
@@ -156,5 +158,5 @@ def _states(fields: Sequence[tuple[Field, Timing]]) -> set[Key]:
     return {one.key for one, timing in fields if timing == "state"}
 
 
-def _looks(rows: np.ndarray[Any, Any]) -> str:
+def _looks(rows: Rows) -> str:
     return f"{rows.dtype} {list(rows.shape)}"

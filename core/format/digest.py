@@ -1,4 +1,4 @@
-"""Open regular files for reading, write new ones, and digest what is in them with xxh3-128.
+"""Open regular files for reading, and digest what is in them with xxh3-128.
 
 The last component of a path is opened without following links and without blocking: a FIFO or a device in a dataset
 folder is an error, not a hang. xxh3-128 is fast enough to digest everything that is written."""
@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 from ..errors import FormatError
-from . import fs
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -89,38 +88,6 @@ class Hasher:
     def digest(self) -> str:
         """The digest of the bytes so far, as `xxh3-128:<32 hex digits>`."""
         return PREFIX + self._state.hexdigest()
-
-
-class NewFile:
-    """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written."""
-
-    def __init__(self, path: Path) -> None:
-        fs.make_folder(path.parent)
-        self.path = path
-        self.size = 0
-        self._hasher = Hasher()
-        self.descriptor = fs.create(path)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the bytes that were appended."""
-        return self._hasher.digest
-
-    def append(self, data: memoryview) -> None:
-        """Write bytes at the end."""
-        self._hasher.update(data)
-        fs.write(self.descriptor, data, self.path)
-        self.size += len(data)
-
-    def sync(self) -> None:
-        """Wait until all is on the disk."""
-        fs.fsync(self.descriptor, self.path)
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when closed already."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:

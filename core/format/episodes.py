@@ -250,7 +250,7 @@ class EpisodeTable:
 
     def save(self, root: Path) -> list[FileRecord]:
         """Write the table into the dataset folder `root`."""
-        writer = TreeWriter(root / EPISODES, column_fields(self), prefix=f"{EPISODES}/")
+        writer = TreeWriter(root / EPISODES, column_fields(self), prefix=f"{EPISODES}/", rows=len(self))
         try:
             writer.append({(name,): array for name, array in self.columns().items()})
             return writer.finish((len(self),))

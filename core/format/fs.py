@@ -29,7 +29,8 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _OURS = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | _CLOEXEC  # a FIFO in the place of a file must not keep us waiting
 _NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
 _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
-_SYNC_WRITE = 2  # the flag of sync_file_range that does not wait
+_KEEP_SIZE = 1  # the flag of fallocate
+_SYNC_WAIT, _SYNC_WRITE = 1, 2  # the flags of sync_file_range: wait for what was started, start without waiting
 _MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
 _CURRENT_FOLDER = {"linux": -100, "darwin": -2}  # AT_FDCWD
 
@@ -145,17 +146,44 @@ def truncate(descriptor: int, size: int, path: Path) -> None:
         os.ftruncate(descriptor, size)
 
 
+def reserve(descriptor: int, size: int) -> None:
+    """Let the system find room for a file that will have `size` bytes, where it can: writing takes half as long then.
+
+    The file keeps the size that it has. Where there is no room, the writes fail.
+    """
+    libc = _libc()
+    if sys.platform == "linux" and sys.maxsize > 1 << 32 and hasattr(libc, "fallocate"):
+        libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
 def fsync(descriptor: int, path: Path) -> None:
     """Wait until the file's bytes are on the disk."""
     with announced("fsync", path):
         os.fsync(descriptor)
 
 
-def start_syncing(descriptor: int, start: int, size: int) -> None:
-    """Let the system begin to bring these bytes of a file to the disk, where it can: `fsync` then waits for less."""
+def start_syncing(descriptor: int, start: int = 0, size: int = 0) -> None:
+    """Let the system begin to bring these bytes of a file to the disk, where it can: `fsync` then waits for less.
+
+    A `size` of 0 means all from `start` on.
+    """
+    _sync_range(descriptor, start, size, _SYNC_WRITE)  # an error shows when the file is synced
+
+
+def wait_for_writes(descriptor: int, path: Path) -> None:
+    """Wait for what was started of a file. It is safe only after `fsync`, which then often has nothing left to do."""
+    with announced("fsync", path):
+        if _sync_range(descriptor, 0, 0, _SYNC_WAIT):
+            code = ctypes.get_errno()
+            if code not in _UNSUPPORTED:  # reported once: `fsync` of this descriptor would not fail any more
+                raise OSError(code, os.strerror(code), str(path))
+
+
+def _sync_range(descriptor: int, start: int, size: int, flag: int) -> int:
     libc = _libc()
-    if sys.platform == "linux" and hasattr(libc, "sync_file_range"):  # an error shows when the file is synced
-        libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _SYNC_WRITE)
+    if sys.platform != "linux" or not hasattr(libc, "sync_file_range"):
+        return 0
+    return int(libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), flag))
 
 
 def write_file(path: Path, data: bytes, *, within: int | None = None) -> None:

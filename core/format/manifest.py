@@ -28,6 +28,7 @@ from .documents import (
     parse_json,
     plain,
 )
+from .syncing import write_file
 from .ted.tree import FieldRange, require_own_files
 
 _ELEMENTS = 1 << 31
@@ -330,7 +331,7 @@ class Manifest:
         With `at_once`, for a folder that is seen already, there is never half of it.
         """
         fs.make_folder(folder / HIDDEN)
-        (fs.replace_file if at_once else fs.write_file)(folder / MANIFEST, self.to_bytes())
+        (fs.replace_file if at_once else write_file)(folder / MANIFEST, self.to_bytes())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

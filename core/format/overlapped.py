@@ -11,9 +11,10 @@ from ..ted.schema import Key
 from .contracts import Array
 from .episodes import EpisodeTable
 from .manifest import Manifest
+from .row_runs import Rows
 from .ted.builder import Origin, RowBuilder
 
-_Rows: TypeAlias = tuple[Mapping[Key, Array], Array]
+_Rows: TypeAlias = tuple[Mapping[Key, Rows], Array]
 _WAITING = 1
 """Blocks of rows that may wait to be written."""
 
@@ -37,7 +38,7 @@ class OverlappedBuilder(RowBuilder):
         self._finish_waiting()
         self._builder.append(columns, last)
 
-    def append_fresh(self, columns: Mapping[Key, Array], last: Array) -> None:
+    def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
         """Append rows in the thread; wait for it where a block is waiting."""
         self._raise_error()
         if self._thread is None:
@@ -49,7 +50,7 @@ class OverlappedBuilder(RowBuilder):
         while (rows := self._waiting.get()) is not None:
             if self._error is None and not self._stopped:
                 try:
-                    self._builder.append(*rows)
+                    self._builder.append_fresh(*rows)
                 except BaseException as error:
                     self._error = error
 

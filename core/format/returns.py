@@ -32,6 +32,7 @@ from .blocks import EpisodeBlock
 from .contracts import Array, Piece, StepReader
 from .episodes import FINAL, EpisodeRow, EpisodeTable
 from .manifest import Manifest
+from .row_runs import Rows, as_array
 
 
 def running_return(total: float, rewards: Array) -> float:
@@ -138,7 +139,11 @@ class Ingest:
         last[ends] = True
         columns = self._ted_columns((block.terminated, truncated), block.columns, block.next)
         columns[EPISODE] = np.repeat(block.episodes.astype(np.int64), block.lengths)
-        getattr(self._builder, "append_fresh", self._builder.append)(columns, last)
+        fresh = getattr(self._builder, "append_fresh", None)
+        if fresh is None:
+            self._builder.append({key: as_array(rows) for key, rows in columns.items()}, last)
+        else:
+            fresh(columns, last)
         self._tables += [EpisodeTable.from_rows(self._rows)] if self._rows else []
         self._rows = []
         self._tables.append(_table_of(block, truncated, unflagged))
@@ -184,14 +189,15 @@ class Ingest:
             if timing == "state":
                 before[key], after[key] = piece.rows_before(key), piece.rows_after(key)
         columns = self._ted_columns((piece.terminated, truncated), before, after)
-        return columns | {EPISODE: np.full(steps, piece.episode, np.int64)}
+        arrays = {key: as_array(rows) for key, rows in columns.items()}
+        return arrays | {EPISODE: np.full(steps, piece.episode, np.int64)}
 
     def _ted_columns(
-        self, flags: tuple[Array, Array], before: Mapping[Key, Array], after: Mapping[Key, Array]
-    ) -> dict[Key, Array]:
+        self, flags: tuple[Array, Array], before: Mapping[Key, Rows], after: Mapping[Key, Rows]
+    ) -> dict[Key, Rows]:
         """Lay columns out as TED, without the numbers of episodes; `flags` are terminated and truncated."""
         terminated, truncated = flags
-        columns: dict[Key, Array] = {
+        columns: dict[Key, Rows] = {
             NEXT_TERMINATED: terminated[:, None],
             NEXT_TRUNCATED: truncated[:, None],
             NEXT_DONE: (terminated | truncated)[:, None],
@@ -202,7 +208,7 @@ class Ingest:
             elif timing == "step":
                 columns[key] = before[key]
             else:
-                columns[NEXT, *key] = before[key][:, None] if key in SINGLETONS else before[key]
+                columns[NEXT, *key] = as_array(before[key])[:, None] if key in SINGLETONS else before[key]
         return columns
 
 
@@ -214,9 +220,9 @@ def _table_of(block: EpisodeBlock, truncated: Array, unflagged: Array) -> Episod
     inferred = np.zeros(count, bool) if block.inferred is None else block.inferred
     reasons[unflagged] = np.where(inferred, EndReason.INFERRED, EndReason.END_OF_FILE)[unflagged]
     totals, rewards = np.zeros(count), block.columns.get(REWARD)
-    if rewards is not None and rewards.size:
-        width = rewards.size // len(block)
-        totals = episode_returns(rewards.reshape(-1).astype(np.float64), block.starts * width, block.lengths * width)
+    if rewards is not None and (found := as_array(rewards)).size:
+        width = found.size // len(block)
+        totals = episode_returns(found.reshape(-1).astype(np.float64), block.starts * width, block.lengths * width)
     return EpisodeTable.from_columns(
         {
             "episode": block.episodes, "start": block.starts, "length": block.lengths, "return": totals,

@@ -20,6 +20,7 @@ from ..errors import RbtoolError, UsageError
 from . import fs
 from .digest import open_regular
 from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
+from .syncing import Unsynced
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -86,6 +87,7 @@ class Staging:
         self._lock = -1  # the descriptor of `path`
         self._around = contextlib.ExitStack()
         self._parent = -1  # the descriptor of the folder around destination and `path`
+        self._unsynced: Unsynced | None = None
 
     def __enter__(self) -> Self:
         self._require_folders_above()
@@ -100,6 +102,7 @@ class Staging:
                 self.path = _sibling(self.destination, _MARK)
                 fs.make_new_folder(self.path, within=self._parent)
                 self._lock = lock_folder(self.path, within=self._parent)
+            self._unsynced = self._around.enter_context(Unsynced(self.path))
         except BaseException:
             self._unlock()
             raise
@@ -171,12 +174,12 @@ class Staging:
     def publish(self, name: str | None = None) -> bool:
         """Put the folder, or the file or folder `name` inside it, at the destination; the old one, if any, goes.
 
-        Everything must be written and synced before. Returns False, and publishes nothing, if another process
-        put something there in the meantime and `replace` is off.
+        All of it is on the disk before. Returns False, and publishes nothing, if another process put something there in
+        the meantime and `replace` is off.
         """
         built = self.path / name if name else self.path
-        for folder, _, _ in os.walk(self.path):
-            fs.sync_folder(Path(folder))
+        if self._unsynced is not None:
+            self._unsynced.sync(built)
         if self.replace:
             self.refuse_if_taken()  # hours may have passed since the last look
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)

@@ -227,7 +227,8 @@ class SourceConversion:
             manifest = workers.build(folder, codecs, origin, self.progress.advance)
             self.progress.done()
             return manifest
-        with OverlappedBuilder(row_builder(folder, self._fields, self._layout, codecs)) as builder:
+        made = row_builder(folder, self._fields, self._layout, codecs, self.facts.steps)
+        with OverlappedBuilder(made) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")
             ingest.run(self.reader.blocks(self.facts.episode_numbers), self.progress.advance)

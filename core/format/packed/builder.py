@@ -288,14 +288,21 @@ _CHUNK_BYTES = 4 << 20
 
 
 def row_builder(
-    folder: Path, fields: tuple[Field, ...], layout: Layout, codecs: Mapping[Key, RowCodec] | None = None
+    folder: Path,
+    fields: tuple[Field, ...],
+    layout: Layout,
+    codecs: Mapping[Key, RowCodec] | None = None,
+    rows: int = 0,
 ) -> RowBuilder:
-    """Make what builds a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints."""
+    """Make what builds a dataset of that layout in a new folder; SchemaError for the layouts of checkpoints.
+
+    `rows` is how many steps there will be, if that is known.
+    """
     if layout == "packed":
         return PackedBuilder(folder, fields, codecs)
     if layout != "ted":
         raise SchemaError(f"datasets have the layout ted or packed, found {layout!r}")
-    return DatasetBuilder(folder, fields)
+    return DatasetBuilder(folder, fields, rows)
 
 
 def write_dataset(
@@ -316,7 +323,7 @@ def write_dataset(
     steps = source.manifest.steps
     RecordNumbers(table, steps, str(source.path))
     ends = table.start + table.length - 1
-    with row_builder(folder, source.fields, layout, codecs) as builder:
+    with row_builder(folder, source.fields, layout, codecs, steps) as builder:
         for start, stop in source.chunks(_CHUNK_BYTES):
             last = np.zeros(stop - start, bool)
             low, high = np.searchsorted(ends, (start, stop))

@@ -16,8 +16,9 @@ import numpy as np
 from ...errors import CorruptDataError, FormatError, UsageError
 from ...ted.schema import Field, Key, unknown_field
 from ..contracts import Array
-from ..digest import FileRecord, Hasher, NewFile, bytes_of
+from ..digest import FileRecord, Hasher, bytes_of
 from ..open_files import pread_into
+from ..syncing import NewFile
 
 CODECS = ("zstd", "lz4")
 _FORM = re.compile(r"(?P<name>[a-z0-9]+)(?::(?P<level>-?\d+))?")

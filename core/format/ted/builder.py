@@ -34,6 +34,8 @@ from ..manifest import (
     is_inside,
 )
 from ..open_files import MappedWindow, pread_rows
+from ..row_runs import Rows, as_array
+from ..syncing import sync_file
 from .tree import (
     FieldRange,
     MappedLeaf,
@@ -149,7 +151,7 @@ class PositionedTree(Closing):
         for field in self.fields:
             path, size = leaf_path(field.key), self.rows * field.row_bytes
             if size:
-                fs.fsync(self._open[field.key], self.folder / path)
+                sync_file(self._open[field.key], self.folder / path)
                 records.append(FileRecord(path, size, self._hashers[field.key].digest))
             else:  # tensordict keeps no file for a tensor without elements
                 fs.remove(self.folder / path)
@@ -214,9 +216,9 @@ class RowBuilder(Closing, ABC):
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
 
-    def append_fresh(self, columns: Mapping[Key, Array], last: Array) -> None:
+    def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
         """Append rows in arrays that stay as they are: they may be written later, before anything else is done."""
-        self.append(columns, last)
+        self.append({key: as_array(rows) for key, rows in columns.items()}, last)
 
     def finish(
         self,
@@ -237,14 +239,17 @@ class RowBuilder(Closing, ABC):
 
 
 class DatasetBuilder(RowBuilder):
-    """Appends TED rows to a new folder in layout `ted`."""
+    """Appends TED rows to a new folder in layout `ted`; `rows` is how many there will be, if that is known."""
 
-    def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+    def __init__(self, folder: Path, fields: Sequence[Field], rows: int = 0) -> None:
         self.folder = folder
         self.fields = tuple(fields)
-        self._tree = TreeWriter(folder, fields)
+        self._tree = TreeWriter(folder, fields, rows=rows)
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
+        self._tree.append(columns)
+
+    def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
         self._tree.append(columns)
 
     def _complete(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:

@@ -1,0 +1,145 @@
+"""New files, and syncs that wait: all files of a staged folder come to the disk together, before it is published.
+
+A file system with a journal writes that once for all of them, where a sync after each file has it written each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from . import fs
+from .digest import Hasher, open_regular
+
+_MOST_HELD = 128
+"""Descriptors that are held; files beyond those are synced at once."""
+_TOGETHER = 128
+"""So many files are open at a time while they are synced."""
+_staged: list[Unsynced] = []
+
+
+def sync_file(descriptor: int, path: Path) -> None:
+    """Bring a file to the disk: at once, or, below the folder of an `Unsynced`, when that is synced."""
+    inner = max((one for one in tuple(_staged) if one.contains(path)), key=lambda one: len(one.prefix), default=None)
+    if inner is None or not inner.hold(descriptor):
+        fs.fsync(descriptor, path)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Create a small file with these bytes and sync it as `sync_file` does."""
+    descriptor = fs.create(path)
+    try:
+        fs.write(descriptor, memoryview(data), path)
+        sync_file(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+class NewFile:
+    """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written."""
+
+    def __init__(self, path: Path) -> None:
+        fs.make_folder(path.parent)
+        self.path = path
+        self.size = 0
+        self._hasher = Hasher()
+        self.descriptor = fs.create(path)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes that were appended."""
+        return self._hasher.digest
+
+    def append(self, data: memoryview) -> None:
+        """Write bytes at the end."""
+        self._hasher.update(data)
+        fs.write(self.descriptor, data, self.path)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Bring all of it to the disk, as `sync_file` does."""
+        sync_file(self.descriptor, self.path)
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when closed already."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Unsynced:
+    """The files in a folder whose syncs wait until `sync`. A context manager: after it, nothing waits any more.
+
+    A file stays open from the first write to the sync, since a failure to write it to the disk is only reported to
+    those that have it open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.prefix = f"{folder}{os.sep}"
+        self._held: dict[tuple[int, int], int] = {}  # descriptors by device and inode: folders may be renamed
+
+    def contains(self, path: Path) -> bool:
+        """Whether a path is below the folder."""
+        return str(path).startswith(self.prefix)
+
+    def hold(self, descriptor: int) -> bool:
+        """Let the system begin with a file; False where too many wait already."""
+        if len(self._held) >= _MOST_HELD:
+            return False
+        fs.start_syncing(descriptor)
+        kept = os.dup(descriptor)
+        before = self._held.setdefault(_identity(kept), kept)
+        if before != kept:
+            os.close(kept)
+        return True
+
+    def sync(self, built: Path) -> None:
+        """Wait until all that is at `built`, a file or a folder below this one, is on the disk, with its folders."""
+        if built.is_dir():
+            found = list(os.walk(built))
+            files = [Path(folder, name) for folder, _, names in found for name in names]
+        else:
+            found, files = [], [built]
+        for start in range(0, len(files), _TOGETHER):
+            self._sync_together(files[start : start + _TOGETHER])
+        for folder, _, _ in found:
+            fs.sync_folder(Path(folder))
+
+    def _sync_together(self, files: list[Path]) -> None:
+        with contextlib.ExitStack() as stack:
+            opened = [(stack.enter_context(self._descriptor(path)), path) for path in files if not path.is_symlink()]
+            for descriptor, _ in opened:
+                fs.start_syncing(descriptor)
+            for descriptor, path in opened:
+                fs.wait_for_writes(descriptor, path)
+            for descriptor, path in reversed(opened):  # what came to the disk last is in the journal's newest part
+                fs.fsync(descriptor, path)
+
+    @contextlib.contextmanager
+    def _descriptor(self, path: Path) -> Iterator[int]:
+        descriptor = open_regular(path)
+        held = self._held.pop(_identity(descriptor), None)
+        if held is not None:
+            os.close(descriptor)
+            descriptor = held
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        _staged.append(self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _staged.remove(self)
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,140 @@
+"""What is published is on the disk before: every file and folder of it, whichever verb wrote it."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rbtool
+from rbtool.core.errors import OutOfSpaceError
+from rbtool.core.format import fs, syncing
+from rbtool.core.format.staging import Staging
+from rbtool.core.format.syncing import NewFile, write_file
+from rbtool.core.testing.datasets import write_walks
+
+TABLE = Path(__file__).parents[2] / "data" / "d4rl" / "hopper_random-v2.hdf5"
+Job = Callable[[Path, Path], object]
+
+JOBS: dict[str, Job] = {
+    "convert": lambda data, dest: rbtool.convert(TABLE, dest),
+    "convert with workers": lambda data, dest: rbtool.convert(TABLE, dest, num_workers=2),
+    "convert to packed": lambda data, dest: rbtool.convert(TABLE, dest, layout="packed"),
+    "repack": lambda data, dest: rbtool.convert(data, dest, layout="packed", compress=["observation=zstd"]),
+    "preprocess": lambda data, dest: rbtool.preprocess(data, dest=dest, operations={"normalize": ["observation"]}),
+    "split": lambda data, dest: rbtool.split(data, dest, train=0.5, val=0.5),
+    "save": lambda data, dest: rbtool.checkpoint.save(data, dest, form="flat"),
+    "save to one file": lambda data, dest: rbtool.checkpoint.save(data, dest.with_suffix(".h5"), form="h5"),
+}
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
+    """What each inode looked like when it was last synced."""
+    found: dict[int, tuple[int, int]] = {}
+    sync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        sync(descriptor)
+        here = os.fstat(descriptor)
+        found[here.st_ino] = here.st_size, here.st_mtime_ns
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return found
+
+
+def _unsynced(built: Path, synced: dict[int, tuple[int, int]]) -> list[str]:
+    """What is there and was changed since it was synced."""
+    found = []
+    for path in [built, *built.rglob("*")]:
+        here = path.stat()
+        if synced.get(here.st_ino) != (here.st_size, here.st_mtime_ns):
+            found.append(str(path.relative_to(built)))
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_all_of_it_is_on_the_disk_before_it_is_published(
+    job: str, tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_walks(tmp_path / "data", [(40, "terminated"), (30, "open"), (9, "truncated"), (5, "both")])
+    left: list[list[str]] = []
+    publish = Staging._place_folder, Staging._place_file
+
+    def looking(place: Callable[[Staging, Path], bool]) -> Callable[[Staging, Path], bool]:
+        def placed(staging: Staging, built: Path) -> bool:
+            left.append(_unsynced(built, synced))
+            return place(staging, built)
+
+        return placed
+
+    monkeypatch.setattr(Staging, "_place_folder", looking(publish[0]))
+    monkeypatch.setattr(Staging, "_place_file", looking(publish[1]))
+    JOBS[job](tmp_path / "data", tmp_path / "made")
+    assert left == [[]]
+
+
+def test_outside_a_staged_folder_a_file_is_synced_at_once(tmp_path: Path, synced: dict[int, tuple[int, int]]) -> None:
+    with Staging(tmp_path / "made") as staging:
+        write_file(tmp_path / "beside", b"x")
+        write_file(staging.path / "inside", b"y")
+        assert _unsynced(tmp_path / "beside", synced) == []
+        assert _unsynced(staging.path / "inside", synced) == ["."]
+
+
+def test_files_beyond_those_that_are_held_are_synced_at_once(
+    tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syncing, "_MOST_HELD", 3)
+    with Staging(tmp_path / "made") as staging:
+        for number in range(5):
+            write_file(staging.path / str(number), b"x")
+        assert [len(_unsynced(staging.path / str(number), synced)) for number in range(5)] == [1, 1, 1, 0, 0]
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_no_descriptor_is_left_open(tmp_path: Path, published: bool) -> None:
+    before = _open_files()
+    with Staging(tmp_path / "made") as staging:
+        for number in range(9):
+            write_file(staging.path / str(number), b"x")
+        assert _open_files() >= before + 9
+        if published:
+            staging.publish()
+    assert _open_files() == before
+    assert (tmp_path / "made").exists() == published
+
+
+def test_a_file_that_the_disk_does_not_take_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, path: Path) -> None:
+        with fs.announced("fsync", path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fs, "wait_for_writes", full)
+    with Staging(tmp_path / "made") as staging:
+        write_file(staging.path / "inside", b"y")
+        with pytest.raises(OutOfSpaceError):
+            staging.publish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_descriptor_that_saw_a_failure_is_the_one_that_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports a failed write to those that have had the file open, and to nobody who opens it later."""
+    asked: list[Any] = []
+    with Staging(tmp_path / "made") as staging:
+        file = NewFile(staging.path / "inside")
+        file.append(memoryview(b"abc"))
+        os.lseek(file.descriptor, 2, os.SEEK_SET)  # shared by duplicates, and by nothing that is opened apart
+        file.sync()
+        file.close()
+        monkeypatch.setattr(fs, "fsync", lambda descriptor, path: asked.append(os.lseek(descriptor, 0, os.SEEK_CUR)))
+        staging.publish()
+    assert 2 in asked
