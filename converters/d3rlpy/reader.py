@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.encodings.foreign_h5 import names_in, require_whole_h5
 from ...core.encodings.h5_open import absurd_size, open_h5
-from ...core.encodings.h5_text import stored_text
+from ...core.encodings.h5_values import HeapValues
 from ...core.encodings.stored_columns import reading
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
@@ -57,11 +57,12 @@ class D3rlpyReader(ColumnReader):
         require_whole_h5(self.path)
         with reading("the structure", self.path):
             self._file = h5py.File(open_h5(self.path))
+        self._values = HeapValues(self._file.id)
         try:
             with reading("its arrays", self.path):
                 self._look_over()
         except BaseException:
-            self._file.close()
+            self.on_close()
             raise
 
     def _look_over(self) -> None:
@@ -163,8 +164,8 @@ class D3rlpyReader(ColumnReader):
         if not isinstance(found, h5py.Dataset) or found.shape is None or found.size > _MOST_COLUMNS:
             raise FormatError(f"{self.path}: {name} is missing, or is no single value")
         if h5py.check_string_dtype(found.dtype) is not None and found.dtype.kind == "O":
-            texts = stored_text(found, self.path)
-            return texts if found.shape else texts[0]
+            texts = self._values.dataset(name)[()]
+            return texts.tolist() if found.shape else texts
         if found.dtype.hasobject:
             raise FormatError(f"{self.path}: {name} is {found.dtype}, which is neither numbers nor text")
         return found[()]
@@ -204,6 +205,7 @@ class D3rlpyReader(ColumnReader):
 
     def on_close(self) -> None:
         """Close the file."""
+        self._values.close()
         self._file.close()
 
 

@@ -20,6 +20,7 @@ from ...core.encodings.foreign_h5 import plain_value, require_whole_h5
 from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
 from ...core.encodings.h5_rows import H5Rows
+from ...core.encodings.h5_values import HeapValues
 from ...core.encodings.stored_columns import DAMAGED, reading
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
@@ -161,6 +162,7 @@ class D4rlFile:
         require_whole_h5(path, hint=again(path))
         with reading("the structure", path, hint=again(path)):
             self._file = h5py.File(open_h5(path))
+        self._values = HeapValues(self._file.id)
         try:
             with reading("the structure", path, hint=again(path)):
                 self._chunks = _chunks_in(self._file)
@@ -240,6 +242,7 @@ class D4rlFile:
 
     def close(self) -> None:
         """Close the file."""
+        self._values.close()
         self._file.close()
 
     def _column(self, name: str) -> Column:
@@ -299,7 +302,7 @@ class D4rlFile:
 
     def _look_around(self) -> _Gathered:
         found = _Gathered()
-        attributes = {str(name): value for name, value in self._file.attrs.items()}
+        attributes = {str(name): self._values.attribute(self._file["/"].id, name) for name in self._file.attrs}
         if attributes:
             found.metadata["attributes"] = {name: plain_value(value) for name, value in sorted(attributes.items())}
         for path, item in datasets_in(self._file):
@@ -351,7 +354,7 @@ class D4rlFile:
         if found.taken > _MOST_METADATA:
             found.dropped.append(Dropped(path, f"the metadata have more than {_MOST_METADATA >> 20} MiB"))
             return
-        content = value[()]
+        content = self._values.dataset(path)[()]
         small = not value.shape or (value.dtype.kind in "biuf" and math.prod(value.shape) <= _FEW_NUMBERS)
         if small or value.dtype.kind == "O":
             _put(found.metadata, path.removeprefix(_METADATA).split("/"), plain_value(content))

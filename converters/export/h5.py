@@ -13,18 +13,23 @@ as h5py writes bool; complex numbers are compounds of `r` and `i`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from ...core.encodings.h5_open import open_h5
+from ...core.encodings.h5_values import HeapValues
+from ...core.encodings.stored_columns import DAMAGED
 from ...core.encodings.streams import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.sinks import Sink
 from ...core.ted.schema import file_stem
 from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
+
+_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 
 
 class H5Exporter(Sink):
@@ -34,9 +39,9 @@ class H5Exporter(Sink):
     def made(cls, path: Path) -> bool:
         """Return whether the attribute `format` is that of an export."""
         try:
-            with h5py.File(open_h5(path)) as file:
-                return bool(file.attrs.get("format") == FORMAT)
-        except (RbtoolError, OSError, RuntimeError, KeyError):
+            with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
+                return bool(values.attribute(file["/"].id, "format") == FORMAT)
+        except _UNREADABLE:
             return False
 
     def prepare(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from ...core.encodings.foreign_h5 import require_whole_h5
 from ...core.encodings.h5_layout import begins_as_h5
 from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
+from ...core.encodings.h5_values import HeapValues
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
 from .columns import TEXT, TableColumn, TableFile, array_column, native
@@ -26,6 +27,7 @@ class Hdf5File(TableFile):
         if begins_as_h5(path):  # what precedes HDF5 elsewhere is not in the size that the header states
             require_whole_h5(path)
         self._file = h5py.File(open_h5(path))
+        self._values = HeapValues(self._file.id)
         try:
             self._datasets = {name: item for name, item in datasets_in(self._file) if isinstance(item, h5py.Dataset)}
             self.columns = {name: self._column(name, dataset) for name, dataset in self._datasets.items()}
@@ -51,7 +53,8 @@ class Hdf5File(TableFile):
         for name in names:
             dataset = self._datasets[name]
             if self.columns[name].is_text:
-                found[name] = np.asarray(dataset.asstr(errors="backslashreplace")[start:stop], object)
+                text = self._values.dataset(name, start, stop).asstr(errors="backslashreplace")
+                found[name] = np.asarray(text[start:stop], object)
                 continue
             rows = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
             if rows.size:
@@ -60,4 +63,5 @@ class Hdf5File(TableFile):
         return found
 
     def close(self) -> None:
+        self._values.close()
         self._file.close()

@@ -13,16 +13,16 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5f, h5fd, h5g, h5o, h5p, h5s, h5t
+from h5py import h5a, h5d, h5f, h5fd, h5g, h5i, h5o, h5s, h5t
 
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array
 from ..ted.schema import dtype_name
-from .h5_open import LARGEST, absurd_size, members, open_h5
+from .h5_open import LARGEST, absurd_size, members, open_h5, small_cache
+from .h5_values import HeapValues
 from .stored_columns import FETCH_AGAIN, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
 _DEEPEST = 32
-_KEPT_STRUCTURE = 1 << 20
 _NO_DATA = ColumnForm("odd", why="it is a type without data")
 _SINGLE = ColumnForm("odd", why="it is a single value, not one a step")
 
@@ -38,10 +38,11 @@ class GroupFile:
         self.hint = hint
         self.forms: dict[tuple[bytes, tuple[int, ...]], _Form] = {}
         with reading("the structure", path, hint=hint):
-            self._file: h5f.FileID = open_h5(path, _access())
+            self._file: h5f.FileID = open_h5(path, small_cache())
         plain = self._file.get_access_plist().get_driver() == h5fd.SEC2
         self.descriptor: int = int(self._file.get_vfd_handle()) if plain else -1
         """libhdf5's descriptor of the file; -1 where it has none."""
+        self.values = HeapValues(self._file)
 
     def names(self, group: bytes = b"/") -> list[bytes]:
         """List the names in a group."""
@@ -67,24 +68,8 @@ class GroupFile:
 
     def close(self) -> None:
         """Close the file and everything opened in it."""
+        self.values.close()
         self._file.close()
-
-
-def _access() -> h5p.PropFAID:
-    """Properties to open a file with.
-
-    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is read once, and a
-    cache of 1 MB is even faster.
-    """
-    access = h5p.create(h5p.FILE_ACCESS)
-    access.set_fclose_degree(h5f.CLOSE_STRONG)
-    access.set_file_locking(True, True)  # file systems without locks will do
-    cache = access.get_mdc_config()
-    cache.set_initial_size = True
-    cache.initial_size = cache.min_size = cache.max_size = _KEPT_STRUCTURE
-    cache.incr_mode = cache.flash_incr_mode = cache.decr_mode = 0
-    access.set_mdc_config(cache)
-    return access
 
 
 class StoredGroup:
@@ -150,10 +135,9 @@ class StoredGroup:
 
     def strings(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
         """Read rows of a `text` column (as UTF-8) or of a `bytes` column."""
-        dataset = self._dataset(path)
-        rows = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
-        if rows.size:
-            self._read(path, dataset, start, rows)
+        where = b"/".join((h5i.get_name(self._group), *(part.encode() for part in path)))
+        with self._reading(f"{column_name(path)!r} of {self._what}"):
+            rows = self._file.values.dataset(where, start, stop)[start:stop] if stop > start else ()
         return [row if isinstance(row, bytes) else row.tobytes() for row in rows]
 
     def attribute_names(self) -> list[str]:
@@ -166,7 +150,7 @@ class StoredGroup:
     def attribute(self, name: str) -> Any:
         """Read an attribute, as h5py gives it."""
         with self._reading(f"the attributes of {self._what}"):
-            return h5py.Group(self._group).attrs[name]
+            return self._file.values.attribute(self._group, name)
 
     def _dataset(self, path: ColumnPath) -> h5d.DatasetID:
         found = self._open.get(path)

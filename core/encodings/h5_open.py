@@ -5,23 +5,28 @@ datasets. An untrusted file must not read other files, so its whole structure is
 So are compressed chunks: libhdf5 unpacks a chunk to its end, however large, and compares sizes afterwards.
 
 libhdf5 keeps one state for each file of a process, and refuses to open a file again with another kind of locking or
-of closing. A file that is read through a Python object is a different file to libhdf5.
+of closing. A file that is read through a Python object is a different file to libhdf5: the structure is checked
+through one, for virtual datasets and fill values of text are in heaps.
 """
 
 from __future__ import annotations
 
-import io
+import atexit
 import math
 import os
+import weakref
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from h5py import Group, h5d, h5f, h5fd, h5g, h5l, h5o, h5p, h5z
 
 from ..errors import CorruptDataError, UsageError
 from ..format.digest import open_regular, require_regular
+from .h5_headers import Widths, fill_values
+from .h5_heap import CheckedFile, is_in_heap, unit_in_heap
 
 LARGEST = 512 << 20
 """Bytes that one chunk may take in memory, and any dataset may state."""
@@ -90,6 +95,7 @@ def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: li
 
 
 _DEEPEST = 64
+_KEPT_STRUCTURE = 1 << 20
 _UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
@@ -102,15 +108,88 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
     the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group or the compressed
     chunks of a dataset that cannot be listed. What cannot be opened is passed over, as reading it fails as well.
     FormatError for a FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts
-    other readers out; OSError, libhdf5's own, for a file that cannot be read.
+    other readers out; OSError, libhdf5's own, for a file that cannot be read. Values in heaps are read with
+    `HeapValues` alone.
     """
     file = _open(path, access, place or path)
     try:
-        _require_contained(h5g.open(file, b"/"), path)
+        with _checked(file) as opened:
+            _require_contained(opened, path)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def small_cache() -> h5p.PropFAID:
+    """Return properties to open a file with that is read once.
+
+    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is read once, and a
+    cache of 1 MB is even faster.
+    """
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_file_locking(True, True)  # file systems without locks will do
+    cache = access.get_mdc_config()
+    cache.set_initial_size = True
+    cache.initial_size = cache.min_size = cache.max_size = _KEPT_STRUCTURE
+    cache.incr_mode = cache.flash_incr_mode = cache.decr_mode = 0
+    access.set_mdc_config(cache)
+    return access
+
+
+class Checked(NamedTuple):
+    """A file that Python reads for libhdf5, and the bytes of it."""
+
+    file: h5f.FileID
+    data: CheckedFile
+
+
+def open_checked(file: h5f.FileID) -> Checked:
+    """Open a file once more, so that its heaps are checked; one that Python reads already is returned as it is."""
+    if file.get_access_plist().get_driver() != h5fd.SEC2:
+        return Checked(file, _data_of[h5f.get_name(file)])
+    data = CheckedFile(os.dup(file.get_vfd_handle()))
+    return Checked(_open_data(data, small_cache()), data)
+
+
+@contextmanager
+def _checked(file: h5f.FileID) -> Iterator[Checked]:
+    opened = open_checked(file)
+    try:
+        yield opened
+    finally:
+        if opened.file is not file:
+            opened.file.close()
+
+
+_data_of: weakref.WeakValueDictionary[bytes, CheckedFile] = weakref.WeakValueDictionary()
+_opened: weakref.WeakSet[h5f.FileID] = weakref.WeakSet()
+
+
+def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
+    """Open a file that Python reads; `data` is closed if that fails."""
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5fd.fileobj_driver, data)
+    name = repr(data).encode()
+    try:
+        file = h5f.open(name, h5f.ACC_RDONLY, fapl=access)
+        made = file.get_create_plist()
+        data.widths, data.base = Widths(*made.get_sizes()), made.get_userblock()
+    except BaseException:
+        data.close()
+        raise
+    _data_of[name] = data
+    _opened.add(file)
+    return file
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what Python reads: libhdf5 would close it when there is no Python left."""
+    for file in list(_opened):
+        if file.valid:
+            file.close()
 
 
 def root_members(path: Path, group: str = "") -> list[str]:
@@ -122,14 +201,15 @@ def root_members(path: Path, group: str = "") -> list[str]:
     access.set_file_locking(False, False)
     file = _open(path, access, path)
     try:
-        inside, name = h5g.open(file, b"/"), group.encode()
-        if name:
-            if name not in members(inside) or inside.links.get_info(name).type != h5l.TYPE_HARD:
-                return []
-            inside = h5o.open(inside, name)
-            if not isinstance(inside, h5g.GroupID):
-                return []
-        return [one.decode(errors="surrogateescape") for one in members(inside)]
+        with _checked(file) as opened:
+            inside, name = h5g.open(opened.file, b"/"), group.encode()
+            if name:
+                if name not in members(inside) or inside.links.get_info(name).type != h5l.TYPE_HARD:
+                    return []
+                inside = h5o.open(inside, name)
+                if not isinstance(inside, h5g.GroupID):
+                    return []
+            return [one.decode(errors="surrogateescape") for one in members(inside)]
     finally:
         file.close()
 
@@ -156,8 +236,9 @@ def datasets_in(file: Any) -> Iterator[tuple[str, Any]]:
     yield from sorted(found, key=lambda one: one[0])
 
 
-def _require_contained(root: h5g.GroupID, path: Path) -> None:
-    """Raise FormatError for the first thing that leads out of the file, or in circles."""
+def _require_contained(opened: Checked, path: Path) -> None:
+    """Raise CorruptDataError for the first thing that leads out of the file, in circles, or to a damaged heap."""
+    root = h5g.open(opened.file, b"/")
     seen = {h5o.get_info(root).addr}
     above: list[tuple[str, h5g.GroupID, Iterator[bytes]]] = [("", root, _hard_members(root, "", path))]
     while above:
@@ -170,8 +251,10 @@ def _require_contained(root: h5g.GroupID, path: Path) -> None:
         try:
             found = h5o.open(group, name)
         except _UNREADABLE:
+            if opened.data.damage:
+                raise CorruptDataError(f"{path} is damaged: {opened.data.damage}") from None
             continue
-        why = _why_not(found) if isinstance(found, h5d.DatasetID) else ""
+        why = _why_not(found, opened.data) if isinstance(found, h5d.DatasetID) else ""
         if why:
             raise _refused(path, f"the dataset {where} {why}")
         if isinstance(found, h5g.GroupID):
@@ -206,10 +289,12 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
     yield from names
 
 
-def _why_not(dataset: h5d.DatasetID) -> str:
+def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
     """Return why a dataset must not be read, or an empty string."""
     # An offset in the file proves nothing: libhdf5 reads external storage even where the dataset states one, too.
     try:
+        if is_in_heap(dataset.get_type()):
+            _require_fill(dataset, data)
         made = dataset.get_create_plist()
         if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
             return "takes its data from other files or datasets"
@@ -219,6 +304,13 @@ def _why_not(dataset: h5d.DatasetID) -> str:
         return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
     except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
         return "has an index of chunks that cannot be read"
+
+
+def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
+    """Raise OSError unless a fill value that is in a heap is there: libhdf5 reads it along with the properties."""
+    for value in fill_values(data.read_at, h5o.get_info(dataset).addr, data.widths):
+        if unit := unit_in_heap(dataset.get_type()):
+            data.require_references(value, unit, 1)
 
 
 def _refused(path: Path, why: str) -> CorruptDataError:
@@ -232,18 +324,15 @@ def _refused(path: Path, why: str) -> CorruptDataError:
 def _open(path: Path, access: h5p.PropFAID | None, place: Path) -> h5f.FileID:
     require_regular(place)
     access = access or h5p.create(h5p.FILE_ACCESS)
+    access.set_fapl_sec2()  # whatever driver the environment names
     try:
         return h5f.open(os.fsencode(place), h5f.ACC_RDONLY, fapl=access)
     except OSError as error:
         if _is_written_to(place):
             raise UsageError(f"{path} is open for writing in this process", hint="close it there first") from error
-        through = access.copy()
-        file = _ReadOnly(place)
-        through.set_fileobj_driver(h5fd.fileobj_driver, file)
         try:
-            return h5f.open(repr(file).encode(), h5f.ACC_RDONLY, fapl=through)
+            return _open_data(CheckedFile(open_regular(place)), access.copy())
         except OSError:
-            file.close()
             raise error from None
 
 
@@ -256,33 +345,3 @@ def _is_written_to(path: Path) -> bool:
         except (OSError, ValueError):  # it has no name on the disk, or was removed
             continue
     return False
-
-
-class _ReadOnly(io.RawIOBase):
-    """A file with the methods that h5py's `fileobj` driver calls; closed with the last reference to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = open_regular(path)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        return os.readv(self._descriptor, [buffer])
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        try:
-            return os.lseek(self._descriptor, offset, whence)
-        except OverflowError as error:
-            raise OSError(f"byte {offset} is beyond every file: an address in it is damaged") from error
-
-    def tell(self) -> int:
-        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()

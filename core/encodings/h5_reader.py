@@ -76,7 +76,7 @@ class H5Source:
         """Return a descriptor of the file and the byte at which a dataset's rows begin; None if they lie in chunks."""
         with self._reading(name):
             found = self._dataset(name, dtype, shape)
-            offset = found.id.get_offset() if found.chunks is None else None
+            offset = found.id.get_offset() if found.chunks is None and found.id.get_storage_size() else None
             if offset is None:
                 return None
             return self._descriptor, int(offset)

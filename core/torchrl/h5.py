@@ -67,7 +67,8 @@ class _Groups(H5Source):
             found = h5o.open(above, member.encode())
             if isinstance(found, h5d.DatasetID):
                 dtype, plain = self._type_of(found, key)
-                begin = found.get_offset() if plain else None  # chunked data has none
+                # Chunked data has no offset. What was never written has no size, and an odd offset behind a user block.
+                begin = found.get_offset() if plain and found.get_storage_size() else None
                 if begin is None:
                     self._require(name)
                 entry = (key, dtype, tuple(found.shape), -1 if begin is None else int(begin))
