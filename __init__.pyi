@@ -109,6 +109,7 @@ from .core.verbs.inspect import inspect as inspect
 from .core.verbs.listing import list_datasets
 from .core.verbs.listing import list_remote as list_remote
 from .core.verbs.merge import merge as merge
+from .core.verbs.mix import mix as mix
 from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split

@@ -12,7 +12,7 @@ import typer
 from ..core.errors import CheckFailed
 from ..core.progress import readable_size as size
 from .help import Example
-from .options import Compress, Dataset, DryRun, Force, LayoutName, Root, show_published, verb
+from .options import Compress, Dataset, DryRun, Force, LayoutName, Root, SchemaName, show_published, verb
 from .output import Output
 from .text import Cell, Styled, Table, counted, number
 
@@ -59,7 +59,6 @@ DIFF_EXAMPLES = (
     ),
     Example("rbtool diff ./cartpole ./cartpole --rtol 1e-6 --json", "with a tolerance, as JSON"),
 )
-SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 StratifyName = enum.StrEnum("StratifyName", {"RETURN": "return"})
 KeptLayout = Annotated[
     LayoutName | None, typer.Option("--layout", help="ted or packed. Default: packed if all sources are.")

@@ -36,6 +36,7 @@ _Function: TypeAlias = Callable[..., int | None]
 
 FinalStepName = enum.StrEnum("FinalStepName", {"AUTO": "auto", "DROP": "drop", "REPEAT": "repeat"})
 LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
+SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 
 Compress: TypeAlias = Annotated[
     list[str] | None,

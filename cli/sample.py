@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number
 
 if TYPE_CHECKING:
-    from ..core.verbs.sample import SampledField, SampledSlice, SampleResult, SampleTiming
+    from ..core.verbs.sample_result import SampledField, SampledSlice, SampleResult, SampleTiming
 
 EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
@@ -116,10 +117,10 @@ def sample(
     verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their digests first.")] = False,
     root: Root = None,
 ) -> None:
-    """Draw steps or slices at random, as training would.
+    """Draw steps or slices of a dataset or a mixture at random, as training would.
 
     The batch is the first one of a buffer with this sampler and seed. With -q, prints the number of each drawn step,
-    one per line; with --time, the steps per second.
+    one per line, after that of its dataset for a mixture; with --time, the steps per second.
     """
     from ..core.verbs.sample import sample as run
 
@@ -133,9 +134,14 @@ def sample(
 
 
 def _names(result: SampleResult) -> list[str]:
-    """Return the output of `-q`: the rate with `--time`, else the numbers of the drawn steps."""
+    """Return the output of `-q`: the rate with `--time`, else the numbers of the drawn steps.
+
+    Of a mixture the number of the dataset comes first: `1:512`.
+    """
     if result.timing is not None:
         return [f"{round(result.timing.steps_per_second)} steps/s"]
+    if result.sources:
+        return [f"{source}:{index}" for source, index in zip(result.sources, result.indices, strict=True)]
     return [str(index) for index in result.indices]
 
 
@@ -156,7 +162,7 @@ def lines(result: SampleResult, width: int | None = None) -> list[list[Cell]]:
     title: Line = [Styled(f"{_counts(result)} of {result.path}", "bold"), f"   seed {result.seed}{how}"]
     return [
         *folded(title, width, 2),
-        *folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE),
+        *_drawn_lines(result, width),
         [Styled("batch", "dim")],
         *Table(rows, right=frozenset({3})).lines(width),
         *(line for row in (_speed(result.timing) if result.timing else []) for line in folded(row, width, _TITLE)),
@@ -168,14 +174,34 @@ def _counts(result: SampleResult) -> str:
     return f"{steps} in {counted(len(result.slices), 'slice')}" if result.slices else steps
 
 
-def _drawn(result: SampleResult) -> str:
-    """Format the first few steps, or slices with their ends."""
+def _drawn_lines(result: SampleResult, width: int | None) -> Iterator[list[Cell]]:
+    """Return the first few steps or slices; of a mixture those of each dataset, with the number of its steps."""
+    if not result.datasets:
+        yield from folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE)
+        return
+    yield [Styled("drawn", "dim")]
+    rows: list[Line] = [
+        [
+            f"  {one.name}",
+            Styled(f"{one.steps / result.n:.1%}", "cyan"),
+            counted(one.steps, "step"),
+            _drawn(result, number) if one.steps else "",
+        ]
+        for number, one in enumerate(result.datasets)
+    ]
+    yield from Table(rows, right=frozenset({1, 2})).lines(width)
+
+
+def _drawn(result: SampleResult, source: int = 0) -> str:
+    """Format the first few steps, or slices with their ends, of a dataset."""
     if result.slices:
         form = "episode:first-last"
-        drawn = [_slice(one) for one in result.slices]
+        drawn = [_slice(one) for one in result.slices if one.source == source]
     else:
         form = "episode:step"
-        drawn = [f"{episode}:{step}" for episode, step in zip(result.episodes, result.steps, strict=True)]
+        sources = result.sources or (source,) * result.n
+        places = zip(sources, result.episodes, result.steps, strict=True)
+        drawn = [f"{episode}:{step}" for found, episode, step in places if found == source]
     return f"{form} {' '.join(drawn[:_SHOWN])}{' …' if len(drawn) > _SHOWN else ''}"
 
 

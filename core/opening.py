@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +19,22 @@ from .errors import (
     DatasetNotFoundError,
     FormatError,
     RbtoolError,
+    UsageError,
 )
 from .format.contracts import Array, PassedSteps, StepReader
 from .format.episodes import EpisodeTable
+from .format.locate import reader_class, reader_names
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
+from .format.mixture import refuse_mixture
 from .format.open_files import ListedFiles, one_generation
 from .format.packed.reader import CutPackedReader, PackedReader
 from .format.packed.recording import COMMITS, unfinished_recording
-from .format.staging import is_ours, mend
+from .format.staging import PARTS_FILE, is_ours, mend
 from .format.ted.reader import FolderReader, PlainReader, TedReader
 from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .torchrl.layout import TorchrlKeys
-from .torchrl.reader import TorchrlReader, find_torchrl
+from .torchrl.reader import BUFFER, TorchrlReader, find_torchrl
 
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
@@ -198,6 +202,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     place = find_torchrl(path)
     if place is not None:
         return TorchrlSteps.at(place)
+    refuse_several(path)
     if path.is_file():
         return H5Reader(path)
     if not path.exists():
@@ -220,6 +225,42 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if layout in {"flat", "nested"}:
         return (CutFlatReader if damaged else FlatReader)(path, listed)
     raise FormatError(f"{path} has layout {layout!r}, which is not read here")
+
+
+def refuse_several(path: Path) -> None:
+    """Raise UsageError for what is several datasets: the folder of a split, and a mixture file."""
+    refuse_mixture(path)
+    if (path / PARTS_FILE).is_file() and not has_manifest(path):
+        parts = ", ".join(sorted(part.name for part in path.iterdir() if has_manifest(part)))
+        raise UsageError(f"{path} holds the parts of a split, one of them is expected: {parts}")
+
+
+def open_dataset(path: Path) -> TedReader | PackedReader:
+    """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
+    quoted = shlex.quote(str(path))
+    refuse_several(path)
+    if (path / BUFFER).is_file():
+        raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
+    if not is_steps(path):
+        form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+        if form is not None:
+            raise UsageError(
+                f"{path} is a raw {form} dataset, one in TED is expected",
+                hint=f"convert it first: rbtool convert {quoted} DEST",
+            )
+    elif not is_ours(path) and not (path / HIDDEN).is_dir():
+        raise UsageError(
+            f"{path} is a tensordict folder, and no dataset that rbtool made",
+            hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
+        )
+    reader = open_steps(path)
+    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
+        return reader
+    with reader:
+        raise UsageError(
+            f"{path} is a checkpoint in the layout {reader.manifest.layout}, a dataset is expected",
+            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
+        )
 
 
 def finished_manifest(path: str | os.PathLike[str]) -> Manifest | None:

@@ -6,6 +6,7 @@ The preprocessing engine is imported by the functions that need it: few callers 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import secrets
 import shlex
@@ -18,20 +19,24 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from tqdm import tqdm
 
+from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import DatasetNotFoundError, SchemaError, UsageError
 from ..format import fs
-from ..format.locate import find_dataset, reader_class, reader_names, storage_root
+from ..format.locate import find_dataset, storage_root
+from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
-from ..format.staging import Staging, is_ours
+from ..format.staging import Staging
 from ..format.ted.reader import TedReader
-from ..opening import is_steps, open_steps
+from ..opening import open_dataset
 from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
+from ..samplers.base import Sampler
+from ..samplers.ensemble import SamplerEnsemble
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
-from ..torchrl.reader import BUFFER
+from ..verbs.mixtures import open_mixture
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .storage import DatasetStorage, Mode
 
@@ -270,8 +275,8 @@ def load_dataset(
     mode: Mode = "c",
     verify: bool = False,
     root: str | os.PathLike[str] | None = None,
-) -> DatasetReplayBuffer:
-    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`.
+) -> DatasetReplayBuffer | ReplayBufferEnsemble:
+    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
     The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
     `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
@@ -281,30 +286,49 @@ def load_dataset(
     `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
+    A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
+    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler.
+
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
     checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
-    FormatError and CorruptDataError for what cannot be read.
+    FormatError and CorruptDataError for what cannot be read, and for a dataset that was changed since it was mixed;
+    SchemaError (a RuntimeError) for a mixture of datasets with different fields.
     """
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
-    path = _found(dataset, root)
-    with _opened(path) as reader:  # what is verified is what is mapped, also if the dataset is replaced meanwhile
+
+    def opened(reader: TedReader | PackedReader, **arguments: Any) -> DatasetReplayBuffer:
         if verify:
             reader.verify_files()
         storage = _storage(reader, mode, split_trajs)
-    generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
-    buffer = DatasetReplayBuffer(
-        storage=storage,
-        batch_size=batch_size,
-        sampler=sampler,
-        transform=transform,
-        collate_fn=collate_fn,
-        pin_memory=pin_memory,
-        prefetch=prefetch,
-        generator=generator,
-    )
+        own = sampler if arguments or not isinstance(sampler, Sampler) else copy.deepcopy(sampler)  # one each
+        return DatasetReplayBuffer(storage=storage, sampler=own, collate_fn=collate_fn, **arguments)
+
+    path = _found(dataset, root)
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
+        "generator": torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed),
+    }  # fmt: skip
+    buffer: DatasetReplayBuffer | ReplayBufferEnsemble
+    if is_mixture(path):
+        _refuse_for_mixtures(path, sampler, split_trajs)
+        buffer = open_mixture(path, opened, root).ensemble(lambda member: member, **arguments)
+    else:
+        with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
+            buffer = opened(reader, **arguments)
     buffer._unseeded = seed is None
     return buffer
+
+
+def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
+    """Raise UsageError for arguments of `load_dataset` that a mixture does not take."""
+    if split_trajs:
+        raise UsageError(f"split_trajs pads all trajectories to one length, and {path} is a mixture of datasets")
+    if isinstance(sampler, SamplerEnsemble):
+        raise UsageError(
+            f"a SamplerEnsemble was given, and {path} has weights of its own",
+            hint="give a sampler, of which each dataset gets a copy, and assign weights: buffer.p = [1, 3]",
+        )
 
 
 def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool) -> Storage:
@@ -331,30 +355,3 @@ def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None)
         if known is None:
             raise
         return find_dataset(f"{source}:{known.id}", root)
-
-
-def _opened(path: Path) -> TedReader | PackedReader:
-    """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
-    quoted = shlex.quote(str(path))
-    if (path / BUFFER).is_file():
-        raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
-    if not is_steps(path):
-        form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
-        if form is not None:
-            raise UsageError(
-                f"{path} is a raw {form} dataset, one in TED is expected",
-                hint=f"convert it first: rbtool convert {quoted} DEST",
-            )
-    elif not is_ours(path) and not (path / ".rbtool").is_dir():
-        raise UsageError(
-            f"{path} is a tensordict folder, and no dataset that rbtool made",
-            hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
-        )
-    reader = open_steps(path)
-    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
-        return reader
-    with reader:
-        raise UsageError(
-            f"{path} is a checkpoint in the layout {reader.manifest.layout}, a dataset is expected",
-            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
-        )

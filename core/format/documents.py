@@ -1,4 +1,4 @@
-"""Strict JSON documents: parsing, writing, and decoding into frozen dataclasses.
+"""Strict JSON documents: parsing, writing, and decoding into frozen dataclasses; and values of TOML.
 
 NaN and Infinity literals are refused; such numbers are the strings "nan", "inf" and "-inf". The annotations of a
 dataclass are the schema that its document must meet."""
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..errors import FormatError, SchemaError
+from ..errors import FormatError, SchemaError, UsageError
 from ..ted.schema import NEXT, Field, numpy_dtype
 from .digest import digest_bytes, read_regular
 
@@ -57,6 +57,24 @@ def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False)
         whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         text = whole.encode(errors="backslashreplace").decode()
     return text
+
+
+def toml_value(value: Any) -> str:
+    """Write text, a number, a flag, or lists and tables of them as a value of TOML.
+
+    UsageError for text that is not Unicode, such as a path that is not UTF-8: TOML cannot hold it.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{value!r} is not UTF-8, which a TOML file cannot hold") from None
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_value(part)}' for key, part in value.items())} }}"
+    return repr(value) if not isinstance(value, bool) else str(value).lower()
 
 
 def newer_version(origin: str, version: object, known: int, what: str = "version") -> FormatError:

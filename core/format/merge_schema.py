@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import SchemaError, UsageError, did_you_mean
 from ..ted.schema import NEXT, Field, Key, key_name, state_keys
 from .contracts import StepReader
-from .manifest import Dropped
+from .manifest import Dropped, Manifest
 from .merged import MergedSchema, mask_key
 from .returns import return_field_of
 
@@ -70,7 +70,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     """
     each = [reader.fields for reader in readers]
     differences = field_differences(each)
-    rewards = _reward_meanings(readers, names)
+    rewards = reward_meanings([reader.manifest for reader in readers], names)
     unresolved = [one for one in differences if not _resolved(one, policy, cast)]
     if unresolved or (rewards and policy == "error"):
         left_out = [one.key for one in differences if policy == "intersect" and one not in unresolved]
@@ -196,15 +196,15 @@ def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
     return bool(np.can_cast(narrow, wide, "safe"))
 
 
-def _reward_meanings(readers: Sequence[StepReader], names: Sequence[str]) -> list[str]:
+def reward_meanings(manifests: Sequence[Manifest], names: Sequence[str]) -> list[str]:
     """Name datasets whose rewards are sums over several steps, where those of others are not."""
-    keys = {
-        name: None if (found := return_field_of(reader.manifest)) is None else found.key
-        for reader, name in zip(readers, names, strict=True)
-        if any(leaf.key == (NEXT, "reward") for leaf in reader.fields)
-    }
-    summed = [name for name, key in keys.items() if key != (NEXT, "reward")]
-    if not summed or len(summed) == len(keys):
+    named = [
+        (name, None if (found := return_field_of(manifest)) is None else found.key)
+        for manifest, name in zip(manifests, names, strict=True)
+        if any(leaf.key == (NEXT, "reward") for leaf in manifest.fields)
+    ]
+    summed = [name for name, key in named if key != (NEXT, "reward")]
+    if not summed or len(summed) == len(named):
         return []
     return [f"next.reward is a sum over n steps in {' and '.join(summed)}, and of one step in the others"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,14 @@ import numpy as np
 
 from ..declarations import ReaderOptions
 from ..encodings.layout import STORAGE
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, open_source
 from ..format.manifest import Manifest
+from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
 from ..format.packed.recording import COMMITS
 from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
@@ -32,6 +34,7 @@ from ..ted.findings import Finding, Rule
 from ..ted.rules import DATA_RULES, MidEpisodeFlagRule
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
+from .mixtures import open_mixture
 from .results import Result, given_options, refuse_raw_options, seconds_since
 from .saved_steps import BUFFER_RULES, NO_DIGESTS, buffer_findings, has_steps, open_saved
 
@@ -86,12 +89,16 @@ def check(
     `dataset` is a path or `source:id`. The checkpoint of a buffer (rbtool's or TorchRL's) is also checked for
     consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
     are read once for the digests and once for the rows, in bounded memory. Of a raw dataset of another library, the
-    rules about rows run on what a conversion would make of it; `format` and `options` are those of `convert`.
+    rules about rows run on what a conversion would make of it; `format` and `options` are those of `convert`. Of a
+    mixture every dataset is checked once, and that it has not changed since it was mixed.
 
     Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
     Raises DatasetNotFoundError and FormatError if there is nothing to check.
     """
     started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options("check", options)
+    if is_mixture(path):
+        refuse_raw_options(path, {"format": format, **given})
+        return _check_mixture(path, root, progress or Silent(), started)
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
@@ -116,6 +123,31 @@ def check(
         notes += _without_final(reader)
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
+
+
+def _check_mixture(path: Path, root: str | os.PathLike[str] | None, progress: Progress, started: float) -> CheckResult:
+    """Check the datasets of a mixture, whose names their findings and notes start with, and that they can be mixed."""
+    mixture, findings, places = read_mixture(path), list[Finding](), dict[Path, str]()
+    try:
+        places = {one.path: one.member.name for one in open_mixture(path, lambda reader: None, root).datasets}
+    except (RbtoolError, OSError) as error:
+        hint = error.hint if isinstance(error, RbtoolError) else ""
+        findings = [Finding(*_OPENS, "error", f"{error}; {hint}" if hint else str(error))]
+        for member in mixture.dataset:  # those that are there, without mixtures in the mixture
+            with contextlib.suppress(RbtoolError, OSError):
+                places[member.place(path, root)] = member.name
+        places = {place: name for place, name in places.items() if not is_mixture(place)}
+    results = []
+    for place, name in places.items():
+        try:
+            results.append((name, check(place, root=root, progress=progress)))
+        except (RbtoolError, OSError) as error:
+            findings.append(Finding(*_OPENS, "error", f"{name}: {error}"))
+    findings += [replace(one, message=f"{name}: {one.message}") for name, result in results for one in result.findings]
+    steps, episodes = (sum(getattr(result, count) for _, result in results) for count in ("steps", "episodes"))
+    skipped = list(dict.fromkeys(rule for _, result in results for rule in result.skipped))
+    notes = tuple(f"{name}: {note}" for name, result in results for note in result.notes)
+    return replace(_result(path, findings, steps, episodes, skipped, started), notes=notes)
 
 
 def _check_raw(

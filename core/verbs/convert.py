@@ -26,7 +26,7 @@ from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader, require_final_step
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
-from ..opening import BufferSteps, is_steps
+from ..opening import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
 from .check_source import sound_episodes
 from .results import (
@@ -92,8 +92,7 @@ def convert(
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
     `dest`, OutOfSpaceError; `dest` is unchanged in every case.
     """
-    source, destination = find_dataset(path, root), fs.expanded(dest)
-    progress = progress or Silent()
+    source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
     wanted, methods = require_layout(layout, compress), tuple(compress)
     ends, workers = require_final_step(final_step), require_workers(num_workers)
     given = given_options("convert", options)
@@ -106,6 +105,7 @@ def convert(
             force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
+    refuse_several(source)
     chosen = normal_form(episodes) if episodes is not None else None
     with (
         open_source(source, format=format, final_step=ends, options=given) as reader,

@@ -27,6 +27,8 @@ from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .inspect_columns import ColumnsResult
+from .inspect_parts import PartsResult, inspect_several
+from .mix import MixResult
 from .results import Result, given_options, refuse_raw_options
 from .saved_steps import has_steps, is_unknown
 
@@ -253,14 +255,15 @@ def inspect(
     format: str | None = None,
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[ReaderOptions],
-) -> InspectResult | ColumnsResult:
+) -> InspectResult | ColumnsResult | MixResult | PartsResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
     source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
     and `options` are those of `convert`. Of a table (HDF5, npz, a folder of npy files, CSV, Parquet) in no known format
-    the columns are listed, with the options that would convert it.
+    the columns are listed, with the options that would convert it; of a mixture and of the folder of a split the
+    datasets.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -270,6 +273,9 @@ def inspect(
     if head is not None and episode is None:
         raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
     path, given = find_dataset(dataset, root), given_options("inspect", options)
+    if episode is None and (several := inspect_several(path, root)) is not None:
+        refuse_raw_options(path, {"format": format, **given})
+        return several
     if format is None and not given and episode is None and is_unknown(path):
         overview = overview_of(path)
         if overview is not None:

@@ -17,14 +17,14 @@ from ..format import fs
 from ..format.checks import damage_explained
 from ..format.contracts import Array, StepReader
 from ..format.locate import find_dataset, require_apart
-from ..format.manifest import Layout, Manifest, Provenance, Request, has_manifest
+from ..format.manifest import Layout, Manifest, Provenance, Request
 from ..format.merge_schema import Policy, merged_schema, require_policy
 from ..format.merged import MergedSchema, MergedSteps, joined_table, numbers_of_runs, runs_text
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.staging import PARTS_FILE, Staging, mend
+from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
@@ -119,9 +119,6 @@ def merge(
 @contextlib.contextmanager
 def opened_steps(path: Path) -> Iterator[StepReader]:
     """Open the dataset or checkpoint at `path`, also the steps of a saved buffer."""
-    if (path / PARTS_FILE).is_file() and not has_manifest(path):
-        parts = ", ".join(sorted(part.name for part in path.iterdir() if has_manifest(part)))
-        raise UsageError(f"{path} holds the parts of a split, one of them is expected: {parts}")
     if not is_of_buffer(path):
         has_steps(path)  # raises the best error for anything else
     with damage_explained(path, can_skip=False), open_saved(path) as reader:

@@ -1,15 +1,13 @@
-"""`sample`: draw a batch of a dataset as a replay buffer does, describe it, and measure the sampling speed."""
+"""`sample`: draw a batch of a dataset as a replay buffer does, and measure the sampling speed."""
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,207 +15,31 @@ from ..errors import UsageError
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
+from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.ted.reader import TedReader
 from ..opening import open_steps
-from ..stats.moments import mean_of
-from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
-from .results import Result
+from ..ted.schema import Field
+from .mixtures import open_mixture
+from .sample_result import (
+    DrawnRows,
+    SampledDataset,
+    SampleResult,
+    SampleTiming,
+    checked_seconds,
+    sampled_fields,
+    sampled_slices,
+    timed,
+)
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
 from .saved_steps import has_steps
 
 if TYPE_CHECKING:
-    import torch
     from tensordict import TensorDictBase
 
+    from ..buffers.base import ReplayBuffer
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..storages.base import Storage
-
-SECONDS = 2.0
-_WARM_UP = 0.1
-_LEAST = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTiming:
-    """Timing of `batches` consecutive batches: total `seconds`, and per batch `median_us` and `p95_us`.
-
-    A warm-up of a tenth of the time is left out: it reads files and compiles kernels. `threads` is the number of
-    threads of torch.
-    """
-
-    batches: int
-    seconds: float
-    batches_per_second: float
-    steps_per_second: float
-    bytes_per_second: float
-    median_us: float
-    p95_us: float
-    threads: int
-
-
-def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
-    """Return for how many seconds to measure, None to measure nothing; UsageError for an invalid time."""
-    if seconds is None:
-        return SECONDS if asked else None
-    if not asked:
-        raise UsageError("--seconds says for how long to measure, and no time is taken", hint="add --time")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--seconds is {seconds}, a time above 0 is expected")
-    return seconds
-
-
-def timed(draw: Callable[[], int], seconds: float, *, step_bytes: float, threads: int) -> SampleTiming:
-    """Call `draw`, which returns the number of steps it drew, repeatedly for about `seconds`."""
-    _until(draw, seconds * _WARM_UP)
-    durations, steps = _until(draw, seconds)
-    total = float(durations.sum())
-    return SampleTiming(
-        batches=len(durations),
-        seconds=round(total, 6),
-        batches_per_second=len(durations) / total,
-        steps_per_second=steps / total,
-        bytes_per_second=steps * step_bytes / total,
-        median_us=float(np.median(durations)) * 1e6,
-        p95_us=float(np.percentile(durations, 95)) * 1e6,
-        threads=threads,
-    )
-
-
-def _until(draw: Callable[[], int], seconds: float) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], int]:
-    """Draw for `seconds`, and at least `_LEAST` batches; return the seconds of each, and the total number of steps."""
-    durations: list[float] = []
-    steps = 0
-    stop = time.perf_counter() + seconds
-    while len(durations) < _LEAST or time.perf_counter() < stop:
-        started = time.perf_counter()
-        drawn = draw()
-        durations.append(time.perf_counter() - started)
-        steps += drawn
-    return np.array(durations), steps
-
-
-_INDEX = "index"
-_MASK = ("collector", "mask")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledField:
-    """One leaf of the batch: its full shape, its bytes, and a summary of its values.
-
-    `min`, `mean` and `max` leave NaN out; they are None for flags, text and complex numbers. `true_fraction` is the
-    share of True in a flag, None for anything else.
-    """
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    min: float | None = None
-    mean: float | None = None
-    max: float | None = None
-    true_fraction: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledSlice:
-    """Steps `first` to `last` of the episode with the source's number `episode`; `start` is the row of the first.
-
-    `length` is the number of steps, `padding` the number of repetitions of the last one that fill the slice up: the
-    mask is `length` times True, then `padding` times False.
-    """
-
-    episode: int
-    first: int
-    last: int
-    start: int
-    length: int
-    padding: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleResult(Result):
-    """A batch of `n` steps: storage rows (`indices`), the source's episode numbers, and steps within the episodes.
-
-    `options` are the given options of the sampler. `slices` is empty for a sampler that draws single steps, `timing`
-    None without `time`. `fields` are the leaves of the batch, with those that the sampler adds.
-    """
-
-    kind: ClassVar[str] = "sample"
-    path: Path
-    n: int
-    seed: int
-    sampler: str
-    options: Mapping[str, Any]
-    indices: tuple[int, ...]
-    episodes: tuple[int, ...]
-    steps: tuple[int, ...]
-    slices: tuple[SampledSlice, ...]
-    fields: tuple[SampledField, ...]
-    timing: SampleTiming | None
-
-
-def sampled_slices(
-    batch: TensorDictBase, rows: np.ndarray[Any, Any], table: EpisodeTable, options: SamplerOptions, batch_size: int
-) -> tuple[SampledSlice, ...]:
-    """Split the rows of a batch into its slices."""
-    if not options.in_slices:
-        return ()
-    steps = options.steps_of_a_slice(batch_size)
-    mask = batch.get(_MASK, None)
-    runs: list[tuple[np.ndarray[Any, Any], int]]
-    if mask is not None and (options.pad or options.batched):
-        real = mask.numpy(force=True).reshape(-1, steps).sum(1)
-        runs = [(run[:length], steps - length) for run, length in zip(rows.reshape(-1, steps), real, strict=True)]
-    elif options.strict_length:
-        runs = [(run, 0) for run in rows.reshape(-1, steps)]
-    else:
-        ends = np.flatnonzero(batch.get(NEXT_TRUNCATED).numpy(force=True).reshape(-1)) + 1
-        runs = [(run, 0) for run in np.split(rows, ends[:-1])]
-    return tuple(_slice(run, int(padding), table) for run, padding in runs)
-
-
-def _slice(rows: np.ndarray[Any, Any], padding: int, table: EpisodeTable) -> SampledSlice:
-    which = int(table.index_of_step(rows[:1])[0])
-    first = int(rows[0] - table.start[which])
-    return SampledSlice(
-        episode=int(table.episode[which]),
-        first=first,
-        last=first + len(rows) - 1,
-        start=int(rows[0]),
-        length=len(rows),
-        padding=padding,
-    )
-
-
-def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
-    """Describe the leaves of a batch: those of the dataset in order, then those that the sampler added."""
-    for field in fields:
-        yield _sampled(field.name, field.dtype, batch.get(field.key), is_text=field.role == "text")
-    known = {_INDEX, *(field.name for field in fields)}
-    keys: Iterable[str | Key] = batch.keys(include_nested=True, leaves_only=True)
-    for key in keys:
-        name = key if isinstance(key, str) else key_name(key)
-        if name not in known:
-            values = batch.get(key)
-            yield _sampled(name, str(values.dtype).removeprefix("torch."), values)
-
-
-def _sampled(name: str, dtype: str, values: torch.Tensor, *, is_text: bool = False) -> SampledField:
-    import torch
-
-    shape, size = tuple(values.shape), values.numel() * values.element_size()
-    known: dict[str, Any] = {"key": name, "dtype": dtype, "shape": shape, "bytes": size}
-    bits = values.view(torch.uint16) if dtype == "bfloat16" else values
-    numbers = as_numbers(bits.numpy(force=True), dtype)
-    if not numbers.size or "complex" in dtype or is_text:
-        return SampledField(**known)
-    if dtype == "bool":
-        return SampledField(**known, true_fraction=float(numbers.mean()))
-    numbers = numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers
-    if not numbers.size:
-        return SampledField(**known)
-    return SampledField(**known, min=numbers.min().item(), mean=mean_of(numbers), max=numbers.max().item())
 
 
 def sample(
@@ -243,7 +65,7 @@ def sample(
     verify: bool = False,
     root: str | os.PathLike[str] | None = None,
 ) -> SampleResult:
-    """Draw a batch of `n` steps, 256 by default, of a dataset or a checkpoint (a path or `source:id`).
+    """Draw a batch of `n` steps, 256 by default, of a dataset, a checkpoint or a mixture (a path or `source:id`).
 
     The same seed gives the same steps, equal to the first batch of `load_dataset(…, seed=seed)` with that sampler; by
     default a new seed is generated and reported. Only the sampled rows are read, unless `verify` is set, which first
@@ -280,14 +102,94 @@ def sample(
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} was given, a number of 64 bits without sign is expected")
     path = find_dataset(dataset, root)
+    drawing = _Drawing(options, size, seed, verify, limit)
+    if is_mixture(path):
+        return drawing.of_mixture(path, root)
     has_steps(path)
     with open_steps(path) as reader:
         if not reader.manifest.steps:
             raise UsageError(f"{reader.path} has no steps: there is nothing to sample")
-        if verify:
+        return drawing.of_dataset(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """One run of `sample`."""
+
+    options: SamplerOptions
+    size: int
+    seed: int
+    verify: bool
+    limit: float | None
+
+    def of_dataset(self, reader: StepReader) -> SampleResult:
+        self._require(reader)
+        buffer = _buffer(reader, self.options, self.size)
+        self._seed(buffer)
+        batch = buffer.sample()
+        rows = np.asarray(batch["index"]).reshape(-1)
+        drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), tables=[reader.episodes])
+        return self._result(reader.path, buffer, batch, reader.fields, drawn)
+
+    def of_mixture(self, path: Path, root: str | os.PathLike[str] | None) -> SampleResult:
+        """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
+        options = self._of_exact_length()
+
+        def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
+            try:
+                self._require(reader)
+                return _buffer(reader, options), reader.episodes
+            except UsageError as error:
+                raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
+
+        opening = open_mixture(path, opened, root)
+        buffer = opening.ensemble(lambda made: made[0], batch_size=self.size)
+        self._seed(buffer)
+        batch = buffer.sample()
+        sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
+        drawn = DrawnRows(rows=rows, sources=sources, tables=[one.made[1] for one in opening.datasets])
+        counts = np.bincount(sources, minlength=len(opening.datasets)).tolist()
+        datasets = tuple(
+            SampledDataset(name=one.member.name, path=one.path, steps=count)
+            for one, count in zip(opening.datasets, counts, strict=True)
+        )
+        found = self._result(path, buffer, batch, opening.fields, drawn)
+        return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
+
+    def _of_exact_length(self) -> SamplerOptions:
+        """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
+        options = self.options
+        if not options.in_slices:
+            return options
+        if not options.strict_length and not options.pad:
+            raise UsageError(
+                "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
+                hint="--pad takes short episodes and fills them up",
+            )
+        return replace(options, slice_len=options.steps_of_a_slice(self.size), num_slices=None)
+
+    def _seed(self, buffer: ReplayBuffer) -> None:
+        import torch  # lazy: takes seconds, and an invalid request fails before
+
+        buffer.set_rng(torch.Generator().manual_seed(self.seed))
+
+    def _require(self, reader: StepReader) -> None:
+        if self.verify:
             _verify(reader)
-        options.check_lengths(reader.episodes.length, size)
-        return _drawn(reader, options, size, seed, limit)
+        self.options.check_lengths(reader.episodes.length, self.size)
+
+    def _result(
+        self, path: Path, buffer: ReplayBuffer, batch: TensorDictBase, fields: Sequence[Field], drawn: DrawnRows
+    ) -> SampleResult:
+        sampled = tuple(sampled_fields(batch, tuple(fields)))
+        episodes, steps = drawn.places()
+        step_bytes = sum(field.bytes for field in sampled) / len(drawn.rows)
+        return SampleResult(
+            path=path, n=len(drawn.rows), seed=self.seed, sampler=self.options.sampler, options=self.options.given(),
+            indices=tuple(drawn.rows.tolist()), episodes=tuple(episodes.tolist()), steps=tuple(steps.tolist()),
+            slices=sampled_slices(batch, drawn, self.options, self.size), fields=sampled,
+            timing=None if self.limit is None else _timing(buffer, self.limit, step_bytes),
+        )  # fmt: skip
 
 
 def _verify(reader: StepReader) -> None:
@@ -297,35 +199,13 @@ def _verify(reader: StepReader) -> None:
     reader.verify_files()
 
 
-def _drawn(reader: StepReader, options: SamplerOptions, size: int, seed: int, limit: float | None) -> SampleResult:
-    buffer = _buffer(reader, options, size, seed)
-    batch = buffer.sample()
-    rows = np.asarray(batch["index"]).reshape(-1)
-    table = reader.episodes
-    which = table.index_of_step(rows)
-    fields = tuple(sampled_fields(batch, tuple(reader.fields)))
-    return SampleResult(
-        path=reader.path,
-        n=len(rows),
-        seed=seed,
-        sampler=options.sampler,
-        options=options.given(),
-        indices=tuple(rows.tolist()),
-        episodes=tuple(table.episode[which].tolist()),
-        steps=tuple((rows - table.start[which]).tolist()),
-        slices=sampled_slices(batch, rows, table, options, size),
-        fields=fields,
-        timing=None if limit is None else _timing(buffer, limit, sum(field.bytes for field in fields) / len(rows)),
-    )
-
-
-def _timing(buffer: TensorDictReplayBuffer, seconds: float, step_bytes: float) -> SampleTiming:
+def _timing(buffer: ReplayBuffer, seconds: float, step_bytes: float) -> SampleTiming:
     import torch
 
     return timed(lambda: buffer.sample().numel(), seconds, step_bytes=step_bytes, threads=torch.get_num_threads())
 
 
-def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -> TensorDictReplayBuffer:
+def _buffer(reader: StepReader, options: SamplerOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
     """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
@@ -338,8 +218,7 @@ def _buffer(reader: StepReader, options: SamplerOptions, size: int, seed: int) -
         storage=_storage(reader),
         sampler=make_sampler(options, reader),
         writer=ImmutableDatasetWriter(),
-        batch_size=size,
-        generator=torch.Generator().manual_seed(seed),
+        batch_size=batch_size,
     )
     if priorities is not None:
         buffer.update_priority(torch.arange(len(priorities)), torch.from_numpy(priorities))

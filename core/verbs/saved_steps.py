@@ -25,7 +25,7 @@ from ..format.open_files import OpenFiles, one_generation
 from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
 from ..format.ted.tree import batch_of, read_tree
-from ..opening import BufferSteps, is_steps, open_steps, whole_episodes
+from ..opening import BufferSteps, is_steps, open_steps, refuse_several, whole_episodes
 from ..ted.findings import Finding
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl
 
@@ -38,9 +38,8 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
     True also for damaged data and for a file in an unknown format: opening it gives the best error message. `format`
     names the format of a raw dataset that need not be recognised in it.
 
-    Raises UsageError for a raw dataset unless `raw` is set, for a single file of one, and for the checkpoint of a
-    buffer or a storage that holds no steps in a form of its own; DatasetNotFoundError for an empty folder;
-    FormatError for anything else.
+    Raises UsageError for a mixture, the folder of a split, a raw dataset unless `raw` is set, a single file of one, and
+    the checkpoint of a buffer without steps of its own; DatasetNotFoundError for an empty folder; else FormatError.
     """
     found = is_steps(path)
     if not found or _is_storage(path):
@@ -94,11 +93,12 @@ def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
 
 
 def _refuse_buffer(path: Path) -> None:
-    """Raise UsageError for the checkpoint of a buffer, a part of one, and the checkpoint of a storage."""
+    """Raise UsageError for several datasets, the checkpoint of a buffer, a part of one, and that of a storage."""
+    refuse_several(path)
     buffer = next((folder for folder in (path, path.parent) if (folder / BUFFER).is_file()), None)
     if buffer is not None:
-        storage = buffer / STORAGE_FOLDER
-        steps = next((str(place) for place in (storage, *storage.glob("*.h5")) if is_ours(place)), None)
+        places = (buffer / STORAGE_FOLDER, *(buffer / STORAGE_FOLDER).glob("*.h5"))
+        steps = next((str(place) for place in places if is_ours(place)), None)
         raise UsageError(
             f"{path} is {'' if buffer == path else 'part of '}the checkpoint of a replay buffer, a dataset or a "
             "checkpoint of steps is expected",

@@ -9,7 +9,7 @@ import pytest
 import rbtool
 
 VERBS = [
-    "list", "download", "convert", "preprocess", "merge", "split", "inspect", "stats", "sample", "diff", "check",
+    "list", "download", "convert", "preprocess", "merge", "split", "mix", "inspect", "stats", "sample", "diff", "check",
     "demo",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
@@ -73,7 +73,7 @@ def test_every_verb_has_the_same_common_options(page, pages):
 
 
 @pytest.mark.parametrize(
-    "page", ["convert", "download", "preprocess", "merge", "split", "checkpoint save", "checkpoint load"]
+    "page", ["convert", "download", "preprocess", "merge", "mix", "split", "checkpoint save", "checkpoint load"]
 )
 def test_verbs_that_write_can_be_tried_and_forced(page, pages):
     assert "--dry-run" in pages[page]
@@ -102,6 +102,8 @@ def test_the_version_is_told(shell):
         ("rbtool ch", {"check", "checkpoint"}),
         ("rbtool checkpoint save --as ", {"ted", "flat", "nested", "h5"}),
         ("rbtool check --fail-on ", {"error", "warn"}),
+        ("rbtool mi", {"mix"}),
+        ("rbtool mix --schema ", {"error", "intersect", "union"}),
     ],
 )
 def test_the_shell_completes(words, found, shell):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ...declarations import OPERATION_OPTIONS
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import fs
-from ...format.documents import load_json
+from ...format.documents import load_json, toml_value
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from .base import Discount, EpisodeChoice, Operation, texts_of
 from .filters import Episodes
@@ -195,23 +194,9 @@ def pipeline_text(program: Program) -> str:
     """Write a program as a pipeline file; reading it gives the same program."""
     tables = []
     for document in program.describe():
-        lines = [f"{key} = {_toml(value)}" for key, value in document.items()]
+        lines = [f"{key} = {toml_value(value)}" for key, value in document.items()]
         tables.append("\n".join([f"[[{_TABLE}]]", *lines]))
     return "\n\n".join(tables) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{_commas(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {_commas(f'{key} = {_toml(part)}' for key, part in value.items())} }}"
-    return repr(value) if not isinstance(value, bool) else str(value).lower()
-
-
-def _commas(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
 
 
 def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:

@@ -78,7 +78,7 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sample.SampleResult:
+def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sample_result.SampleResult:
     arguments = {"sampler": case, **CASES[case][0], **more}
     return rbtool.sample(path, n, **arguments)
 

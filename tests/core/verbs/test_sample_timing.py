@@ -8,7 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.sample import checked_seconds, timed
+from rbtool.core.verbs.sample_result import checked_seconds, timed
 
 
 def test_the_first_batches_are_left_out() -> None:

@@ -1,0 +1,154 @@
+"""`rbtool mix`, and how `rbtool inspect` shows several datasets at once: a mixture, or the parts of a split."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .help import Example
+from .options import DryRun, Force, Root, SchemaName, verb
+from .output import Output
+from .text import Cell, Line, Styled, Table, counted, folded, number
+
+if TYPE_CHECKING:
+    from ..core.verbs.inspect_parts import PartsResult
+    from ..core.verbs.mix import MixResult
+
+EXAMPLES = (
+    Example(
+        "rbtool convert ./minari/cartpole/scripted-v0 ./more && rbtool mix ./cartpole:0.7 ./more:0.3 mix.toml"
+        " && rbtool sample mix.toml --seed 0",
+        "70 % of the steps are drawn from one dataset, 30 % from the other",
+    ),
+    Example(
+        "rbtool preprocess ./cartpole --select observation,action,next.reward --dest ./few"
+        " && rbtool mix ./cartpole ./few some.toml --by-size --schema union",
+        "by the number of steps; fields that one lacks are zero there, with a mask",
+    ),
+    Example(
+        "rbtool preprocess ./cartpole --episodes :2 --dest ./small"
+        " && rbtool mix ./cartpole ./small flat.toml --by-size --temperature 5 --dry-run",
+        "small datasets more often than by their size; what would be written",
+    ),
+)
+_TITLE = 9
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "mix", EXAMPLES)(mix)
+
+
+def mix(
+    datasets: Annotated[
+        list[str],
+        typer.Argument(metavar="DATASET[:WEIGHT]...", help="Paths, stored datasets or mixtures, two or more."),
+    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST.toml", help="The file to write.")],
+    *,
+    out: Output,
+    by_size: Annotated[
+        bool, typer.Option("--by-size", help="Weight each dataset by its number of steps, instead of WEIGHT.")
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", help="Raise weights to 1/T: a high T makes them equal.")
+    ] = 1.0,
+    schema: Annotated[
+        SchemaName,
+        typer.Option(
+            "--schema",
+            help="Fields that only some have: refuse them; leave them out; or have zeros and a mask for the others.",
+        ),
+    ] = SchemaName.ERROR,
+    root: Root = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Mix datasets for training, without a copy: a small file that load_dataset opens like a dataset.
+
+    WEIGHT is the share of the steps that are drawn from a dataset; weights need not add up to 1, and are equal if none
+    is given. A path in the file is relative to its folder. A dataset that is changed later is noticed.
+    """
+    from ..core.errors import UsageError
+    from ..core.verbs.mix import mix as run
+    from ..core.verbs.mix import weighted_names
+
+    names, weights = weighted_names(datasets, root)
+    if by_size and weights:
+        raise UsageError("--by-size weights the datasets, and weights were given too", hint="leave one of them out")
+    result = run(
+        names, dest, p="size" if by_size else weights, temperature=temperature, schema=schema.value, root=root,
+        force=force, dry_run=dry_run,
+    )  # fmt: skip
+    state = "nothing was written; this would be " if dry_run else ""
+    state = "already there: " if result.already_there else state
+    out.summary(Styled(state, "yellow"), _counts(result))
+    out.show(result, [dest], lambda width: member_lines(result, width))
+    if not dry_run:
+        out.suggest(f"rbtool sample {shlex.quote(dest)}")
+
+
+def _counts(result: MixResult) -> str:
+    found = [counted(len(result.members), "dataset"), counted(result.steps, "step")]
+    return " · ".join([*found, counted(result.episodes, "episode")])
+
+
+def mixture_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+    """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
+    yield from folded([Styled(str(result.path), "bold"), f"   mixture   {_counts(result)}"], width, 2)
+    yield from member_lines(result, width)
+    yield from folded([Styled(f"{'digest':<{_TITLE}}", "dim"), result.content_digest], width, _TITLE)
+
+
+def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
+    """Return the datasets with the share of each, and what is done about fields that differ."""
+    rows: list[Line] = [
+        [
+            f"  {one.name}",
+            Styled(f"{one.share:.1%}", "cyan"),
+            f"weight {number(one.weight)}" if one.weight is not None else "",
+            counted(one.steps, "step"),
+            counted(one.episodes, "episode"),
+            f"mixture of {one.datasets}" if one.name.endswith(".toml") else "",
+        ]
+        for one in result.members
+    ]
+    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
+    if result.weights is not None or result.temperature != 1:
+        how = ["by number of steps"] if result.weights is not None else []
+        how += [f"temperature {number(result.temperature)}"] if result.temperature != 1 else []
+        yield from folded([Styled(f"{'weights':<{_TITLE}}", "dim"), " · ".join(how)], width, _TITLE)
+    names = [one.name for one in result.members]
+    for one in result.differences:
+        yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
+    for note in result.notes:
+        yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
+
+
+def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]:
+    """Return the parts of a split as `inspect` shows them."""
+    how = [f"by {result.by}", "in order" if result.in_order else f"seed {result.seed}"]
+    how += [f"stratified by {result.stratify}"] if result.stratify else []
+    counts = f"{counted(result.steps, 'step')}   {counted(result.episodes, 'episode')}"
+    yield from folded([Styled(str(result.path), "bold"), f"   split {', '.join(how)}   {counts}"], width, 2)
+    rows: list[list[Cell]] = [
+        [
+            f"  {part.name}",
+            counted(part.steps, "step"),
+            counted(part.episodes, "episode"),
+            f"{part.episodes / max(result.episodes, 1):.1%}",
+            "" if part.mean_return is None else f"mean return {number(part.mean_return)}",
+            Styled(part.problem or "", "red"),
+        ]
+        for part in result.parts
+    ]
+    yield from Table(rows, frozenset({1, 2, 3, 4})).lines(width)
+    if result.duplicates:
+        line = f"{counted(result.duplicates, 'episode')} also in another part"
+        yield from folded([Styled(f"{'identical':<{_TITLE}} ", "yellow"), line], width, _TITLE)
+    yield from folded(
+        [Styled(f"{'digest':<{_TITLE}}", "dim"), f"{result.content_digest}, before the split"], width, _TITLE
+    )

@@ -1,0 +1,199 @@
+"""Mixture files: TOML that names several datasets, their weights, and what is done about fields that differ."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+
+from ..errors import FormatError, RbtoolError, UsageError, did_you_mean
+from . import fs
+from .digest import read_regular
+from .documents import Check, decode, newer_version, toml_value
+from .locate import find_dataset
+from .merge_schema import Policy
+
+SUFFIX = ".toml"
+BY_SIZE = "size"
+_FORMAT = "rbtool mix"
+_VERSION = 1
+_LARGEST = 1 << 20
+"""Bytes of the largest file that is read: enough for a thousand datasets."""
+_ID = re.compile(r"[a-z][a-z0-9_]*:[^:\\\0][^\0]*")
+
+_Weight: TypeAlias = Annotated[float, Check("a number from 0", lambda weight: weight >= 0 and math.isfinite(weight))]
+_Temperature: TypeAlias = Annotated[float, Check("a number above 0", lambda value: value > 0 and math.isfinite(value))]
+_Text: TypeAlias = Annotated[str, Check("text", lambda text: text and "\0" not in text)]
+_Id: TypeAlias = Annotated[str, Check("source:id", _ID.fullmatch)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A dataset or another mixture file, by `path` or by `id` (`source:id` of a stored dataset), and its weight.
+
+    A relative path starts at the folder of the file that names it. `content_digest` is the digest of the content when
+    the file was written; None takes any content.
+    """
+
+    path: _Text | None = None
+    id: _Id | None = None
+    weight: _Weight | None = None
+    content_digest: _Text | None = None
+
+    @property
+    def name(self) -> str:
+        """What the file calls the dataset."""
+        return self.path or self.id or ""
+
+    def place(self, file: Path, root: str | os.PathLike[str] | None = None) -> Path:
+        """Find the dataset that is meant in `file`; DatasetNotFoundError, which names the file, if it is not there."""
+        try:
+            if self.id is not None:
+                return find_dataset(self.id, root)
+            return find_dataset(self._path_from(Path(os.path.realpath(file)).parent), root)
+        except RbtoolError as error:
+            hint = error.hint if self.path is None else f"a relative path in it starts at {Path(file).parent}"
+            raise type(error)(f"{file}: {error.message}", hint=hint) from error
+
+    def _path_from(self, folder: Path) -> Path:
+        """Resolve the path, from a folder without links above it, which need not exist yet."""
+        path = fs.expanded(self.path or "")
+        ups = next((number for number, part in enumerate(path.parts) if part != ".."), len(path.parts))
+        for _ in range(ups):
+            folder = folder.parent
+        return folder.joinpath(*path.parts[ups:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What a mixture file states: the datasets, how often each is drawn, and what is done about fields that differ.
+
+    `weights` is `"size"` to weight each dataset by its number of steps; None takes the weights of the members, which
+    are equal if none has one. Weights are raised to `1 / temperature`.
+    """
+
+    dataset: tuple[Member, ...]
+    schema: Policy = "error"
+    weights: Literal["size"] | None = None
+    temperature: _Temperature = 1.0
+
+    @property
+    def p(self) -> list[float] | str | None:
+        """The weights as `ReplayBufferEnsemble` takes them."""
+        if self.weights is not None:
+            return self.weights
+        found = [member.weight for member in self.dataset if member.weight is not None]
+        return found or None
+
+    def shares(self, sizes: Sequence[int]) -> list[float]:
+        """The probability of each dataset, for datasets of so many steps; the sum is 1."""
+        p = self.p
+        weights = np.array(sizes if p == BY_SIZE else p or [1.0] * len(sizes), np.float64)
+        logs = np.log(weights, out=np.full(len(weights), -np.inf), where=weights > 0) / self.temperature
+        found = np.exp(logs - logs.max())
+        return [float(share) for share in found / found.sum()]
+
+    def text(self) -> str:
+        """The mixture as a file; `read_mixture` reads the same mixture. UsageError for a path that is not UTF-8."""
+        head = {"format": _FORMAT, "version": _VERSION, "schema": self.schema, "weights": self.weights}
+        head |= {"temperature": self.temperature} if self.temperature != 1.0 else {}
+        tables = [_lines(head)]
+        for member in self.dataset:
+            entries = {name: getattr(member, name) for name in ("path", "id", "weight", "content_digest")}
+            tables.append(f"[[dataset]]\n{_lines(entries)}")
+        return "\n\n".join(tables) + "\n"
+
+
+def _lines(entries: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name} = {toml_value(value)}" for name, value in entries.items() if value is not None)
+
+
+def is_mixture(path: Path) -> bool:
+    """Return whether `path` is a file with the name of a mixture file."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def read_mixture(path: Path) -> Mixture:
+    """Read a mixture file; FormatError, in one sentence that names the file, for anything else."""
+    document = _document(path)
+    if document.get("format") != _FORMAT:
+        raise FormatError(
+            f"{path} is no mixture of datasets: it has no line format = {toml_value(_FORMAT)}",
+            hint="write one with: rbtool mix A:0.5 B:0.5 DEST.toml",
+        )
+    version = document.get("version")
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{path} has {version!r} as version, {_VERSION} is expected")
+    if version > _VERSION:
+        raise newer_version(str(path), version, _VERSION)
+    _require_known(document, ("format", "version", *Mixture.__slots__), str(path))
+    tables = document.get("dataset")
+    if not isinstance(tables, list) or not tables:
+        raise FormatError(f"{path} names no datasets, [[dataset]] tables are expected")
+    for number, table in enumerate(tables):
+        if isinstance(table, dict):
+            _require_known(table, Member.__slots__, f"{path}: dataset {number}")
+    mixture = decode(Mixture, document, str(path))
+    for number, member in enumerate(mixture.dataset):
+        if (member.path is None) == (member.id is None):
+            found = "both path and id" if member.path else "neither path nor id"
+            raise FormatError(f"{path}: dataset {number} has {found}, one of them is expected")
+    _require_weights(mixture, str(path))
+    return mixture
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise FormatError(f"{path} has {path.stat().st_size:,} bytes: no mixture file is larger than {_LARGEST:,}")
+        return tomllib.loads(read_regular(path).decode())
+    except ValueError as error:
+        if isinstance(error, RbtoolError):
+            raise
+        raise FormatError(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise FormatError(f"{path} is not a mixture file: its values are nested too deeply") from None
+
+
+def _require_known(entries: Iterable[str], known: Sequence[str], origin: str) -> None:
+    for key in entries:
+        if key not in known:
+            raise FormatError(
+                f"{origin} has {key!r}, which is not known{did_you_mean(key, known)}",
+                hint=f"known are {', '.join(known)}",
+            )
+
+
+def _require_weights(mixture: Mixture, origin: str) -> None:
+    """Raise FormatError for weights of some datasets only, for weights by size too, and for weights that are all 0."""
+    given = [member.weight for member in mixture.dataset if member.weight is not None]
+    if given and mixture.weights is not None:
+        raise FormatError(
+            f"{origin} has weights = {toml_value(mixture.weights)} and a weight of a dataset, one is expected"
+        )
+    if given and len(given) < len(mixture.dataset):
+        lacking = next(member.name for member in mixture.dataset if member.weight is None)
+        raise FormatError(f"{origin} has no weight for {lacking}, and one for others: all or none is expected")
+    if given and not any(given):
+        raise FormatError(f"{origin} has the weight 0 for every dataset, one above 0 is expected")
+
+
+def refuse_mixture(path: Path) -> None:
+    """Raise UsageError if `path` is a mixture file, for what takes one dataset; FormatError for another TOML file."""
+    if is_mixture(path):
+        _refuse(path, read_mixture(path))
+
+
+def _refuse(path: Path, mixture: Mixture) -> NoReturn:
+    names = ", ".join(member.name for member in mixture.dataset)
+    raise UsageError(
+        f"{path} is a mixture of {len(mixture.dataset)} datasets ({names}), one dataset is expected",
+        hint="name one of them, or make one dataset of them: rbtool merge A B DEST",
+    )

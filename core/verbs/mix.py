@@ -1,0 +1,268 @@
+"""`mix`: write a file that names several datasets and their weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from ..errors import RbtoolError, UsageError
+from ..format import fs
+from ..format.locate import find_dataset
+from ..format.manifest import has_manifest
+from ..format.merge_schema import FieldDifference, require_policy
+from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_mixture
+from ..format.packed.reader import PackedReader
+from ..format.staging import Staging
+from ..format.ted.reader import TedReader
+from ..opening import is_steps
+from .merge import PathLike
+from .mixtures import Opening, OpenMixture, open_mixture
+from .results import Result, occupied_error, seconds_since
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedMember:
+    """A dataset, or a mixture, of a mixture: its `share` of the drawn steps is a number from 0 to 1.
+
+    `datasets` counts the datasets of a mixture and is 1 for a dataset.
+    """
+
+    name: str
+    path: Path
+    weight: float | None
+    share: float
+    steps: int
+    episodes: int
+    datasets: int
+    content_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixResult(Result):
+    """The mixture file at `path`: `policy` is what is done about the fields that differ, `differences`."""
+
+    kind: ClassVar[str] = "mix"
+    path: Path
+    policy: str
+    weights: str | None
+    temperature: float
+    steps: int
+    episodes: int
+    members: tuple[MixedMember, ...]
+    differences: tuple[FieldDifference, ...]
+    notes: tuple[str, ...]
+    content_digest: str
+    already_there: bool = False
+    dry_run: bool = False
+    seconds: float = 0.0
+
+
+def mix(
+    datasets: Sequence[PathLike],
+    dest: PathLike,
+    *,
+    p: Sequence[float] | str | None = None,
+    temperature: float = 1.0,
+    schema: str = "error",
+    root: PathLike | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+) -> MixResult:
+    """Write the mixture of datasets (paths or `source:id`), two or more, to the TOML file `dest`.
+
+    `load_dataset(dest)` opens it as a `ReplayBufferEnsemble` without a copy of the data. `p` are the weights of the
+    datasets, numbers from 0, `"size"` for their numbers of steps, or None for equal ones; they are raised to
+    `1 / temperature`. `schema` is what becomes of fields that only some datasets have: `error` refuses, `intersect`
+    leaves them out of batches, `union` has zeros and a mask. A mixture may be a member of another.
+
+    The file names datasets as they are named here; relative paths become relative to its folder, so that files and
+    datasets can be moved together. It holds the digest of each content: `load_dataset` raises CorruptDataError for a
+    dataset that was changed. `dest` is replaced only with `force`, and only if it is a mixture; an equal one is left as
+    it is (`already_there`).
+
+    Raises UsageError for arguments that make no sense, DatasetNotFoundError, SchemaError for fields that differ, and
+    OutOfSpaceError; `dest` is unchanged in every case.
+    """
+    started, policy = time.perf_counter(), require_policy(schema)
+    destination = _destination(dest)
+    if isinstance(datasets, str | os.PathLike) or len(datasets) < 2:
+        one = "one dataset" if isinstance(datasets, str | os.PathLike) or datasets else "no dataset"
+        raise UsageError(f"{one} to mix, two or more are expected", hint="write: rbtool mix A:0.5 B:0.5 DEST.toml")
+    weights = _require_weights(p, temperature, len(datasets))
+    members = [_member(name, destination, root) for name in datasets]
+    mixture = Mixture(
+        dataset=tuple(replace(one, weight=weight) for one, weight in zip(members, weights, strict=True)),
+        schema=policy, weights="size" if p == BY_SIZE else None, temperature=float(temperature),
+    )  # fmt: skip
+    opening = Opening(_nothing, root)
+    opened = opening.mixture(destination, mixture, Member(path=str(destination)), ())
+    whole = replace(
+        mixture,
+        dataset=tuple(
+            replace(one, content_digest=found.content_digest or None)
+            for one, found in zip(mixture.dataset, opened.members, strict=True)
+        ),
+    )
+    return _written(replace(opened, mixture=whole), force, dry_run, started)
+
+
+def _nothing(reader: TedReader | PackedReader) -> None:
+    return None
+
+
+def _destination(dest: PathLike) -> Path:
+    path = fs.expanded(dest).absolute()
+    if path.suffix != SUFFIX:
+        raise UsageError(
+            f"the destination {os.fspath(dest)} is no name of a mixture file, which ends in {SUFFIX}",
+            hint="the file to write comes last: rbtool mix A:0.5 B:0.5 DEST.toml",
+        )
+    return path
+
+
+def _require_weights(p: Sequence[float] | str | None, temperature: float, count: int) -> list[float | None]:
+    if not 0 < temperature < float("inf"):
+        raise UsageError(f"the temperature is {temperature}, a number above 0 is expected")
+    if p is None or p == BY_SIZE:
+        return [None] * count
+    if isinstance(p, str):
+        raise UsageError(f"the weights are {p!r}, numbers or {BY_SIZE!r} are expected")
+    if len(p) != count:
+        raise UsageError(f"{len(p)} weights were given for {count} datasets, one for each is expected")
+    for weight in p:
+        if not 0 <= weight < float("inf"):
+            raise UsageError(f"a weight is {weight:g}, a number from 0 is expected")
+    if not any(p):
+        raise UsageError("all weights are 0, one above 0 is expected")
+    return [float(weight) for weight in p]
+
+
+def _member(name: PathLike, destination: Path, root: PathLike | None) -> Member:
+    """Name a dataset as the file does: an absolute path and an id as they are, another path from the file's folder."""
+    found = find_dataset(name, root)
+    path = fs.expanded(name)
+    if not path.exists():
+        return Member(id=os.fspath(name))
+    if path.is_absolute():
+        return Member(path=os.fspath(name))
+    # The last name stays as it is: it may be a link to the newest of several datasets.
+    place = found.resolve() if found.name in {"", ".."} else found.parent.resolve() / found.name
+    return Member(path=os.path.relpath(place, Path(os.path.realpath(destination)).parent))
+
+
+def _written(opened: OpenMixture[None], force: bool, dry_run: bool, started: float) -> MixResult:
+    destination, text = opened.path, opened.mixture.text()
+    staging = _MixStaging(destination, replace=force)
+    if _same(destination, text):
+        return described(opened, started, already_there=True)
+    staging.refuse_if_taken()
+    if not dry_run:
+        with staging:
+            fs.write_file(staging.path / destination.name, text.encode())
+            if not staging.publish(destination.name) and not _same(destination, text):
+                raise UsageError(
+                    f"{destination} was put there by another process just now", hint="add --force to replace it"
+                )
+    return described(opened, started, dry_run=dry_run)
+
+
+def _same(destination: Path, text: str) -> bool:
+    return is_mixture(destination) and destination.read_bytes() == text.encode()
+
+
+class _MixStaging(Staging):
+    """A staging folder whose publication can replace a mixture file and nothing else."""
+
+    def refuse_if_taken(self) -> None:
+        path = self.destination
+        self._require_folders_above()
+        around = next((folder for folder in path.parents if has_manifest(folder)), None)
+        if around is not None:
+            raise UsageError(f"{path} is inside the dataset {around}", hint="choose another destination")
+        if not os.path.lexists(path):
+            return
+        try:
+            read_mixture(path)
+        except (RbtoolError, OSError):
+            raise UsageError(
+                f"{path} is there already and is no mixture of datasets; it is left alone",
+                hint="choose another destination",
+            ) from None
+        if not self.replace:
+            raise occupied_error(path, "is another mixture")
+
+
+def described(
+    opened: OpenMixture[T], started: float, *, already_there: bool = False, dry_run: bool = False
+) -> MixResult:
+    """Describe an open mixture; `started` is the start of the verb (perf_counter)."""
+    members = tuple(
+        MixedMember(
+            name=member.name, path=found.path, weight=member.weight, share=share, steps=found.steps,
+            episodes=found.episodes, datasets=len(found.datasets), content_digest=found.content_digest,
+        )
+        for member, found, share in zip(opened.mixture.dataset, opened.members, opened.shares, strict=True)
+    )  # fmt: skip
+    digests = [one.content_digest for one in opened.datasets]
+    notes = list(opened.reward_meanings)
+    if len(set(digests)) < len(digests):
+        notes.append("two of the datasets have the same content: their steps are drawn twice as often")
+    return MixResult(
+        path=opened.path, policy=opened.mixture.schema, weights=opened.mixture.weights,
+        temperature=opened.mixture.temperature, steps=opened.steps, episodes=opened.episodes, members=members,
+        differences=tuple(opened.differences), notes=tuple(notes), content_digest=opened.content_digest,
+        already_there=already_there, dry_run=dry_run, seconds=seconds_since(started),
+    )  # fmt: skip
+
+
+def inspect_mixture(path: Path, root: PathLike | None = None) -> MixResult:
+    """Describe the mixture file at `path`; raises what `open_mixture` does."""
+    started = time.perf_counter()
+    return described(open_mixture(path, _nothing, root), started)
+
+
+def weighted_names(words: Sequence[str], root: PathLike | None = None) -> tuple[list[str], list[float] | None]:
+    """Split `A:0.5` of a command line into names and weights; the weights are None if no name has one.
+
+    What is there under its whole name, such as `openml:1464`, has no weight. UsageError for a weight that is no
+    number, and for weights of some only.
+    """
+    pairs = [_weighted(word, root) for word in words]
+    weights = [weight for _, weight in pairs if weight is not None]
+    if weights and len(weights) < len(pairs):
+        lacking = next(name for name, weight in pairs if weight is None)
+        raise UsageError(f"{lacking} has no weight, and others have one: all or none is expected")
+    return [name for name, _ in pairs], weights or None
+
+
+def _weighted(word: str, root: PathLike | None) -> tuple[str, float | None]:
+    name, colon, text = word.rpartition(":")
+    is_number = _NUMBER.fullmatch(text.lower()) is not None
+    if not colon or not name or _is_there(word, root):
+        if name and is_number and _is_there(name, root):
+            raise UsageError(
+                f"{word} is a dataset, and {name} is another: which one is meant is not clear",
+                hint=f"write {word}:1 for the first one; for the other one move to its folder, or name it in full",
+            )
+        return word, None
+    if is_number:
+        return name, float(text)
+    if _is_there(name, root):
+        raise UsageError(f"the weight of {name} is {text!r}, a number is expected")
+    return word, None
+
+
+def _is_there(name: str, root: PathLike | None) -> bool:
+    try:
+        path = find_dataset(name, root)
+    except (RbtoolError, OSError, ValueError):
+        return False
+    return is_mixture(path) or is_steps(path)

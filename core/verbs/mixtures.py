@@ -1,0 +1,223 @@
+"""Open mixture files: the datasets that they name, what they contain, and in which fields they differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..format.digest import digest_bytes
+from ..format.documents import dump_json
+from ..format.manifest import Manifest
+from ..format.merge_schema import FieldDifference, field_differences, reward_meanings
+from ..format.mixture import Member, Mixture, is_mixture, read_mixture
+from ..format.packed.reader import PackedReader
+from ..format.ted.reader import TedReader
+from ..opening import open_dataset
+from ..ted.schema import Field
+from .merge import PathLike
+
+if TYPE_CHECKING:
+    from ..buffers.base import ReplayBuffer
+    from ..buffers.ensemble import ReplayBufferEnsemble
+
+T = TypeVar("T")
+Use: TypeAlias = Callable[[TedReader | PackedReader], T]
+
+_MASK = "schema_mask"  # where batches of an ensemble with the policy "union" have their masks
+_DEEPEST = 16
+_MOST = 1000
+"""Datasets, counted as often as they are named: mixtures in mixtures could name one without end."""
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedDataset(Generic[T]):
+    """A dataset of an open mixture, and what was made of it while it was open."""
+
+    member: Member
+    path: Path
+    manifest: Manifest
+    made: T
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.manifest.steps
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return self.manifest.episodes
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of its batches."""
+        return self.manifest.fields
+
+    @property
+    def content_digest(self) -> str:
+        """The digest of its content."""
+        return self.manifest.content_digest
+
+    @property
+    def datasets(self) -> tuple[MixedDataset[T], ...]:
+        """This one."""
+        return (self,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenMixture(Generic[T]):
+    """A mixture with its datasets, and mixtures, in their order. `member` is how another mixture names it."""
+
+    path: Path
+    mixture: Mixture
+    members: tuple[MixedDataset[T] | OpenMixture[T], ...]
+    member: Member = field(default_factory=Member)
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps of all datasets."""
+        return sum(member.steps for member in self.members)
+
+    @cached_property
+    def episodes(self) -> int:
+        """Number of episodes of all datasets."""
+        return sum(member.episodes for member in self.members)
+
+    @cached_property
+    def datasets(self) -> tuple[MixedDataset[T], ...]:
+        """All datasets, those of mixtures in the mixture too, in the order of `source_id`."""
+        return tuple(one for member in self.members for one in member.datasets)
+
+    @cached_property
+    def shares(self) -> list[float]:
+        """The probability of each member."""
+        return self.mixture.shares([member.steps for member in self.members])
+
+    def ensemble(self, buffer_of: Callable[[T], ReplayBuffer], **arguments: Any) -> ReplayBufferEnsemble:
+        """Make the ensemble of the buffers of the datasets; `arguments` are more of its own."""
+        from ..buffers.ensemble import ReplayBufferEnsemble  # lazy: imports torch
+
+        members = [
+            one.ensemble(buffer_of) if isinstance(one, OpenMixture) else buffer_of(one.made) for one in self.members
+        ]
+        mixture = self.mixture
+        alike = mixture.schema == "error" and not self.differences  # batches need not be compared then
+        return ReplayBufferEnsemble(
+            *members, p=mixture.p, temperature=mixture.temperature, batch="exact",
+            schema=None if alike else mixture.schema, **arguments,
+        )  # fmt: skip
+
+    @cached_property
+    def differences(self) -> list[FieldDifference]:
+        """The fields that the members do not have alike."""
+        return field_differences([member.fields for member in self.members])
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of batches: those that all members have, or with the policy `union` all, and masks."""
+        found = {one.key: one for member in self.members for one in member.fields}
+        different = {one.key for one in self.differences}
+        if self.mixture.schema == "union":
+            masks = [Field((_MASK, *key), "bool", (), "info") for key, one in found.items() if one.name in different]
+            return (*found.values(), *masks)
+        return tuple(one for one in found.values() if one.name not in different)
+
+    @cached_property
+    def content_digest(self) -> str:
+        """The digest of what is drawn: contents, weights and policy, but no paths."""
+        mixture = self.mixture
+        weights = [member.weight for member in mixture.dataset]
+        facts = [mixture.schema, mixture.weights, mixture.temperature, weights]
+        contents = [member.content_digest for member in self.members]
+        return digest_bytes(dump_json([facts, contents]).encode())
+
+    @property
+    def reward_meanings(self) -> list[str]:
+        """Sentences on datasets whose rewards are sums over several steps, where those of others are not."""
+        datasets = self.datasets
+        return reward_meanings([one.manifest for one in datasets], [one.member.name for one in datasets])
+
+    def require_alike(self) -> None:
+        """Raise SchemaError for fields that differ, unless the policy resolves them."""
+        names = [member.member.name for member in self.members]
+        clashing = [one for one in self.differences if self.mixture.schema == "error" or _clashes(one)]
+        lines = self.reward_meanings if self.mixture.schema == "error" else []
+        lines += [one.sentence(names) for one in clashing]
+        if not lines:
+            return
+        more = f"; and {len(lines) - _FEW} more" if len(lines) > _FEW else ""
+        hint = "--schema intersect keeps what all have, --schema union keeps all and marks what is missing"
+        if any(map(_clashes, clashing)):
+            hint = "make them alike: rbtool preprocess --cast, --select or --exclude"
+        raise SchemaError(
+            f"the datasets of {self.path} differ in {len(lines)} field{'' if len(lines) == 1 else 's'}: "
+            f"{'; '.join(lines[:_FEW])}{more}",
+            hint=hint,
+        )
+
+
+def _clashes(difference: FieldDifference) -> bool:
+    return len({found for found in difference.found if found != "nothing"}) > 1
+
+
+def open_mixture(path: Path, use: Use[T], root: PathLike | None = None) -> OpenMixture[T]:
+    """Open all datasets of a mixture file, one after the other; `use` makes of each what is needed of it.
+
+    Raises FormatError for a file that is no mixture or contains itself, DatasetNotFoundError for a dataset that is
+    not there, CorruptDataError for one with another content than that which the file records, UsageError for one
+    without steps, and SchemaError for fields that differ.
+    """
+    return Opening(use, root).mixture(path, read_mixture(path), Member(path=str(path)), ())
+
+
+@dataclass
+class Opening(Generic[T]):
+    """Opens a mixture and the mixtures in it."""
+
+    use: Use[T]
+    root: PathLike | None
+    opened: int = 0
+
+    def mixture(self, path: Path, mixture: Mixture, member: Member, above: Sequence[Path]) -> OpenMixture[T]:
+        here = (*above, Path(os.path.realpath(path)))
+        if here[-1] in above:
+            chain = " → ".join(one.name for one in here[here.index(here[-1]) :])
+            raise FormatError(f"{path} contains itself: {chain}", hint="remove it from one of these files")
+        if len(here) > _DEEPEST:
+            raise FormatError(f"{path} is a mixture in {_DEEPEST} others, no more than that are expected")
+        found = OpenMixture(
+            path=path, mixture=mixture, member=member,
+            members=tuple(self.member(one, path, here) for one in mixture.dataset),
+        )  # fmt: skip
+        found.require_alike()
+        return found
+
+    def member(self, member: Member, file: Path, above: Sequence[Path]) -> MixedDataset[T] | OpenMixture[T]:
+        place = member.place(file, self.root)
+        self.opened += 1
+        if self.opened > _MOST:
+            raise FormatError(f"{above[0]} has more than {_MOST:,} datasets, with those of the mixtures in it")
+        found = (
+            self.mixture(place, read_mixture(place), member, above)
+            if is_mixture(place)
+            else self.dataset(place, member)
+        )
+        if member.content_digest not in {None, found.content_digest}:
+            raise CorruptDataError(
+                f"{member.name} in {file} has another content than when the mixture was written: its digest is "
+                f"{found.content_digest}, {member.content_digest} is expected",
+                hint="write the file again with rbtool mix … --force, or remove content_digest to take any content",
+            )
+        return found
+
+    def dataset(self, place: Path, member: Member) -> MixedDataset[T]:
+        with open_dataset(place) as reader:
+            if not reader.manifest.steps:
+                raise UsageError(f"{place} has no steps: there is nothing to draw from it")
+            return MixedDataset(member=member, path=place, manifest=reader.manifest, made=self.use(reader))

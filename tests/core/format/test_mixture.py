@@ -1,0 +1,99 @@
+"""Mixture files: what is written is read again, and what is wrong in one is named in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rbtool.core.errors import FormatError, UsageError
+from rbtool.core.format.mixture import Member, Mixture, read_mixture
+from rbtool.core.samplers.ensemble import SamplerEnsemble
+from rbtool.core.samplers.uniform import RandomSampler
+
+HEAD = 'format = "rbtool mix"\nversion = 1\n'
+TWO = '[[dataset]]\npath = "A"\nweight = 1\n[[dataset]]\nid = "minari:door/human-v2"\nweight = 0.5\n'
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+NUMBERS = st.floats(0, 1e300, allow_subnormal=True)
+
+
+def written(folder: Path, text: str) -> Path:
+    place = folder / "mix.toml"
+    place.write_text(text)
+    return place
+
+
+@given(
+    names=st.lists(NAMES, min_size=1, max_size=3),
+    weight=NUMBERS.filter(bool),
+    temperature=st.floats(1e-3, 1e6),
+    schema=st.sampled_from(["error", "union", "intersect"]),
+)
+def test_what_is_written_is_read_again(tmp_path_factory, names, weight, temperature, schema):
+    members = tuple(Member(path=name, weight=weight, content_digest="xxh3-128:0") for name in names)
+    mixture = Mixture(dataset=members, schema=schema, temperature=temperature)
+    assert read_mixture(written(tmp_path_factory.mktemp("m"), mixture.text())) == mixture
+
+
+def test_a_path_that_is_not_utf_8_cannot_be_written():
+    with pytest.raises(UsageError, match="is not UTF-8, which a TOML file cannot hold"):
+        Mixture(dataset=(Member(path="\udcff"),)).text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"is no mixture of datasets: it has no line format = \"rbtool mix\""),
+        ("[[operation]]\nname = 'select'", "is no mixture of datasets"),
+        ("[[dataset", "is not TOML"),
+        ("a = " + "[" * 9000, "nested too deeply|is not TOML"),
+        ("a = 1" + "0" * 9000, "is not TOML"),
+        ("format = 'rbtool mix'\n" + TWO, "has None as version, 1 is expected"),
+        ("format = 'rbtool mix'\nversion = 2\n" + TWO, "has version 2, this rbtool reads up to 1"),
+        (HEAD, r"names no datasets, \[\[dataset\]\] tables are expected"),
+        (HEAD + "dataset = 3", "names no datasets"),
+        (HEAD + "dataset = [3]", r"has 3 as dataset\[0\], an object is expected"),
+        (HEAD + "wieghts = 'size'\n" + TWO, "has 'wieghts', which is not known; did you mean 'weights'"),
+        (HEAD + TWO + "pat = 'B'", "dataset 1 has 'pat', which is not known; did you mean 'path'"),
+        (HEAD + "schema = 'onion'\n" + TWO, "has 'onion' as schema, one of error, intersect, union is expected"),
+        (HEAD + "temperature = 0\n" + TWO, "has 0 as temperature, a number above 0 is expected"),
+        (HEAD + "temperature = inf\n" + TWO, "has inf as temperature, a number above 0 is expected"),
+        (HEAD + TWO.replace("0.5", "-0.5"), r"has -0.5 as dataset\[1\].weight, a number from 0 is expected"),
+        (HEAD + TWO.replace("0.5", "nan"), "a number from 0 is expected"),
+        (HEAD + TWO.replace("0.5", "'half'"), r"has 'half' as dataset\[1\].weight, a number is expected"),
+        (HEAD + TWO.replace("0.5", "true"), r"has True as dataset\[1\].weight, a number is expected"),
+        (HEAD + TWO.replace("0.5", "1" + "0" * 400), "a number of double precision is expected"),
+        (HEAD + TWO.replace("0.5", "0").replace("1\n[", "0\n["), "has the weight 0 for every dataset"),
+        (HEAD + TWO.replace("weight = 1\n", ""), "has no weight for A, and one for others: all or none"),
+        (HEAD + "weights = 'size'\n" + TWO, "and a weight of a dataset, one is expected"),
+        (HEAD + TWO + "path = 'B'", "dataset 1 has both path and id, one of them is expected"),
+        (HEAD + "[[dataset]]", "dataset 0 has neither path nor id"),
+        (HEAD + "[[dataset]]\nid = 'door/human-v2'", r"has 'door/human-v2' as dataset\[0\].id, source:id is expected"),
+        (HEAD + '[[dataset]]\npath = "a\\u0000b"', r"as dataset\[0\].path, text is expected"),
+    ],
+)
+def test_what_is_wrong_is_named(text, words, tmp_path):
+    with pytest.raises(FormatError, match=words) as caught:
+        read_mixture(written(tmp_path, text))
+    assert str(caught.value).startswith(str(tmp_path / "mix.toml"))
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with pytest.raises(FormatError, match="no mixture file is larger"):
+        read_mixture(written(tmp_path, "#" * (2 << 20)))
+
+
+@given(sizes=st.lists(st.integers(1, 10**9), min_size=3, max_size=3), temperature=st.floats(0.1, 100))
+@pytest.mark.parametrize("weights", [None, "size", [0.0, 1e-300, 3.0], [1.0, 1.0, 2.0]])
+def test_shares_are_those_of_the_ensemble(weights, sizes, temperature):
+    each = weights if isinstance(weights, list) else [None] * 3
+    mixture = Mixture(
+        dataset=tuple(Member(path="A", weight=weight) for weight in each),
+        weights="size" if weights == "size" else None, temperature=temperature,
+    )  # fmt: skip
+    sampler = SamplerEnsemble(*(RandomSampler() for _ in sizes), p=mixture.p, temperature=temperature)
+    np.testing.assert_allclose(mixture.shares(sizes), sampler.shares(sizes), rtol=1e-9, atol=1e-300)

@@ -1,0 +1,299 @@
+"""`mix`: the file that it writes, what is noticed when it is opened, and what the other verbs make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rbtool
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from rbtool.core.format.mixture import read_mixture
+from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.mix import weighted_names
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with datasets `data/a` of 7 steps and `data/b` of 5, and one stored as `minari:cart-v0`."""
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    write_walks(Path("data/a"), [(4, "open"), (3, "terminated")])
+    write_walks(Path("data/b"), [(5, "open")])
+    write_walks(tmp_path / "home" / "minari" / "cart-v0", [(2, "open")])
+    return Path.cwd()
+
+
+def names_in(path: str) -> list[str]:
+    return [member.name for member in read_mixture(Path(path)).dataset]
+
+
+# The file --------------------------------------------------------------------------------------------
+
+
+def test_paths_are_relative_to_the_file_and_ids_stay(work):
+    Path("mixes/new").mkdir(parents=True)
+    result = rbtool.mix(["data/a", str(work / "data/b"), "minari:cart-v0"], "mixes/new/m.toml", p=[2, 1, 1])
+    assert names_in("mixes/new/m.toml") == ["../../data/a", str(work / "data/b"), "minari:cart-v0"]
+    assert [one.share for one in result.members] == [0.5, 0.25, 0.25]
+    assert (result.steps, result.episodes) == (14, 4)
+    shutil.copytree(work / "data", work / "else" / "data")
+    shutil.copytree(work / "mixes", work / "else" / "mixes")
+    Path("else/mixes/new/m.toml").unlink()
+    shutil.move("mixes/new/m.toml", "else/mixes/new/m.toml")
+    shutil.rmtree("data/a")
+    assert rbtool.inspect("else/mixes/new/m.toml").members[0].path == work / "else/data/a"
+
+
+def test_a_link_to_a_dataset_or_to_a_folder_is_followed_when_the_file_is_opened(work):
+    Path("newest").symlink_to("data/a")
+    Path("deep/er").mkdir(parents=True)
+    Path("short").symlink_to("deep/er")
+    rbtool.mix(["newest", "data/b"], "short/m.toml")
+    assert names_in("deep/er/m.toml") == ["../../newest", "../../data/b"]
+    assert rbtool.inspect("short/m.toml").steps == 12
+    Path("m.toml").symlink_to("deep/er/m.toml")
+    assert rbtool.inspect("m.toml").steps == 12
+
+
+def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(work):
+    rbtool.mix(["data/a", "data/b"], "m.toml")
+    before = Path("m.toml").stat().st_mtime_ns
+    assert rbtool.mix(["data/a", "data/b"], "m.toml").already_there
+    with pytest.raises(UsageError, match=r"m.toml is there already and is another mixture"):
+        rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2])
+    assert Path("m.toml").stat().st_mtime_ns == before
+    rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2], force=True)
+    assert [one.weight for one in rbtool.inspect("m.toml").members] == [1, 2]
+    assert sorted(path.name for path in work.iterdir()) == ["data", "m.toml"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("text", ["[tool]\nname = 'mine'\n", "", "\0"])
+def test_a_file_of_another_kind_is_never_replaced(work, text, force):
+    Path("m.toml").write_text(text)
+    with pytest.raises(UsageError, match="is there already and is no mixture of datasets; it is left alone"):
+        rbtool.mix(["data/a", "data/b"], "m.toml", force=force)
+    assert Path("m.toml").read_text() == text
+
+
+def test_a_dry_run_writes_nothing(work):
+    result = rbtool.mix(["data/a", "data/b"], "new/m.toml", p="size", temperature=2.0, dry_run=True)
+    assert result.dry_run
+    assert [round(one.share, 3) for one in result.members] == [0.542, 0.458]
+    assert [path.name for path in work.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "error", "words"),
+    [
+        ((["data/a"], "m.toml"), {}, UsageError, "one dataset to mix, two or more are expected"),
+        (([], "m.toml"), {}, UsageError, "no dataset to mix, two or more"),
+        (("data/a", "m.toml"), {}, UsageError, "one dataset to mix"),
+        ((["data/a", "data/b"], "data/b"), {}, UsageError, "no name of a mixture file, which ends in .toml"),
+        ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
+        ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "there is nothing at data/c"),
+        ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
+        ((["data/a", "data"], "m.toml"), {}, FormatError, "is no dataset and no checkpoint"),
+        ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, a number from 0 is expected"),
+        ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
+        ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
+        ((["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "1 weights were given for 2 datasets"),
+        ((["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError, "the weights are 'sise', numbers or 'size'"),
+        ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
+        ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(work, arguments, more, error, words):
+    with pytest.raises(error, match=words):
+        rbtool.mix(*arguments, **more)
+    assert sorted(str(path) for path in work.rglob("*.toml")) == []
+
+
+def test_a_dataset_without_steps_is_refused(work):
+    write_walks(Path("empty"), [])
+    with pytest.raises(UsageError, match="empty has no steps: there is nothing to draw from it"):
+        rbtool.mix(["data/a", "empty"], "m.toml")
+
+
+# Names and weights of a command line -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["data/a", "data/b"], (["data/a", "data/b"], None)),
+        (["data/a:0.5", "data/b:3e-1"], (["data/a", "data/b"], [0.5, 0.3])),
+        (["data/a:.5", "minari:cart-v0:1"], (["data/a", "minari:cart-v0"], [0.5, 1.0])),
+        (["minari:cart-v0", "data/b"], (["minari:cart-v0", "data/b"], None)),
+        (["minari:1464", "data/b"], (["minari:1464", "data/b"], None)),
+        (["data/a:-1", "data/b:inf"], (["data/a", "data/b"], [-1.0, float("inf")])),
+        (["data/x:1:2", "data/b:1"], (["data/x:1", "data/b"], [2.0, 1.0])),
+    ],
+)
+def test_weights_follow_names(work, tmp_path, words, found):
+    write_walks(tmp_path / "home" / "minari" / "1464", [(2, "open")])
+    assert weighted_names(words) == found
+
+
+def test_a_weight_that_is_not_clear_is_refused(work):
+    with pytest.raises(UsageError, match="the weight of data/a is 'half', a number is expected"):
+        weighted_names(["data/a:half", "data/b:1"])
+    with pytest.raises(UsageError, match="data/b has no weight, and others have one"):
+        weighted_names(["data/a:1", "data/b"])
+    write_walks(Path("data/a:1"), [(5, "open")])
+    with pytest.raises(UsageError, match="data/a:1 is a dataset, and data/a is another"):
+        weighted_names(["data/a:1", "data/b:1"])
+
+
+# What is noticed -------------------------------------------------------------------------------------
+
+
+def test_a_changed_dataset_is_noticed_until_the_file_is_written_again(work):
+    rbtool.mix(["data/a", "data/b"], "m.toml")
+    rbtool.preprocess("data/b", operations={"clip_reward": "0:0"}, dest="data/c")
+    shutil.rmtree("data/b")
+    shutil.move("data/c", "data/b")
+    for open_it in (rbtool.load_dataset, rbtool.inspect, rbtool.sample):
+        with pytest.raises(CorruptDataError, match=r"data/b in .*m.toml has another content than when the mixture"):
+            open_it("m.toml")
+    assert rbtool.check("m.toml").errors == 1
+    rbtool.mix(["data/a", "data/b"], "m.toml", force=True)
+    assert len(rbtool.load_dataset("m.toml", 8).sample()) == 8
+    text = Path("m.toml").read_text()
+    Path("m.toml").write_text("\n".join(line for line in text.split("\n") if "content_digest" not in line))
+    write_walks(Path("other"), [(1, "open")])
+    shutil.rmtree("data/b")
+    shutil.move("other", "data/b")
+    assert rbtool.inspect("m.toml").steps == 8
+
+
+def test_a_changed_mixture_in_a_mixture_is_noticed(work):
+    rbtool.mix(["data/a", "data/b"], "in.toml")
+    rbtool.mix(["in.toml", "data/a"], "out.toml")
+    assert [one.datasets for one in rbtool.inspect("out.toml").members] == [2, 1]
+    rbtool.mix(["data/a", "data/b"], "in.toml", p=[1, 3], force=True)
+    with pytest.raises(CorruptDataError, match=r"in.toml in .*out.toml has another content"):
+        rbtool.load_dataset("out.toml")
+
+
+def test_a_missing_dataset_and_a_cycle_are_named(work):
+    rbtool.mix(["data/a", "data/b"], "m.toml")
+    rbtool.mix(["m.toml", "data/b"], "n.toml")
+    shutil.move("data/b", "data/c")
+    with pytest.raises(DatasetNotFoundError, match=r"m.toml: there is nothing at .*data/b"):
+        rbtool.load_dataset("m.toml")
+    Path("m.toml").write_text(Path("m.toml").read_text().replace("data/b", "n.toml"))
+    with pytest.raises(FormatError, match=r"m.toml contains itself: m.toml → n.toml → m.toml"):
+        rbtool.load_dataset("m.toml")
+    with pytest.raises(FormatError, match="contains itself"):
+        rbtool.mix(["n.toml", "data/a"], "n.toml", force=True)
+
+
+def test_mixtures_in_mixtures_without_end_are_refused(work, monkeypatch):
+    monkeypatch.setattr("rbtool.core.verbs.mixtures._MOST", 50)
+    rbtool.mix(["data/a", "data/a"], "m0.toml")
+    text = "\n".join(line for line in Path("m0.toml").read_text().split("\n") if "digest" not in line)
+    for number in range(1, 20):
+        Path(f"m{number}.toml").write_text(text.replace("data/a", f"m{number - 1}.toml"))
+    with pytest.raises(FormatError, match="is a mixture in 16 others"):
+        rbtool.load_dataset("m19.toml")
+    with pytest.raises(FormatError, match="has more than 50 datasets"):
+        rbtool.inspect("m6.toml")
+
+
+# Fields that differ ----------------------------------------------------------------------------------
+
+
+def test_fields_that_differ_are_refused_in_one_sentence(work):
+    rbtool.preprocess("data/b", operations={"exclude": "info"}, dest="less")
+    rbtool.preprocess("data/b", operations={"cast": "action=float64"}, dest="wide")
+    with pytest.raises(SchemaError, match=r"differ in 2 fields: info.success: int32 \[\] in data/a, nothing in less"):
+        rbtool.mix(["data/a", "less"], "m.toml")
+    for schema in ("error", "union", "intersect"):
+        with pytest.raises(SchemaError, match=r"action: float32 \[2\] in data/a, float64 \[2\] in wide"):
+            rbtool.mix(["data/a", "wide"], "m.toml", schema=schema)
+    rbtool.mix(["data/a", "less"], "m.toml", schema="union")
+    Path("m.toml").write_text(Path("m.toml").read_text().replace("union", "error"))
+    with pytest.raises(SchemaError, match=r"the datasets of .*m.toml differ in 2 fields"):
+        rbtool.load_dataset("m.toml")
+    assert rbtool.check("m.toml").errors == 1
+
+
+def test_rewards_over_several_steps_are_not_mixed_with_others_unless_asked_for(work):
+    rbtool.preprocess("data/a", operations={"n_step": 3, "gamma": 0.9}, dest="three")
+    with pytest.raises(SchemaError, match=r"next.reward is a sum over n steps in three, and of one step in the others"):
+        rbtool.mix(["data/a", "three"], "m.toml")
+    result = rbtool.mix(["data/a", "three"], "m.toml", schema="intersect")
+    assert "next.reward is a sum over n steps in three, and of one step in the others" in result.notes
+
+
+# Other verbs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", ["union", "intersect"])
+def test_sample_describes_the_fields_of_the_batch(work, schema):
+    rbtool.preprocess("data/b", operations={"exclude": "info"}, dest="less")
+    rbtool.mix(["data/a", "less"], "m.toml", schema=schema)
+    rbtool.mix(["m.toml", "data/b"], "n.toml", schema="intersect")
+    keys = [field.key for field in rbtool.sample("m.toml", 8).fields]
+    assert ("schema_mask.info.success" in keys) == ("info.success" in keys) == (schema == "union")
+    assert [field.key for field in rbtool.sample("n.toml", 9).fields] == [key for key in keys if "mask" not in key]
+
+
+def test_check_names_the_dataset_that_is_damaged(work):
+    rbtool.mix(["data/a", "data/b"], "m.toml")
+    assert (rbtool.check("m.toml").errors, rbtool.check("m.toml").steps) == (0, 12)
+    file = next(Path("data/b").rglob("*observation*.memmap"))
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    result = rbtool.check("m.toml")
+    assert result.errors
+    assert all(finding.message.startswith("data/b: ") for finding in result.findings)
+
+
+def test_verbs_for_one_dataset_refuse_a_mixture_and_the_parts_of_a_split(work):
+    rbtool.mix(["data/a", "data/b"], "m.toml")
+    rbtool.split("data/a", "parts", train=0.5, val=0.5)
+    for path, words in (("m.toml", r"is a mixture of 2 datasets \(data/a, data/b\)"), ("parts", "holds the parts of")):
+        for run in (
+            lambda path: rbtool.stats(path),
+            lambda path: rbtool.convert(path, "x"),
+            lambda path: rbtool.convert(path, "x", format="table"),
+            lambda path: rbtool.export(path, "x", to="npz"),
+            lambda path: rbtool.merge([path, "data/a"], "x"),
+            lambda path: rbtool.split(path, "x", train=0.5, val=0.5),
+            lambda path: rbtool.diff("data/a", path),
+            lambda path: rbtool.preprocess(path, operations={"select": "action"}, dest="x"),
+            lambda path: rbtool.checkpoint.save(path, "x", form="h5"),
+            lambda path: rbtool.checkpoint.load(path, "x"),
+            lambda path: rbtool.inspect(path, episode=0),
+        ):
+            with pytest.raises(UsageError, match=words):
+                run(path)
+    for run in (rbtool.load_dataset, rbtool.sample, rbtool.check):
+        with pytest.raises(UsageError, match="holds the parts of a split, one of them is expected: train, val"):
+            run("parts")
+    assert not Path("x").exists()
+
+
+def test_inspect_shows_the_parts_of_a_split_and_what_became_of_them(work):
+    write_walks(Path("many"), [(n + 1, "open") for n in range(10)])
+    rbtool.split("many", "parts", train=0.6, val=0.2, test=0.2, seed=3, stratify="return")
+    result = rbtool.inspect("parts")
+    assert [(part.name, part.episodes, part.problem) for part in result.parts] == [
+        ("train", 6, None), ("val", 2, None), ("test", 2, None),
+    ]  # fmt: skip
+    assert (result.seed, result.stratify, result.steps) == (3, "return", 55)
+    shutil.rmtree("parts/test")
+    os.truncate(next(Path("parts/train").rglob("*observation*.memmap")), 8)
+    shutil.rmtree("parts/val")
+    rbtool.convert("many", "parts/val")
+    problems = [part.problem for part in rbtool.inspect("parts").parts]
+    assert problems == ["damaged", "changed since the split", "missing"]
+    Path("parts/split.json").write_text(json.dumps({"made": 3}))
+    with pytest.raises(RbtoolError, match=r"split.json has .* is expected"):
+        rbtool.inspect("parts")
