@@ -328,11 +328,12 @@ def inspect(
 
 
 def column_lines(result: ColumnsResult, width: int | None = None) -> Iterator[Line]:
-    """Return the columns of a table in no known format, and the command that would convert it."""
+    """Return the columns of a file of which no more is known, and the command that would convert it."""
+    known = f"of format {result.format}" if result.format != "table" else "in no known format"
     rows = max((column.rows for column in result.columns), default=0)
     title: Line = [
         Styled(str(result.path), "bold"),
-        f"   {result.file} in no known format   {counted(rows, 'row')}   {counted(len(result.columns), 'column')}",
+        f"   {result.file} {known}   {counted(rows, 'row')}   {counted(len(result.columns), 'column')}",
         f"   {size(result.bytes)}",
     ]
     yield from folded(title, width, len(_INDENT))

@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LINE_ENDS = {ord(end): ascii(end)[1:-1] for end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
+"""What ends lines, as a message shows it: names in damaged files may have any of it."""
+
 
 class RbtoolError(Exception):
     """Root of every error that rbtool raises on purpose."""
@@ -28,6 +31,7 @@ class RbtoolError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = message.translate(_LINE_ENDS)
         super().__init__(message)
         self.message = message
         self._hint = ""

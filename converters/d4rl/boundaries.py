@@ -21,8 +21,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ...core.errors import FormatError, UsageError
+from ...core.errors import UsageError
 from ...core.format.contracts import Array
+from ...core.format.overview import OptionNeededError
 from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.episodes import rows_equal
 from .datasets import D4rlDataset, same_file
@@ -118,10 +119,13 @@ def find_boundaries(
         )
     limit = horizon if horizon is not None or known is None else known.horizon
     if not file.has_timeouts and not file.has_episode_terminals and limit is None and not file.has_next:
-        raise FormatError(
-            f"{file.path} has neither timeouts nor next_observations, and its name is none of D4RL's: where an episode "
-            "reaches its time limit cannot be determined",
+        raise OptionNeededError(
+            file.path,
+            "has neither timeouts nor next_observations, and its name is none of D4RL's: where an episode reaches its "
+            "time limit cannot be determined",
             hint="give the time limit of its environment in steps: --horizon N",
+            format="d4rl",
+            options={"horizon": "N"},
         )
     flags = _Flags(file)
     rule = _rule(file, known, flags, limit)

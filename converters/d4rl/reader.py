@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import h5_file_at
+from ...core.encodings.foreign_h5 import h5_file_at, other_files_note
 from ...core.errors import FormatError
 from ...core.format.blocks import EpisodeBlock
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -93,7 +93,7 @@ class D4rlReader(Reader):
             steps=self._file.rows,
             renamed_keys={path: name for path, name in keys.items() if name != _usual_name(path)},
             dropped_keys=contents.dropped,
-            notes=found.notes,
+            notes=(*found.notes, *other_files_note(self.path, self._file.path)),
             documents=contents.documents,
             lengths=found.lengths.tolist(),
             final_missing=not self._file.has_next,

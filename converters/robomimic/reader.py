@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import h5_file_at, names_in, require_whole_h5
+from ...core.encodings.foreign_h5 import h5_file_at, names_in, other_files_note, require_whole_h5
 from ...core.encodings.group_reader import (
     GroupEpisode,
     GroupFiles,
@@ -112,7 +112,7 @@ class RobomimicReader(GroupReader):
             steps=sum(episode.steps for episode in kept),
             renamed_keys=mapped.renamed,
             dropped_keys=tuple(dropped),
-            notes=tuple(notes),
+            notes=(*notes, *other_files_note(self.path, file.path)),
             documents={**attributes.documents, **demos.attributes.documents, **splits.document()},
             lengths=[episode.steps for episode in kept],
             final_missing=self.lacks_final,

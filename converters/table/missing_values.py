@@ -12,13 +12,11 @@ from .columns import TableColumn, TableFile
 _BLOCK_BYTES = 4 << 20
 
 
-def nan_notes(file: TableFile, columns: Sequence[TableColumn], reward: Sequence[TableColumn], most: int) -> list[str]:
-    """Count NaN in the columns if they have at most so many bytes, else in the reward alone; a sentence each."""
+def nan_notes(file: TableFile, columns: Sequence[TableColumn]) -> list[str]:
+    """Count NaN in columns, which are read for it block by block; a sentence each."""
     if file.refuses_nan:
         return []
     inexact = [one for one in columns if np.dtype(one.dtype).kind in "fc" and _row_bytes(one)]
-    if sum(one.rows * _row_bytes(one) for one in inexact) > most:
-        inexact = [one for one in inexact if one in reward]
     return [sentence for one in inexact for sentence in _counted(file, one)]
 
 

@@ -92,8 +92,7 @@ class TableReader(Reader):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read the flags and the episode key, and find the episodes."""
         found = self._surveyed(progress)
-        rewards = [column for one in self._map.fields if one.field.key == REWARD for column in one.columns]
-        nan = nan_notes(self._file, self._map.columns, rewards, self.piece_bytes)
+        nan = nan_notes(self._file, self._map.columns)
         used = {column.name for column in (*self._map.columns, *self._ends.all)}
         return SourceFacts(
             source="table",

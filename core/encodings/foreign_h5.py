@@ -15,6 +15,7 @@ from .h5_open import root_members
 from .stored_columns import DAMAGED, FETCH_AGAIN
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
+_SHOWN = 3
 _SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
 
 
@@ -31,6 +32,19 @@ def h5_file_at(path: Path) -> Path | None:
         return None
     found = list(h5_files_in(path))
     return found[0] if len(found) == 1 else None
+
+
+def other_files_note(path: Path, read: Path) -> Iterator[str]:
+    """Yield a sentence on what else is in a folder of which one file is read; hidden files need none."""
+    if path == read:
+        return
+    names = sorted(one.name for one in path.iterdir() if one.name != read.name and not one.name.startswith("."))
+    if names:
+        listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        which = (
+            "another entry of the folder is" if len(names) == 1 else f"{len(names):,} other entries of the folder are"
+        )
+        yield f"{which} not read: {listed}"
 
 
 def is_whole_h5(file: Path) -> bool:

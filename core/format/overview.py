@@ -6,12 +6,12 @@ import importlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..declarations import declared
-from ..errors import RbtoolError
+from ..errors import FormatError, RbtoolError
 from .understood import understood
 
 _QUICK_BYTES = 64 << 20
@@ -42,6 +42,19 @@ class Overview:
     columns: tuple[ColumnView, ...]
     options: Mapping[str, Any]
     doubts: tuple[str, ...]
+
+
+class OptionNeededError(FormatError):
+    """A file of `format` does not state something that `options`, with parts to fill in, would."""
+
+    def __init__(self, file: Path, what: str, *, hint: str, format: str, options: Mapping[str, Any]) -> None:
+        super().__init__(f"{file} {what}", hint=hint)
+        self._file, self._format, self._options = file, format, options
+
+    def overview(self) -> Overview | None:
+        """The columns of the file, and what is missing; None for a file that no table is seen in."""
+        found = overview_of(self._file)
+        return found and replace(found, format=self._format, options=self._options, doubts=(self.message,))
 
 
 def overview_of(path: Path) -> Overview | None:

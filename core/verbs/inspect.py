@@ -17,7 +17,7 @@ from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, known_root, open_source
 from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance
-from ..format.overview import overview_of
+from ..format.overview import OptionNeededError, overview_of
 from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
@@ -262,8 +262,8 @@ def inspect(
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
     source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
     and `options` are those of `convert`. Of a table (HDF5, npz, a folder of npy files, CSV, Parquet) in no known format
-    the columns are listed, with the options that would convert it; of a mixture and of the folder of a split the
-    datasets.
+    the columns are listed, with the options that would convert it, as of a file that can be read only with an option
+    that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -284,8 +284,14 @@ def inspect(
         refuse_raw_options(path, {"format": format, **given})
         with open_steps(path, damaged=True) as steps:
             return _of_steps(steps, root, episode, head)
-    with open_source(path, format=format, options=given) as reader:
-        return _of_source(reader, path, episode, head)
+    try:
+        with open_source(path, format=format, options=given) as reader:
+            return _of_source(reader, path, episode, head)
+    except OptionNeededError as error:
+        overview = error.overview() if episode is None else None
+        if overview is None:
+            raise
+        return ColumnsResult.of(path, os.fspath(dataset), overview)
 
 
 def _of_steps(

@@ -10,10 +10,12 @@ import pytest
 from d4rl_files import flat, random_episodes, write
 
 import rbtool
+from rbtool.cli.inspect import column_lines
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import FormatError, UsageError
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
+from rbtool.core.verbs.inspect_columns import ColumnsResult
 
 
 @pytest.mark.parametrize("following", [False, True])
@@ -139,6 +141,36 @@ def test_without_any_sign_at_all_the_horizon_is_asked_for(tmp_path: Path) -> Non
     assert "--horizon N" in caught.value.hint
     assert not (tmp_path / "out").exists()
     assert rbtool.inspect(file, horizon=4).episodes == 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((4, 4)), timeouts=False))
+    for found in (rbtool.inspect(tmp_path if inside else file), rbtool.inspect(file, format="d4rl")):
+        assert isinstance(found, ColumnsResult)
+        assert {one.name: one.rows for one in found.columns} == dict.fromkeys(
+            ("observations", "actions", "rewards", "terminals"), 8
+        )
+        assert "time limit cannot be determined" in found.doubts[0]
+        assert (found.format, dict(found.options)) == ("d4rl", {"horizon": "N"})
+        assert found.command.endswith("DEST --from d4rl --horizon N")
+    with pytest.raises(FormatError, match="neither timeouts"):
+        rbtool.inspect(file, episode=0)
+    text = " ".join(str(cell) for line in column_lines(found) for cell in line)
+    assert "HDF5 file of format d4rl" in text
+
+
+def test_what_else_is_in_a_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.hdf5", flat(random_episodes((4, 4))))
+    assert not [note for note in rbtool.inspect(tmp_path).notes if "not read" in note]
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".hidden").touch()
+    assert "another entry of the folder is not read: README.md" in rbtool.inspect(tmp_path).notes
+    for number in range(3):
+        (tmp_path / f"b{number}").mkdir()
+    notes = rbtool.inspect(tmp_path).notes
+    assert "4 other entries of the folder are not read: README.md, b0, b1, …" in notes
+    assert not [note for note in rbtool.inspect(tmp_path / "a.hdf5").notes if "not read" in note]
 
 
 def maze_columns(goals: bool = True) -> dict[str, Any]:

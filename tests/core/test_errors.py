@@ -52,3 +52,7 @@ def test_a_hint_that_is_given_later_takes_the_place_of_the_first() -> None:
 
 def test_without_a_hint_there_is_no_note() -> None:
     assert not hasattr(UsageError("no field"), "__notes__")
+
+
+def test_a_message_is_one_line_whatever_is_named_in_it() -> None:
+    assert RbtoolError("dis\ncount\u2028 is missing").message == "dis\\ncount\\u2028 is missing"
