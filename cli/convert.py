@@ -19,9 +19,8 @@ from .options import (
     FinalStep,
     FinalStepName,
     Force,
+    FormatLayout,
     FromFormat,
-    Layout,
-    LayoutName,
     RawOptions,
     Root,
     SkipBad,
@@ -97,7 +96,7 @@ def download(
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Fail if the remote has other files now than those it was made from.")
     ] = False,
-    layout: Layout = LayoutName.TED,
+    layout: FormatLayout = None,
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
     num_workers: NumWorkers = 0,
@@ -116,7 +115,7 @@ def download(
     with out.progress() as progress:
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
-            keep_source=keep_source, layout=layout.value, compress=compress or (), exact_id=exact_id,
+            keep_source=keep_source, layout=layout and layout.value, compress=compress or (), exact_id=exact_id,
             frozen=frozen, final_step=final_step.value, num_workers=num_workers, progress=progress, **raw,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # with -q no note has named it
@@ -160,7 +159,7 @@ def convert(
     *,
     out: Output,
     episodes: Episodes = None,
-    layout: Layout = LayoutName.TED,
+    layout: FormatLayout = None,
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
     root: Root = None,
@@ -180,8 +179,8 @@ def convert(
 
     with out.progress() as progress:
         result = run(
-            path, dest, episodes=episodes, layout=layout.value, compress=compress or (), skip_bad=skip_bad, root=root,
-            force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
+            path, dest, episodes=episodes, layout=layout and layout.value, compress=compress or (), skip_bad=skip_bad,
+            root=root, force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
             num_workers=num_workers, progress=progress, **raw,
         )  # fmt: skip
     show_published(out, result, dest)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ..core import __version__
-from ..core.declarations import READER_OPTIONS
+from ..core.declarations import READER_OPTIONS, packed_by_default
 from ..core.errors import UsageError
 from ..core.progress import readable_size as size
 from .failures import Stopped, report
@@ -53,6 +53,14 @@ Episodes: TypeAlias = Annotated[
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dataset or checkpoint that is there.")]
 Layout: TypeAlias = Annotated[
     LayoutName, typer.Option("--layout", help="ted: plain tensors; packed: smaller, and faster to draw from.")
+]
+FormatLayout: TypeAlias = Annotated[
+    LayoutName | None,
+    typer.Option(
+        "--layout",
+        help="ted: plain tensors; packed: smaller, and faster to draw from. Default: ted; packed for "
+        f"{packed_by_default()}.",
+    ),
 ]
 Root: TypeAlias = Annotated[
     str | None,

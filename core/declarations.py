@@ -24,9 +24,10 @@ class FormatDeclaration:
     Python that opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the
     source, and words that name it; `variable` the environment variable of the source's local cache. `demo` is a
     `DemoRecorder`, like `reader`; `overview`, for a format that is never detected, a function from a path to an
-    `Overview` or None. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are
-    recognised, `ends` what ends an episode, `final` whether files have an observation after the last step, `extra` the
-    extra of this package that has to be installed.
+    `Overview` or None; `layout` that of a dataset for which none is asked for. The rest is what
+    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode,
+    `final` whether files have an observation after the last step, `extra` the extra of this package that has to be
+    installed.
     """
 
     name: str
@@ -42,6 +43,7 @@ class FormatDeclaration:
     variable: str = ""
     demo: str | None = None
     overview: str | None = None
+    layout: Literal["ted", "packed"] = "ted"
     found: str = ""
     ends: str = ""
     final: Literal["", "yes", "no", "where stored"] = ""
@@ -72,6 +74,16 @@ def example_source() -> FormatDeclaration:
 def source_example() -> str:
     """The name of the first source."""
     return example_source().name
+
+
+def default_layout(name: str) -> Literal["ted", "packed"]:
+    """The layout of datasets in the format of that name, unless another one is asked for; `ted` for any other name."""
+    return next((one.layout for one in declared() if one.name == name), "ted")
+
+
+def packed_by_default() -> str:
+    """The names of the formats whose datasets have the layout `packed`, for help."""
+    return ", ".join(one.name for one in declared() if one.layout == "packed")
 
 
 def declared_sources() -> str:

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class ByteRange(Closing, ABC):
     """`size` bytes, read in any order; ascending order is never slow."""
 
     size: int
+    is_bound: ClassVar[bool] = False
+    """Whether there may be fewer bytes than `size`: only reading to the end shows how many there are."""
 
     @abstractmethod
     def read_into(self, target: memoryview, position: int) -> None:
@@ -91,11 +93,12 @@ def read_header(data: ByteRange, what: str) -> NpyHeader:
         raise damaged(what, "its header is cut")
     text = data.read(start, length)
     header = _parsed(text.decode("utf-8" if version == 3 else "latin-1", "replace"), what, start + length)
-    if not header.stored.hasobject and header.size + header.data_bytes != data.size:
+    needed = header.size + header.data_bytes
+    if not header.stored.hasobject and (needed > data.size if data.is_bound else needed != data.size):
         raise damaged(
             what,
             f"its header states {header.stored} {list(header.shape)}, which is {header.data_bytes:,} bytes, and "
-            f"{data.size - header.size:,} follow",
+            f"{'at most ' if data.is_bound else ''}{data.size - header.size:,} follow",
         )
     return header
 

@@ -23,6 +23,7 @@ from ..errors import CorruptDataError, FormatError, MissingKeyError, RbtoolError
 from ..format.contracts import Array, Closing
 from ..format.digest import open_regular
 from ..format.manifest import is_inside
+from .inflated import INFLATES, SLACK, UNPACKED_BLOCK, InflatedBytes
 from .npy import ArrayRows, ByteRange, StoredBytes, damaged
 
 _SUFFIX = ".npy"
@@ -30,12 +31,6 @@ _BEGINS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _LARGEST_DIRECTORY = 4 << 20
 """Bytes of the list of members: some ten thousand arrays."""
-_INFLATES = 1032
-"""How many bytes one byte of zlib can stand for, at most."""
-_SLACK = 4096
-_PACKED_BLOCK = 64 << 10
-_UNPACKED_BLOCK = 256 << 10
-_HEADER_BLOCK = 4 << 10
 _ENCRYPTED = 0x1
 _UTF8 = 0x800
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, LookupError, EOFError)
@@ -225,7 +220,7 @@ def _refused(member: zipfile.ZipInfo, size: int) -> str:
         return "reaches beyond the end of the file"
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         return f"states {member.file_size:,} bytes, of which {member.compress_size:,} are stored"
-    if member.file_size > member.compress_size * _INFLATES + _SLACK:
+    if member.file_size > member.compress_size * INFLATES + SLACK:
         return f"states {member.file_size:,} bytes, and {member.compress_size:,} compressed ones cannot be as many"
     return ""
 
@@ -247,7 +242,7 @@ class _StoredMember(StoredBytes, _Member):
 
     def read_into(self, target: memoryview, position: int) -> None:
         gap = position - self._verification.taken
-        if 0 < gap <= _UNPACKED_BLOCK:  # a few rows that nobody asked for: later they would cost another pass
+        if 0 < gap <= UNPACKED_BLOCK:  # a few rows that nobody asked for: later they would cost another pass
             self._take(bytearray(gap))
         super().read_into(target, position)
         fresh = self._verification.taken - position
@@ -256,7 +251,7 @@ class _StoredMember(StoredBytes, _Member):
         self._verification.refuse_damage()
 
     def verify(self) -> None:
-        buffer = bytearray(min(self.size, _UNPACKED_BLOCK))
+        buffer = bytearray(min(self.size, UNPACKED_BLOCK))
         while left := self.size - self._verification.taken:
             self._take(memoryview(buffer)[:left])
         self._verification.refuse_damage()
@@ -268,74 +263,19 @@ class _StoredMember(StoredBytes, _Member):
         self._verification.add(target)
 
 
-class _DeflatedMember(_Member):
-    """The bytes of a compressed member, unpacked in blocks: one is kept, and what is before it needs a new start."""
+class _DeflatedMember(InflatedBytes, _Member):
+    """The bytes of a compressed member."""
 
     def __init__(self, descriptor: int, start: int, member: zipfile.ZipInfo, what: str) -> None:
-        self.size = member.file_size
         self._member = member
-        self._what = what
-        self._packed = StoredBytes(descriptor, start, member.compress_size, what)
-        self._is_sound = False
-        self._restart()
+        packed = StoredBytes(descriptor, start, member.compress_size, what)
+        super().__init__(packed, member.file_size, -zlib.MAX_WBITS, what)
 
-    def read_into(self, target: memoryview, position: int) -> None:
-        if position < self._stop - len(self._block):
-            self._restart()
-        done = 0
-        while done < len(target):
-            behind = self._stop - position - done
-            if behind <= 0:
-                self._unpack()
-                continue
-            part = self._block[len(self._block) - behind :][: len(target) - done]
-            target[done : done + len(part)] = part
-            done += len(part)
-
-    def verify(self) -> None:
-        while not self._is_sound:
-            self._unpack()
-
-    def _restart(self) -> None:
-        self._block = memoryview(b"")
-        self._stop = 0
-        self._taken = 0
-        self._waiting = b""
-        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    def on_start(self) -> None:
         self._verification = _Verification(self._member, self._what)
 
-    def _unpack(self) -> None:
-        """Unpack the next block; after the last one the stream has to end, too. After an error, all starts again."""
-        try:
-            block = self._inflated(_UNPACKED_BLOCK if self._stop else _HEADER_BLOCK)
-            self._stop += len(block)
-            if not block or self._stop > self.size or (self._stop == self.size and self._inflated(1)):
-                raise damaged(self._what, f"it does not unpack to the {self.size:,} bytes that the archive states")
-            self._block = memoryview(block)
-            self._verification.add(self._block)
-        except CorruptDataError:
-            self._restart()
-            raise
-        self._is_sound |= self._stop == self.size
-
-    def _inflated(self, most: int) -> bytes:
-        """Unpack up to `most` bytes; none at the end of the stream."""
-        while not self._inflate.eof:
-            left = self._packed.size - self._taken
-            if not self._waiting and left:
-                self._waiting = self._packed.read(self._taken, min(_PACKED_BLOCK, left))
-                self._taken += len(self._waiting)
-            try:
-                found = self._inflate.decompress(self._waiting, most)
-            except zlib.error as error:
-                raise damaged(self._what, f"its compressed bytes cannot be unpacked ({error})") from error
-            if found:
-                self._waiting = self._inflate.unconsumed_tail
-                return found
-            if not self._waiting and not self._inflate.eof:
-                raise damaged(self._what, "its compressed bytes end too early")
-            self._waiting = self._inflate.unconsumed_tail
-        return b""
+    def on_block(self, block: memoryview) -> None:
+        self._verification.add(block)
 
 
 class _Verification:

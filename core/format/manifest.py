@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..declarations import default_layout
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
 from ..ted.episodes import BoundaryCounts
 from ..ted.schema import Field, Key
@@ -213,7 +214,7 @@ class Request:
     @property
     def whole(self) -> bool:
         """Whether this asks for all of the latest revision in the default layout."""
-        plain = self.layout == "ted" and self.final_step == "auto" and not self.options
+        plain = self.layout == default_layout(self.source) and self.final_step == "auto" and not self.options
         return plain and self.revision is None and self.episodes is None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from ..declarations import ReaderOptions
+from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
 from ..errors import CorruptDataError, FormatError, RbtoolError
 from ..format import fs
@@ -60,7 +60,7 @@ def convert(
     dest: str | os.PathLike[str],
     *,
     episodes: str | None = None,
-    layout: str = "ted",
+    layout: str | None = None,
     compress: Sequence[str] = (),
     skip_bad: bool = False,
     root: str | os.PathLike[str] | None = None,
@@ -75,9 +75,9 @@ def convert(
     """Convert the dataset at `path`, whose format is detected from its content, into a TED dataset at `dest`.
 
     `path` may also be an rbtool dataset (`source:id` or a path) or a checkpoint of rbtool or TorchRL, which is then
-    written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from. `compress` compresses
-    fields of layout `packed`: `observation.image=zstd:3` (zstd with a level of 1 to 22, or lz4). Values and element
-    types are those of the source in every layout.
+    written in another `layout`: `ted`, or `packed`, which is smaller and faster to sample from; None is `packed` for
+    formats that declare it, such as Atari frames, and `ted` for all others. `compress` compresses fields of layout
+    `packed`: `observation.image=zstd:3` (a level of 1 to 22, or lz4). Values and types are those of the source.
     `episodes` selects episodes of a foreign dataset by number, like `0:100,250`. `skip_bad` takes the sound
     episodes of a damaged dataset, which is then read twice; notes name the others. `final_step` applies to a last step
     without a next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated,
@@ -88,12 +88,11 @@ def convert(
     `num_workers` processes read and write a foreign dataset; 0 is this process alone. The bytes written are the same.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes.
-
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
     `dest`, OutOfSpaceError; `dest` is unchanged in every case.
     """
     source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
-    wanted, methods = require_layout(layout, compress), tuple(compress)
+    require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
     ends, workers = require_final_step(final_step), require_workers(num_workers)
     given = given_options("convert", options)
     if is_steps(source) or is_of_buffer(source):
@@ -101,8 +100,8 @@ def convert(
         named = {"final_step": final, "format": format, "episodes": episodes, "num_workers": workers or None}
         refuse_raw_options(source, named | given)
         rewriting = Rewriting(
-            source=source, asked=os.fspath(path), destination=destination, layout=wanted, compress=methods,
-            force=force, dry_run=dry_run, progress=progress, skip_bad=skip_bad,
+            source=source, asked=os.fspath(path), destination=destination, compress=methods, progress=progress,
+            layout=require_layout(layout or "ted", compress), force=force, dry_run=dry_run, skip_bad=skip_bad,
         )  # fmt: skip
         return ConvertResult(**rewriting.run(), source=source)
     refuse_several(source)
@@ -112,16 +111,17 @@ def convert(
         _hinting_at_skip_bad(reader, possible=not skip_bad),
     ):
         facts = _facts(reader, episodes if chosen else None, progress, skip_bad=skip_bad)
+        wanted = require_layout(layout or default_layout(facts.source), compress)
         given |= {"skip_bad": True} if skip_bad else {}
         ends = ends if facts.final_missing else "auto"
         request = Request(
             facts.source, os.fspath(path), facts.id, episodes=chosen, layout=wanted, origin="file",
             final_step=ends, options=given,
         )  # fmt: skip
-        named = {"path": os.fspath(path), "episodes": chosen}
         conversion = SourceConversion(
             reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
-            arguments=named | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
+            arguments={"path": os.fspath(path), "episodes": chosen}
+            | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
             force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from ..declarations import ReaderOptions, declared, example_source
+from ..declarations import ReaderOptions, declared, default_layout, example_source
 from ..errors import UsageError, nearest
 from ..format.episodes import normal_form
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
@@ -52,7 +52,7 @@ def download(
     root: str | os.PathLike[str] | None = None,
     episodes: str | None = None,
     revision: str | None = None,
-    layout: str = "ted",
+    layout: str | None = None,
     compress: Sequence[str] = (),
     force: bool = False,
     dry_run: bool = False,
@@ -89,7 +89,7 @@ def download(
     safe_id(id)
     chosen = episodes if episodes is not None and normal_form(episodes) else None
     progress = progress or Silent()
-    wanted, methods = require_layout(layout, compress), tuple(compress)
+    wanted, methods = require_layout(layout or default_layout(source), compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
     ends, given = require_final_step(final_step), given_options("download", options)
     workers = require_workers(num_workers)

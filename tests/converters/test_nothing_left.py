@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atari_files import random_rows, write_checkpoint
 from d4rl_files import flat, random_episodes, write
 from demonstration_files import random_episodes as demonstrations
 from demonstration_files import write_d3rlpy, write_dapg
@@ -48,12 +49,18 @@ def rllib(folder: Path) -> Written:
     return write_lines(folder / "a.json", rows), {}
 
 
+def atari(folder: Path) -> Written:
+    for number in range(2):
+        write_checkpoint(folder / "a", number, random_rows((), tail=1), 5 * number + 1)
+    return folder / "a", {}
+
+
 def table(folder: Path) -> Written:
     file = write_h5(folder / "a.hdf5", named(flat(random_episodes((1, 1), ends=("timeout", "none")))))
     return file, {"format": "table", "map": column_map("hdf5"), "ends": "dead,late"}
 
 
-@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, dapg, rllib, table])
+@pytest.mark.parametrize("made", [d4rl, robomimic, roboset, d3rlpy, dapg, rllib, atari, table])
 def test_no_step_left_is_an_error(made: Callable[[Path], Written], tmp_path: Path) -> None:
     path, options = made(tmp_path)
     with pytest.raises(FormatError, match="no step is left") as caught:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from atari_files import random_rows, write_run
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks
@@ -24,6 +25,7 @@ def _prepare(work: Path) -> None:
     """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
     shutil.copytree(SOURCE, work / "source")
     shutil.copy(TABLE, work / "table.hdf5")
+    write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
     write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
     write_walks(work / "older", [(5, "truncated")], seed=1)
     for form in FORMS:

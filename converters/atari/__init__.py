@@ -1,0 +1,22 @@
+"""The DQN Replay dataset of Atari games: checkpoints of replay buffers, read, downloaded, and opened as buffers."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="atari",
+        package=__name__,
+        order=14,
+        reader="reader:AtariReader",
+        title="DQN Replay",
+        example=("Pong/1", "Pong 1"),
+        found="a folder with $store$_observation_ckpt.N.gz and the like, or with replay_logs of these",
+        layout="packed",
+        ends="terminal; a checkpoint that add_count does not join to the one before",
+        final="no",
+    ),
+)

@@ -1,0 +1,68 @@
+"""Compressed streams with changed bytes: reading one gives rows or one of our errors, in bounded time."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import time
+from pathlib import Path
+
+import pytest
+from atari_files import random_rows, write_rings, write_run
+from damage import mutated
+
+from rbtool.core.errors import RbtoolError
+from rbtool.core.format.locate import reader_class
+
+LONGEST = 10.0
+KINDS = ("atari", "atari-rings", "atari-unpacked")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A sound input of every kind; of `unpacked` ones the array inside is changed, and compressed again."""
+    folder = tmp_path_factory.mktemp("originals")
+    write_run(folder / "atari", random_rows((5, 9, 4), tail=3), (7, 14))
+    write_rings(folder / "atari-rings", random_rows((9, 4, 17), tail=14, blanks=3), 10)
+    write_run(folder / "atari-unpacked", random_rows((5, 9, 4), tail=3), (7,))
+    return {path.name: path for path in folder.iterdir()}
+
+
+def strike(original: Path, count: int) -> None:
+    """Change one file after the other; all is recognised, read whole and summarised each time."""
+    chance, refused = random.Random(f"{original.name} {count}"), 0
+    kind = reader_class(original.name.partition("-")[0])
+    files = sorted(file for file in original.rglob("*") if file.is_file())
+    for number in range(count):
+        file = files[number % len(files)]
+        data = file.read_bytes()
+        changed = mutated(gzip.decompress(data) if "unpacked" in original.name else data, chance)
+        file.write_bytes(gzip.compress(changed, 1) if "unpacked" in original.name else changed)
+        started, said = time.monotonic(), ""
+        try:
+            kind.recognises(original)
+            with kind(original) as reader:
+                facts = reader.facts()
+                steps = sum(map(len, reader.pieces()))
+                assert steps == facts.steps == reader.episode_table().steps
+        except RbtoolError as error:
+            said = error.message
+        except Exception as error:
+            raise AssertionError(f"{original.name}, mutation {number} of {file.name}: {error!r}") from error
+        finally:
+            file.write_bytes(data)
+        refused += bool(said)
+        assert "\n" not in said, (original.name, number)
+        assert time.monotonic() - started < LONGEST, (original.name, number)
+    assert refused > count // 5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_few_mutations(name: str, originals: dict[str, Path]) -> None:
+    strike(originals[name], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_many_mutations(name: str, originals: dict[str, Path]) -> None:
+    strike(originals[name], 3_400)

@@ -1,0 +1,70 @@
+"""Compressed streams of several gigabytes are converted in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from atari_files import NAMES, file_name, save
+
+from rbtool.core.format.packed.reader import PackedReader
+
+CAP = 400 << 20
+"""Bytes of RLIMIT_DATA."""
+CAPPED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
+sys.argv = ["rbtool", *sys.argv[2:]]
+from rbtool.cli.app import main
+main()
+"""
+
+
+def convert(*words: str | Path) -> None:
+    command = [sys.executable, "-c", CAPPED, str(CAP), "convert", *map(str, words), "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def frames(start: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Frames that differ by their number."""
+    found = np.full((count, 84, 84), 7, np.uint8)
+    found[:, 0, :4] = np.arange(start, start + count, dtype=">u4").view(np.uint8).reshape(count, 4)
+    return found
+
+
+def write_checkpoint(folder: Path, number: int, rows: int, length: int) -> None:
+    """Write a checkpoint in a stream, since it does not fit into memory."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (rows, 84, 84)}
+    )  # fmt: skip
+    with gzip.open(folder / file_name("observation", number), "wb", compresslevel=1) as file:
+        file.write(header.getvalue())
+        for start in range(0, rows, 1000):
+            file.write(frames(number * rows + start, 1000).tobytes())
+    at = np.arange(number * rows, (number + 1) * rows)
+    columns = ((at % 18).astype("i4"), (at % 3 - 1).astype("f4"), (at % length == length - 1).astype("u1"))
+    for name, column in zip(NAMES[1:], columns, strict=True):
+        save(folder / file_name(name, number), column)
+    save(folder / file_name("add_count", number), np.array((number + 1) * rows))
+    save(folder / file_name("invalid_range", number), np.array([rows - 2, rows - 1, 0, 1, 2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1_700, 400_000])
+def test_a_run_of_many_frames(length: int, tmp_path: Path) -> None:
+    """4 GB of frames in two checkpoints: short episodes, and a single long one."""
+    rows = 280_000
+    for number in range(2):
+        write_checkpoint(tmp_path, number, rows, length)
+    convert(tmp_path, tmp_path / "out")
+    with PackedReader(tmp_path / "out") as reader:
+        for start in (0, rows - 5, 2 * rows - 20):
+            assert reader.read(("observation",), start, start + 9).tobytes() == frames(start, 9).tobytes()
+    subprocess.run(["rm", "-rf", tmp_path], check=True)  # pytest keeps the last folders, these are large
