@@ -1,5 +1,6 @@
 """The public names of rbtool and where they are defined: the one list of them, read when rbtool is imported."""
 
+from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperienceReplay
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay

@@ -11,11 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ..format import fs
 from ..format.documents import decode, parse_json
 from ..format.locate import find_dataset, storage_root
-from ..format.manifest import ENV_METADATA, has_manifest
+from ..format.manifest import ENV_METADATA, Manifest, has_manifest
 from ..format.sources import safe_id
 from ..format.staging import Staging, mend, remove_dataset
 from ..opening import open_steps
@@ -23,6 +26,8 @@ from ..remote.catalogue import KnownNames, substitution_text
 from ..specs.base import TensorSpec
 from ..specs.bounded import BoundedContinuous, Unbounded
 from ..specs.composite import Composite, spec_from_space
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
 from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer
@@ -199,10 +204,16 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         self.split_trajs = split_trajs
         self._folder = place.rebuild(dataset_id) if local else self._provided(place)
         try:
-            storage = self.storage_class(self._folder, split_trajs=split_trajs)
+            storage = self._opened(split_trajs)
         except CorruptDataError as error:
             raise CorruptDataError(error.message, hint='download="force" replaces it with a sound one') from error
         super().__init__(storage=storage, **arguments)
+
+    def _opened(self, split_trajs: bool) -> Storage:
+        """Open the storage that the layout of the dataset asks for."""
+        if self.storage_class is DatasetStorage and not split_trajs and Manifest.load(self._folder).layout == "packed":
+            return PackedStorage(self._folder)
+        return self.storage_class(self._folder, split_trajs=split_trajs)
 
     def _provided(self, place: SourceFolder) -> Path:
         """Return the folder of the dataset, which is fetched first if need be."""
@@ -236,6 +247,13 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         See `environment_metadata`.
         """
         return environment_metadata(self._folder)
+
+
+def episode_of_steps(path: Path) -> torch.Tensor:
+    """Return the number of the episode of each step of the dataset at `path`: int64 `[steps]`."""
+    with open_steps(path) as reader:
+        table = reader.episodes
+    return torch.from_numpy(np.repeat(table.episode, table.length))
 
 
 _SOURCE_DOCUMENT = "metadata.json"

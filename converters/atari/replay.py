@@ -1,0 +1,91 @@
+"""Runs of the DQN Replay dataset as buffers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...core.datasets.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
+from ...core.errors import UsageError
+from ...core.format.locate import reader_class, source_class
+from ...core.format.sources import safe_id
+from ...core.samplers.slices import SliceSampler
+from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+
+
+class AtariDQNExperienceReplay(SourceExperienceReplay):
+    """A run of the DQN Replay dataset as a buffer of TED steps; each frame is stored once, in layout `packed`.
+
+    - `dataset_id`: one of `available_datasets`, like `Pong/1`.
+    - `batch_size`: how many elements `sample()` and iteration give.
+    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `atari` below the storage root by default.
+    - `download`: whether a run that is not there is converted from the folder that `ATARI_DATASET_DIR` names, or else
+      downloaded; `"force"` replaces one that is there. The published bucket is closed: the error names replacements.
+    - `sampler`, `writer`, `transform`: those of `ReplayBuffer`; the default writer refuses to add anything.
+    - `num_slices`, `slice_len`: one of them asks for slices, each of consecutive steps of one episode.
+      `strict_len` leaves out episodes that are shorter than a slice; else they are taken whole. With
+      `replacement=False` each slice is drawn once an epoch.
+    - `num_procs`, `mp_start_method`: accepted for compatibility, without effect.
+    - `kwargs`: `collate_fn`, `pin_memory`, `prefetch` and the like of `ReplayBuffer`.
+
+    Elements have `observation` and `("next", "observation")` (uint8 `[84, 84]`), `action` (int32), `("next",
+    "reward")` (float32 `[1]`), `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` (bool `[1]`) and
+    `episode`. `("next", "observation")` is never that of another episode. Every batch is a copy.
+
+    DatasetNotFoundError (a FileNotFoundError) for a run that is not there, UsageError (a ValueError) for arguments that
+    make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL.
+    """
+
+    source = "atari"
+    local_option = "ATARI_DATASET_DIR names a folder with files like Pong/1/replay_logs/$store$_observation_ckpt.0.gz"
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str = True,
+        sampler: Any = None,
+        writer: Any = None,
+        transform: Any = None,
+        num_procs: int = 0,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_len: bool = True,
+        replacement: bool = True,
+        mp_start_method: str = "fork",
+        **kwargs: Any,
+    ) -> None:
+        if num_slices is not None or slice_len is not None:
+            if sampler is not None:
+                raise UsageError(
+                    "a sampler was given, and num_slices or slice_len, which make one", hint="leave one of them out"
+                )
+            kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
+            sampler = kind(num_slices=num_slices, slice_len=slice_len, strict_length=strict_len)
+        super().__init__(
+            dataset_id,
+            root=root,
+            download=download,
+            split_trajs=False,
+            local=bool(download) and _is_only_in_cache(dataset_id, root, again=download == "force"),
+            batch_size=batch_size,
+            sampler=sampler,
+            writer=writer,
+            transform=transform,
+            **kwargs,
+        )
+
+    @property
+    def episodes(self) -> Any:
+        """The number of the episode of each step, int64 `[steps]`; a terminal step belongs to the one that it ends."""
+        return episode_of_steps(self.data_path)
+
+
+def _is_only_in_cache(dataset_id: str, root: str | os.PathLike[str] | None, *, again: bool) -> bool:
+    """Whether the files of a run are in the local folder, and there is no dataset of it yet."""
+    if not again and SourceFolder.below("atari", root).find(dataset_id) is not None:
+        return False
+    cache = source_class("atari").local_cache
+    return cache is not None and reader_class("atari").recognises(cache.folder / safe_id(dataset_id))

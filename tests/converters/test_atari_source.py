@@ -1,0 +1,196 @@
+"""`AtariSource` on loopback: the fault table, the closed bucket, the local folder; and the documented class."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from atari_files import random_rows, steps_of, write_run
+from static_server import SOUND, Fault, StaticServer
+
+import rbtool
+from rbtool.converters.atari.source import AtariSource
+from rbtool.core.errors import (
+    AuthorisationError,
+    CorruptDataError,
+    DatasetNotFoundError,
+    NetworkError,
+    RbtoolError,
+    UsageError,
+)
+from rbtool.core.format.sources import RemoteDataset, Source
+from rbtool.core.opening import open_steps
+from rbtool.core.testing.sources import SourceTests
+
+ID = "Pong/1"
+ROWS = random_rows((5, 3, 9, 1), tail=4)
+FRAMES = "replay_logs/$store$_observation_ckpt.1.gz"
+
+
+@pytest.fixture
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("served") / "1", ROWS, (7,))
+
+
+@pytest.fixture
+def files(served: Path) -> dict[str, bytes]:
+    return {path.relative_to(served).as_posix(): path.read_bytes() for path in served.rglob("*.gz")}
+
+
+@pytest.fixture
+def server(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "*")
+    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
+    monkeypatch.setenv("ATARI_DATASET_DIR", str(tmp_path / "local"))
+    with StaticServer({f"base/{ID}/{name}": content for name, content in files.items()}) as running:
+        monkeypatch.setenv("ATARI_URL", running.address("base/"))
+        yield running
+
+
+class TestSource(SourceTests):
+    @pytest.fixture(autouse=True)
+    def running(self, server: StaticServer) -> None:
+        pass
+
+    def source(self) -> Source:
+        return AtariSource()
+
+    def first(self, source: Source) -> RemoteDataset:
+        return source.describe(ID)
+
+
+def rows_at(path: Path) -> bytes:
+    with open_steps(path) as reader:
+        return reader.read(("observation",), 0, reader.manifest.steps).tobytes()
+
+
+EXPECTED = b"".join(step["observation"].tobytes() for step in steps_of(ROWS))
+
+
+def test_a_run_is_downloaded_joined_and_packed(server: StaticServer) -> None:
+    result = rbtool.download("atari", ID)
+    assert (result.id, result.layout, result.episodes, result.path.parts[-2:]) == (ID, "packed", 5, ("Pong", "1"))
+    assert rows_at(result.path) == EXPECTED
+    server.asked.clear()
+    assert rbtool.download("atari", ID).already_there
+    assert server.asked == []
+    assert len(rbtool.load_dataset(f"atari:{ID}", 4)) == len(steps_of(ROWS))
+    other = rbtool.download("atari", ID, layout="ted")
+    assert other.path != result.path
+    assert rbtool.diff(other.path, result.path).equal
+
+
+def test_all_300_runs_are_listed_without_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    assert len(rbtool.list_remote("atari").datasets) == 300
+
+
+@pytest.mark.parametrize(("asked", "meant"), [("Pong/6", "Pong/"), ("Pongg/1", "Pong/1"), ("Pong", "Pong/")])
+def test_an_unknown_run_names_the_nearest(asked: str, meant: str, server: StaticServer) -> None:
+    with pytest.raises(RbtoolError) as caught:
+        rbtool.download("atari", asked)
+    assert meant in f"{caught.value} {caught.value.hint}"
+
+
+ALWAYS = [Fault(status=503)]
+FAULTS: dict[str, tuple[list[Fault], type[RbtoolError] | None]] = {
+    "cut once": ([SOUND, Fault(cut=50), SOUND], None),
+    "reset once": ([SOUND, Fault(reset=True), SOUND], None),
+    "busy once": ([SOUND, Fault(status=503), SOUND], None),
+    "too many requests once": ([SOUND, Fault(status=429, headers={"Retry-After": "0"}), SOUND], None),
+    "no ranges": ([Fault(no_range=True)], None),
+    "always down": ([Fault(status=503)], NetworkError),
+    "refused": ([Fault(status=403)], AuthorisationError),
+    "corrupt": ([SOUND, Fault(corrupt=400)], CorruptDataError),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_the_fault_table(case: str, server: StaticServer, tmp_path: Path) -> None:
+    faults, kind = FAULTS[case]
+    server.faults[f"base/{ID}/{FRAMES}"] = list(faults)
+    if kind is not None:
+        with pytest.raises(kind):
+            rbtool.download("atari", ID)
+        assert not (tmp_path / "store" / "atari" / ID).exists()
+        server.faults.clear()
+    assert rows_at(rbtool.download("atari", ID).path) == EXPECTED
+
+
+def test_the_closed_bucket_is_stated_and_what_replaces_it_named(server: StaticServer) -> None:
+    for name in server.files:
+        server.faults[name] = [Fault(status=403)]
+    with pytest.raises(AuthorisationError, match="403") as caught:
+        rbtool.download("atari", ID)
+    for part in ("closed since 2025", "RL Unplugged", "rbtool convert FOLDER DEST", "ATARI_DATASET_DIR", "ATARI_URL"):
+        assert part in caught.value.hint
+
+
+def test_a_checkpoint_that_lacks_a_file_and_one_that_is_missing(server: StaticServer) -> None:
+    held = server.files.pop(f"base/{ID}/replay_logs/$store$_reward_ckpt.1.gz")
+    with pytest.raises(DatasetNotFoundError, match=r"reward_ckpt\.1\.gz"):
+        rbtool.download("atari", ID)
+    server.files[f"base/{ID}/replay_logs/$store$_reward_ckpt.1.gz"] = held
+    for name in [name for name in server.files if "ckpt.1" in name]:
+        server.files[name.replace("ckpt.1", "ckpt.3")] = server.files.pop(name)
+    assert rbtool.download("atari", ID).steps  # their rows follow one another, whatever the numbers
+
+
+def test_the_local_folder_serves_without_the_network(
+    served: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    monkeypatch.setenv("ATARI_DATASET_DIR", str(tmp_path / "local"))
+    with pytest.raises(DatasetNotFoundError, match="looked in"):
+        rbtool.download("atari", ID, local=True)
+    shutil.copytree(served, tmp_path / "local" / ID)
+    assert rows_at(rbtool.download("atari", ID, local=True).path) == EXPECTED
+    buffer = rbtool.AtariDQNExperienceReplay("Pong/1", 4, root=tmp_path / "mine")
+    assert buffer[:]["observation"].numpy().tobytes() == EXPECTED
+    (tmp_path / "local" / "Pong" / "1").rename(tmp_path / "elsewhere")
+    assert len(rbtool.AtariDQNExperienceReplay("Pong/1", 4, root=tmp_path / "mine")) == len(buffer)
+    with pytest.raises(RbtoolError, match="needs the network"):
+        rbtool.AtariDQNExperienceReplay("Pong/2", 4, root=tmp_path / "mine")
+
+
+def test_the_documented_class(server: StaticServer) -> None:
+    data = rbtool.AtariDQNExperienceReplay(ID, 6, num_procs=2, mp_start_method="spawn")
+    steps = steps_of(ROWS)
+    batch = data.sample()
+    assert (batch["observation"].dtype, batch["observation"].shape) == (torch.uint8, (6, 6, 5))
+    assert (batch["next", "reward"].shape, batch["next", "done"].shape) == ((6, 1), (6, 1))
+    assert data[:]["next", "observation"].numpy().tobytes() == b"".join(s["next.observation"].tobytes() for s in steps)
+    assert data.episodes.tolist() == [step["episode"] for step in steps]
+    assert rbtool.AtariDQNExperienceReplay.available_datasets[0] == "AirRaid/1"
+    assert data.metadata["total_steps"] == len(steps)
+    with pytest.raises(RuntimeError):
+        data.extend(batch)
+    with pytest.raises(UsageError, match="sampler was given"):
+        rbtool.AtariDQNExperienceReplay(ID, 6, slice_len=2, sampler=rbtool.RandomSampler())
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("strict", [True, False])
+def test_slices_never_cross_a_terminal(replacement: bool, strict: bool, server: StaticServer) -> None:
+    data = rbtool.AtariDQNExperienceReplay(ID, 9, slice_len=3, strict_len=strict, replacement=replacement)
+    pairs = 0
+    for _ in range(20):
+        batch = data.sample()
+        frames, following = batch["observation"].numpy(), batch["next", "observation"].numpy()
+        inside = np.flatnonzero(~batch["next", "done"].numpy().reshape(-1)[:-1])
+        same = batch["episode"].numpy()[inside] == batch["episode"].numpy()[inside + 1]
+        at = inside[same]
+        index = np.asarray(batch["index"]).reshape(-1)
+        at = at[index[at + 1] == index[at] + 1]
+        pairs += len(at)
+        assert (following[at] == frames[at + 1]).all()
+        assert len(batch) == 9 or not (strict and replacement)
+    assert pairs
