@@ -133,10 +133,13 @@ def write_parts(descriptor: int, parts: list[memoryview], path: Path, offset: in
 
 
 def pwrite(descriptor: int, data: memoryview, offset: int, path: Path) -> None:
-    """Write all of `data` (bytes) at `offset`, leaving the descriptor's position alone."""
+    """Write all of `data` (bytes) at `offset`, leaving the descriptor's position alone.
+
+    Pieces begin at multiples of their size, as far as they can: the system keeps those in fewer parts.
+    """
     with announced("write", path):
         while data:
-            written = os.pwrite(descriptor, data[:_PIECE], offset)
+            written = os.pwrite(descriptor, data[: _PIECE - offset % _PIECE], offset)
             data, offset = data[written:], offset + written
 
 

@@ -194,7 +194,7 @@ class ConversionWorkers(Closing):
 
     def _target(self, folder: Path, codecs: Mapping[Key, RowCodec]) -> _Target:
         if self._job.layout == "ted":
-            return _TedTarget(PositionedTree(folder, self._fields, int(self._lengths.sum())))
+            return _TedTarget(PositionedTree(folder, self._fields, int(self._lengths.sum()), reserve=True))
         return _PackedTarget(PackedBuilder(folder, self._fields, codecs), folder, self._fields)
 
     def _answers(self) -> Iterator[tuple[Task, Converted]]:

@@ -33,7 +33,7 @@ from ..manifest import (
     content_digest,
     is_inside,
 )
-from ..open_files import MappedWindow, pread_rows
+from ..open_files import pread_into, pread_rows
 from ..row_runs import Rows, as_array
 from ..syncing import sync_file
 from .tree import (
@@ -48,6 +48,8 @@ from .tree import (
 )
 
 _CHUNK = 4 << 20
+_BUFFER = 1 << 19
+"""Bytes that are read back at a time for their digest: they stay in the processor's cache."""
 
 
 class RowFiles:
@@ -80,18 +82,20 @@ class RowFiles:
 class PositionedTree(Closing):
     """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
 
-    `reuse=True` continues with the files that an earlier one made. A context manager: leaving closes the files,
-    finished or not.
+    `reuse=True` continues with the files that an earlier one made; `reserve=True` sets the room aside, where each row
+    is sure to be written. A context manager: leaving closes the files, finished or not.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False) -> None:
+    def __init__(
+        self, folder: Path, fields: Sequence[Field], rows: int, *, reuse: bool = False, reserve: bool = False
+    ) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self.rows = rows
         self._settled = dict.fromkeys((field.key for field in fields), 0)  # rows whose digest is taken
         self.ranges: dict[Key, FieldRange] = {}
         self._open: dict[Key, int] = {}
-        self._window = MappedWindow()
+        self._buffer = np.empty(_BUFFER, np.uint8)
         self._hashers = {field.key: Hasher() for field in fields}
         require_own_files(field.key for field in fields)
         if not reuse:
@@ -103,6 +107,8 @@ class PositionedTree(Closing):
                 if make:
                     fs.make_folder(path.parent)
                 self._open[field.key] = fs.create(path) if make else fs.open_to_change(path)
+                if reserve and rows * field.row_bytes > _CHUNK:
+                    fs.reserve(self._open[field.key], rows * field.row_bytes)
         except BaseException:
             self.close()
             raise
@@ -134,12 +140,11 @@ class PositionedTree(Closing):
 
     def _settle(self, field: Field, rows: int) -> None:
         descriptor, before, row_bytes = self._open[field.key], self._settled[field.key], field.row_bytes
-        step, path = max(1, _CHUNK // max(1, row_bytes)), self.folder / leaf_path(field.key)
-        for start in range(before, rows, step):
-            array = self._window.rows((descriptor, 0), path, field, start, min(start + step, rows))
-            if array.size:
-                self._hashers[field.key].update(bytes_of(array))
-        self._window.close()
+        path, stop = self.folder / leaf_path(field.key), rows * row_bytes
+        for start in range(before * row_bytes, stop, len(self._buffer)):
+            part = self._buffer[: stop - start]
+            pread_into(part, descriptor, path, start, f"row {rows}")
+            self._hashers[field.key].update(part.data)
         fs.start_syncing(descriptor, before * row_bytes, (rows - before) * row_bytes)
         self._settled[field.key] = rows
 

@@ -45,7 +45,10 @@ def test_rows_in_any_order_make_the_same_files_as_in_sequence(
     (folder / "found").mkdir()
     bounds = [0, *sorted(cuts), ROWS]
     parts = list(itertools.pairwise(bounds))
-    with mock.patch.object(ted_builder, "_CHUNK", 24), PositionedTree(folder / "found", FIELDS, ROWS) as tree:
+    with (
+        mock.patch.multiple(ted_builder, _CHUNK=24, _BUFFER=10),
+        PositionedTree(folder / "found", FIELDS, ROWS, reserve=seed > 4) as tree,
+    ):
         files = RowFiles(folder / "found", FIELDS)
         done: set[int] = set()
         for number in np.random.default_rng(seed).permutation(len(parts)).tolist():
