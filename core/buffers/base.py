@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class ReplayBuffer(Reading, Writing):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts and of the batches drawn ahead; tensors by reference."""
-        with self._guard.hold(), self._sampling:
+        with self.paused():
             generator, prefetcher = self._rng, self._prefetcher
             queue = () if prefetcher is None else tuple(_as_dict(draw) for draw in prefetcher)
             return {
@@ -115,14 +115,14 @@ class ReplayBuffer(Reading, Writing):
             with self._loading_ring(self._writer):
                 self._storage.load_state_dict(state_dict["_storage"])
             self._writer.sync_cursor()
-            self._restore_ahead(self._rotated_draws([as_draw(item) for item in ahead["queue"]]))
+            self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint to the folder `path`, in TorchRL's layout; replaces an older checkpoint atomically.
 
         UsageError (a ValueError) for a folder with anything else in it, and for the folder of the storage.
         """
-        with self._guard.hold(), self._sampling:
+        with self.paused():
             draws = [] if self._prefetcher is None else list(self._prefetcher)
             write_buffer(self, self._rng, Path(path), draws, self._capacity_ahead())
 
@@ -138,12 +138,16 @@ class ReplayBuffer(Reading, Writing):
                 raise SchemaError(
                     f"{folder.path} has {capacity} batches made ahead, this buffer makes {self._capacity_ahead()}"
                 )
-            with self._all_or_nothing():
-                self._load_saved(folder.saved())
-                self._restore_ahead(self._rotated_draws(draws))
+            self.load_saved(folder.saved(), draws)
 
     dump = save = dumps
     load = loads
+
+    def load_saved(self, saved: SavedParts, draws: Sequence[Draw] = ()) -> None:
+        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails."""
+        with self._all_or_nothing():
+            self._load_saved(saved)
+            self._restore_ahead(self.rotated_draws(list(draws)))
 
     def _load_saved(self, saved: SavedParts) -> None:
         if saved.transforms is not None:
@@ -205,7 +209,8 @@ class ReplayBuffer(Reading, Writing):
     def _renumber_rows(self) -> None:
         """Store their new row numbers with rotated rows, where rows have numbers."""
 
-    def _rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+    def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+        """Return loaded draws with the numbers that their rows have here; they are changed."""
         row, storage = self._storage.rotated, self._storage
         if not row or not self._rings():
             return draws
@@ -230,8 +235,8 @@ class ReplayBuffer(Reading, Writing):
             generator.set_state(state.to("cpu", torch.uint8).contiguous())
         except RuntimeError as error:
             raise SchemaError(f"the state of the generator does not fit one on {device}: {error}") from error
-        self._unseeded = False
-        self._draw_from(generator)
+        self.unseeded = False
+        self.draw_from(generator)
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended = False
@@ -254,7 +259,7 @@ class ReplayBuffer(Reading, Writing):
                 if rng is not None and rng_state is not None:
                     rng.set_state(rng_state)
                 self._batch_size = batch_size
-                self._draw_from(rng)
+                self.draw_from(rng)
                 raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -159,10 +160,12 @@ class Sharing:
     """Whether several processes may write, but the rows are not in shared memory yet."""
     _cut_off: bool
     """Whether this is a forked child of a shared buffer with a copy of the rows."""
-    _unseeded = False
+    unseeded = False
     """Whether the generator was not given: copies in other processes then draw other samples."""
     _place: Place
     """The process that drew the last batch, or that the generator was given in."""
+    _sampling: threading.RLock
+    """Held by one draw at a time."""
     _copies = 0
     """The number of processes with a copy of this buffer."""
 
@@ -204,7 +207,23 @@ class Sharing:
             storage.share()
         self._unshared = not storage.shared
 
+    @property
+    def guard(self) -> Guard:
+        """Excludes writers, and reads rows of one instant."""
+        return self._guard
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude writers and draws inside the context."""
+        with self._guard.hold(), self._sampling:
+            yield
+
     # Random streams --------------------------------------------------------------------------------
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The source of random numbers; None for torch's own generator."""
+        return self._rng
 
     def _settle(self) -> None:
         """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
@@ -214,25 +233,31 @@ class Sharing:
         """
         here = place()
         if here != self._place:
-            self._arrive(here)
+            self.move_to(here, begins_epoch=self._change_stream())
         if self._rng is None and (generator := stand_in()) is not self._sampler.generator:
             self._set_generators(generator)
 
-    def _arrive(self, here: Place) -> None:
-        self._place = here
+    def _change_stream(self) -> bool:
+        """Change to the random stream of this process; return whether its draws differ from those of the others."""
         worker, generator = get_worker_info(), self._rng
         if worker is None and generator is not None:
-            if not self._unseeded:
-                return
+            if not self.unseeded:
+                return False
             reseed(generator)
         elif worker is not None and generator is not None:
-            branch(generator, worker.id, self._copies, *([worker.seed] if self._unseeded else []))
-        self._sampler.begin_epoch()
-        self._forget_drawn()
+            branch(generator, worker.id, self._copies, *([worker.seed] if self.unseeded else []))
+        return True
+
+    def move_to(self, here: Place, *, begins_epoch: bool) -> None:
+        """Draw in another process from now on; the random stream was changed before, if it has to be."""
+        self._place = here
+        if begins_epoch:
+            self._sampler.begin_epoch()
+            self._forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
         """Set a given generator; in a worker of a `DataLoader`, as a branch of it."""
-        self._rng, self._unseeded, self._place = generator, False, place()
+        self._rng, self.unseeded, self._place = generator, False, place()
         worker = get_worker_info()
         if generator is not None and worker is not None:
             branch(generator, worker.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +16,7 @@ from ..storages.ensemble import (
     BUFFER_IDS,
     INDEX,
     SOURCE_ID,
+    EnsembleKindError,
     StorageEnsemble,
     checked_members,
     chosen_members,
@@ -24,9 +25,7 @@ from ..storages.ensemble import (
 from ..storages.gathering import Gatherer
 from ..writers.ensemble import WriterEnsemble
 from .base import ReplayBuffer
-from .ensemble_draws import EnsembleDraws
-from .ensemble_parts import checked_collates, members_of, refuse_both, refuse_sampler
-from .ensemble_rows import part_of_index
+from .ensemble_draws import EnsembleDraws, part_of_index
 from .parts import UnsupportedError, WrongKindError
 from .schemas import Joiner, Policy, checked_policy
 from .tensordict import TensorDictReplayBuffer
@@ -98,16 +97,16 @@ class ReplayBufferEnsemble(EnsembleDraws):
             if name in arguments:
                 raise UsageError(f"{name} was given, an ensemble takes {name}s")
         if rbs:
-            refuse_both(parts)
+            _refuse_both(parts)
             self._members = list(checked_members("ReplayBufferEnsemble", rbs, ReplayBuffer))
-            self._collates = checked_collates(collate_fns, len(rbs))
+            self._collates = _checked_collates(collate_fns, len(rbs))
             storages = StorageEnsemble(*(one.storage for one in rbs), transforms=[one.transform for one in rbs])
             samplers = SamplerEnsemble(*(one.sampler for one in rbs), **given)
             writers = WriterEnsemble(*(one.writer for one in rbs))
         else:
-            self._members, self._collates = members_of(parts, given, collate_fns), []
-        self._source_key = source_key
-        self._gatherer = Gatherer()
+            self._members, self._collates = _members_of(parts, given, collate_fns), []
+        self.source_key = source_key
+        self._gatherer = Gatherer(source_key)
         assert samplers is not None
         self._joiner = self._joiner_of(checked_policy(schema), samplers)
         super().__init__(
@@ -119,7 +118,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             self.share()
 
     def _joiner_of(self, policy: Policy | None, samplers: SamplerEnsemble) -> Joiner:
-        labels = frozenset({INDEX} if self._source_key is None else {INDEX, self._source_key})
+        labels = frozenset({INDEX} if self.source_key is None else {INDEX, self.source_key})
         return Joiner(policy, stack=samplers.batch == "stack", labels=labels)
 
     # Members ---------------------------------------------------------------------------------------
@@ -158,29 +157,31 @@ class ReplayBufferEnsemble(EnsembleDraws):
             temperature=part.temperature,
             batch=part.batch,
             schema=self._joiner.policy,
-            source_key=self._source_key,
+            source_key=self.source_key,
         )
 
     def _looked_up_in(self, member: int, rows: Any) -> Any:
         buffer = self._members[member]
-        found = buffer.storage.get(rows)
-        collate = buffer._collate_fn
+        found, collate = buffer.storage.get(rows), buffer.collate_fn
         return found if collate is None or isinstance(buffer, ReplayBufferEnsemble) else collate(found)
 
     @property
     def storage(self) -> StorageEnsemble:
         """The storages of the members."""
-        return self._refresh()._storage
+        self._refresh()
+        return self._storage
 
     @property
     def sampler(self) -> SamplerEnsemble:
         """The samplers of the members, and their weights."""
-        return self._refresh()._sampler
+        self._refresh()
+        return self._sampler
 
     @property
     def writer(self) -> WriterEnsemble:
         """The writers of the members."""
-        return self._refresh()._writer  # type: ignore[return-value]
+        self._refresh()
+        return self._writer  # type: ignore[return-value]
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the samplers of all members, and the weights; return the previous ones.
@@ -188,7 +189,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         EnsembleKindError (a TypeError) for anything but a `SamplerEnsemble`, SchemaError (a RuntimeError) for another
         number of samplers.
         """
-        sampler.check_storage(self.storage) if isinstance(sampler, SamplerEnsemble) else refuse_sampler(sampler)
+        sampler.check_storage(self.storage) if isinstance(sampler, SamplerEnsemble) else _refuse_sampler(sampler)
         for member, one in zip(self._members, sampler.members, strict=True):  # type: ignore[attr-defined]
             if member.sampler is not one:
                 member.set_sampler(one)
@@ -233,7 +234,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         """
         if not is_tensor_collection(index) or index.get(BUFFER_IDS, None) is None:
             raise WrongKindError(f'elements are named by the entry "index" of a batch, found a {type(index).__name__}')
-        for number, _, rows, chosen in part_of_index(index, self._refresh()._storage):
+        for number, _, rows, chosen in part_of_index(index, self.storage):
             part = priority
             if isinstance(priority, torch.Tensor) and priority.dim():
                 if priority.shape != chosen.shape:
@@ -249,7 +250,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         index = data.get(INDEX, None)
         if index is None or index.get(BUFFER_IDS, None) is None:
             raise MissingKeyError('the batch has no entry ("index", "buffer_ids"): it was not sampled from an ensemble')
-        for number, _, rows, chosen in part_of_index(index, self._refresh()._storage):
+        for number, _, rows, chosen in part_of_index(index, self.storage):
             member = self._members[number]
             if isinstance(member, TensorDictReplayBuffer | ReplayBufferEnsemble):
                 member.update_tensordict_priority(data[chosen].set(INDEX, rows))
@@ -306,3 +307,56 @@ class ReplayBufferEnsemble(EnsembleDraws):
             "collate_fn": self._collate_fn or torch.stack,
         }
         return f"{type(self).__name__}(\n    " + ",\n    ".join(f"{name}={part}" for name, part in parts.items()) + ")"
+
+
+def _refuse_sampler(sampler: Any) -> NoReturn:
+    """Raise EnsembleKindError (a TypeError) for a sampler that is no `SamplerEnsemble`."""
+    raise EnsembleKindError(f"an ensemble takes a SamplerEnsemble, found a {type(sampler).__name__}")
+
+
+def _refuse_both(parts: Mapping[str, Any]) -> None:
+    """Raise SchemaError (a RuntimeError) if buffers and parts were given."""
+    both = [name for name, part in parts.items() if part is not None]
+    if both:
+        raise SchemaError(f"buffers and {', '.join(both)} were given, an ensemble is made of one or the other")
+
+
+def _checked_collates(collates: Any, count: int) -> list[Any]:
+    """Return the collate functions of members, none or `count`; EnsembleKindError for another number."""
+    if collates is None:
+        return []
+    if len(collates) != count:
+        raise EnsembleKindError(f"{len(collates)} collate_fns were given for {count} members")
+    return list(collates)
+
+
+def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: Any) -> list[ReplayBuffer]:
+    """Make buffers of the parts of an ensemble.
+
+    SchemaError (a RuntimeError) if a part is missing, if they are not of one number, and for arguments that the
+    `SamplerEnsemble` has.
+    """
+    missing = [name for name, part in parts.items() if part is None]
+    if missing:
+        raise SchemaError(f"neither buffers nor {', '.join(missing)} were given, all parts of an ensemble are needed")
+    kinds = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
+    for name, kind in kinds.items():
+        if not isinstance(parts[name], kind):
+            raise WrongKindError(f"{name} is a {type(parts[name]).__name__}, expected a {kind.__name__}")
+    defaults = {"p": None, "sample_from_all": False, "num_buffer_sampled": None, "temperature": 1.0, "batch": "stack"}
+    for name, value in given.items():
+        if value is not None and value != defaults[name]:
+            raise SchemaError(f"samplers and {name} were given, the SamplerEnsemble takes it")
+    counts = {name: len(part) for name, part in parts.items()}
+    if len(set(counts.values())) > 1:
+        raise SchemaError(
+            f"{', '.join(f'{count} {name}' for name, count in counts.items())} were given: one number is expected"
+        )
+    storages = parts["storages"]
+    own = _checked_collates(collates, len(storages)) or [None] * len(storages)
+    return [
+        ReplayBuffer(storage=storage, sampler=sampler, writer=writer, transform=transform, collate_fn=collate)
+        for storage, transform, sampler, writer, collate in zip(
+            storages.members, storages.transforms, parts["samplers"].members, parts["writers"].members, own, strict=True
+        )
+    ]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
-from ..errors import UsageError
+from ..errors import SchemaError, UsageError
 from ..samplers.ensemble import unit_of
-from ..samplers.ensemble_index import compose, count_of, draw_fully, flattened
-from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID
+from ..samplers.ensemble_index import BatchForm, compose, count_of, draw_fully, flattened
+from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, IndexPart, StorageEnsemble
 from ..storages.gathering import Gatherer
 from .concurrency import Draw
-from .ensemble_rows import gathered, labelled, one_behind_another
 from .ensemble_state import EnsembleState
+from .pytrees import ragged_elements
 from .schemas import MASK, Joiner, Schema, SchemaDifference, differences, schema_of
 
 
@@ -27,6 +27,11 @@ class EnsembleDraws(EnsembleState):
     _joiner: Joiner
     _gatherer: Gatherer
 
+    @property
+    def batch(self) -> BatchForm:
+        """The form of batches: `"stack"`, `[k, n]`, or `"exact"`, `[n]`."""
+        return self._sampler.batch
+
     # Sampling --------------------------------------------------------------------------------------
 
     def sample_counts(self, counts: Sequence[int], *, return_info: bool = False) -> Any:
@@ -34,7 +39,7 @@ class EnsembleDraws(EnsembleState):
 
         For ensembles with `batch="exact"`, whose weights are not used. UsageError (a ValueError) for other numbers.
         """
-        if self._sampler.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
+        if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
             raise UsageError(
                 f"{list(counts)} elements of {len(self._members)} members were asked for, one number each is expected",
                 hint='make the ensemble with batch="exact"',
@@ -42,19 +47,20 @@ class EnsembleDraws(EnsembleState):
         with self._sampling:
             self._settle()
         draw = self._draw_counts([(member, count) for member, count in enumerate(counts) if count])
-        batch = self._batch_of(draw)
+        batch = self.batch_of(draw)
         return (batch, draw.info) if return_info else batch
 
     def _draw(self, size: int) -> Draw:
         with self._sampling:
-            return self._draw_counts(self._refresh()._sampler.counts(self._storage.sizes, size))
+            self._refresh()
+            return self._draw_counts(self._sampler.counts(self._storage.sizes, size))
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
         with self._sampling:
-            sampler, found = self._refresh()._sampler, []
+            self._refresh()
+            found: list[Any] = []
             for member, count in counts:
-                drawing = self._drawing(member)
-                found += draw_fully(member, count, sampler.batch, drawing)
+                found += draw_fully(member, count, self._sampler.batch, self._drawing(member))
             self._learn_schemas()
             draw = self._composed(found)
             if any(member.transform.draws for member in self._members):  # random numbers come in the caller's thread
@@ -65,9 +71,7 @@ class EnsembleDraws(EnsembleState):
         member = self._members[number]
 
         def drawn(count: int) -> tuple[Any, Mapping[Any, Any], Draw]:
-            with member._sampling:
-                member._settle()
-                draw = member._draw(count)
+            draw = member.draw(count)
             index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
             return index, draw.info, draw
 
@@ -82,22 +86,21 @@ class EnsembleDraws(EnsembleState):
         return self._joiner.join(samples)
 
     def _gathered(self, draw: Draw) -> TensorDict | None:
-        """Return the batch of members that are alike, at once; None where each makes its own."""
+        """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
+
+        They do if they have a transform, a collate function, info of their sampler, or another kind of storage.
+        """
         if self._collates or self._joiner.policy is not None:
             return None
-        stack = self._sampler.batch == "stack"
-        batch = gathered(self._gatherer, self._members, draw, stack=stack)
-        if batch is None or (self._source_key is not None and self._source_key in batch._tensordict):
-            return None  # an entry of that name is refused there
-        index, size = draw.index, batch.batch_size
-        ids = index.get(BUFFER_IDS)
-        if stack:
-            ids = ids.unsqueeze(-1).expand(size).contiguous()
-        labels: dict[Any, Any] = {BUFFER_IDS: ids, INDEX: index.get(INDEX)}
-        batch._tensordict[INDEX] = TensorDict._new_unsafe(labels, batch_size=size)
-        if self._source_key is not None:
-            batch._tensordict[self._source_key] = index.get(SOURCE_ID)
-        return batch
+        reads = []
+        for number, part in draw.parts:
+            member = self._members[number]
+            if type(part.index) is not torch.Tensor or part.rows is not None or len(part.info) > 1:
+                return None
+            if not member.returns_rows:
+                return None
+            reads.append((member.storage, part.index, member.guard.read))
+        return self._gatherer.gather(reads, draw.index, stack=self.batch == "stack")
 
     def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
         parts: list[tuple[int, Any, dict[Any, Any]]] = [
@@ -108,7 +111,7 @@ class EnsembleDraws(EnsembleState):
         for (number, rows, _), (_, part) in zip(parts, draw.parts, strict=True):
             stop = start + count_of(rows)
             sample = self._sample_of(number, part)
-            found.append((number, labelled(sample, index[start:stop], self._source_key)))
+            found.append((number, labelled(sample, index[start:stop], self.source_key)))
             start = stop
         return found
 
@@ -121,14 +124,11 @@ class EnsembleDraws(EnsembleState):
         member = self._members[number]
         collate = self._collates[number] if self._collates else None
         if isinstance(member, EnsembleDraws):
-            batch = member._batch_of(part)
-            flat = batch if member._sampler.batch == "exact" else one_behind_another(batch)
-            key = member._source_key
+            batch = member.batch_of(part)
+            flat = batch if member.batch == "exact" else one_behind_another(batch)
+            key = member.source_key
             return flat.exclude(key) if key is not None and is_tensor_collection(flat) else flat
-        if collate is None:
-            return member._batch_of(part)
-        rows = member._guard.read(member.storage.get, part.index) if part.rows is None else part.rows
-        return member._changed(collate(rows), part)
+        return member.batch_of(part, collate)
 
     # Schemas ---------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class EnsembleDraws(EnsembleState):
         return self._joiner.dropped_keys
 
     def _schemas(self) -> dict[int, Schema]:
-        sizes = self._refresh()._storage.sizes
-        return {number: self._probed(number) for number, size in enumerate(sizes) if size}
+        self._refresh()
+        return {number: self._probed(number) for number, size in enumerate(self._storage.sizes) if size}
 
     def _learn_schemas(self) -> None:
         if self._joiner.policy is None:
@@ -160,8 +160,8 @@ class EnsembleDraws(EnsembleState):
         """Return the schema of the batches of a member, without a change of its sampler or its random stream."""
         member = self._members[number]
         if isinstance(member, EnsembleDraws):
-            return member._nested_schema()
-        with member._sampling:
+            return member.nested_schema()
+        with member.paused():
             sampler = copy.deepcopy(member.sampler)
             sampler.generator = torch.Generator().manual_seed(0)
             index, info, rows = sampler.sample_rows(member.storage, unit_of(sampler))
@@ -170,9 +170,10 @@ class EnsembleDraws(EnsembleState):
                 draw = Draw(index, dict(info) | {INDEX: index}, rows=rows)
                 return schema_of(labelled(self._sample_of(number, draw), None, None))
             finally:
-                member.transform.set_rng(member._sampler.generator)
+                member.transform.set_rng(member.sampler.generator)
 
-    def _nested_schema(self) -> Schema:
+    def nested_schema(self) -> Schema:
+        """Return the schema of the batches of this ensemble, which is a member of another."""
         schemas = self._schemas()
         different = {one.key for one in differences(schemas)}
         found: Schema = {}
@@ -181,3 +182,69 @@ class EnsembleDraws(EnsembleState):
         if self._joiner.policy == "union":
             return found | {(MASK, *key): ("torch.bool", ()) for key in found if ".".join(key) in different}
         return {key: kind for key, kind in found.items() if ".".join(key) not in different}
+
+
+def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:
+    """Return the batch of a member with `"index"`, `[n]` rows of an index of an ensemble, and its source.
+
+    Without an index the entry is left out. SchemaError if the batch has an entry of the name `source_key` already.
+    """
+    if not is_tensor_collection(sample):
+        return sample
+    if index is None:
+        return sample.exclude(INDEX)
+    if source_key is not None and sample.get(source_key, None) is not None:
+        raise SchemaError(
+            f"a member has an entry {source_key!r} of its own",
+            hint="choose another source_key, or None to leave it out",
+        )
+    if (elements := ragged_elements(sample)) is not None:
+        found = [labelled(one.unsqueeze(0), index[place : place + 1], source_key) for place, one in enumerate(elements)]
+        return LazyStackedTensorDict.lazy_stack([one[0] for one in found])
+    batch = sample.batch_size
+    labels = {name: _spread(index.get(name), batch) for name in (BUFFER_IDS, INDEX)}
+    sample.set(INDEX, TensorDict(labels, batch))
+    if source_key is not None:
+        sample.set(source_key, _spread(index.get(SOURCE_ID), batch))
+    return sample
+
+
+def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
+    """Give the labels of elements, `[n, …]`, the shape of a batch: `[n]`, slices, or elements of several steps."""
+    if values.shape[:1] == batch[:1] and len(batch) == 1:
+        return values
+    rest = values.shape[1:]
+    if len(values) == batch.numel():
+        return values.reshape(*batch, *rest)
+    if len(values) != batch[0]:
+        raise SchemaError(f"a transform changed the number of rows from {len(values)} to {list(batch)}")
+    return values.reshape(len(values), *[1] * (len(batch) - 1), *rest).expand(*batch, *rest).contiguous()
+
+
+def one_behind_another(batch: Any) -> Any:
+    """Return a batch `[k, n, …]` as `[k * n, …]`."""
+    if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
+        return torch.cat(list(batch.unbind(0)))
+    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, a tensordict is expected")
+
+
+def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, Any, Any, torch.Tensor]]:
+    """Yield each member that the index of a batch names, its storage, the rows there and which elements they are.
+
+    Rows are int64 `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
+    """
+    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
+    if numbers.shape[: ids.dim()] != ids.shape:
+        ids = ids.reshape(*ids.shape, *[1] * (numbers.dim() - ids.dim())).expand(numbers.shape)
+    for number in ids.unique().tolist():
+        chosen = ids == number
+        member, rows = storage.members[number], numbers[chosen]
+        if isinstance(member, StorageEnsemble):
+            if sources is None:
+                raise SchemaError(f"member {number} is an ensemble, and the index has no source_id of its rows")
+            inner = sources[chosen] - storage.source_of(number)
+            entries = {BUFFER_IDS: member.members_of(inner), INDEX: rows, SOURCE_ID: inner}
+            yield number, member, TensorDict(entries, [len(rows)]), chosen
+        else:
+            known = IndexPart(rows, None).rows
+            yield number, member, torch.stack(known, -1) if isinstance(known, tuple) else known, chosen

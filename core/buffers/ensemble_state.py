@@ -31,15 +31,15 @@ class EnsembleState(ReplayBuffer):
     _members: list[ReplayBuffer]
     _storage: StorageEnsemble
     _sampler: SamplerEnsemble
-    _source_key: str | None
+    source_key: str | None
+    """The entry of the number of the member in batches; None for none."""
 
-    def _refresh(self) -> Self:
+    def _refresh(self) -> None:
         """Follow members whose parts were exchanged."""
         members = self._members
         self._storage.members = tuple(member.storage for member in members)
         self._sampler.members = tuple(member.sampler for member in members)
         self._writer.members = tuple(member.writer for member in members)  # type: ignore[attr-defined]
-        return self
 
     # Random streams --------------------------------------------------------------------------------
 
@@ -47,8 +47,8 @@ class EnsembleState(ReplayBuffer):
         """Give the generator to the members that have none, none of their own, or the one lent before."""
         generator = self._rng
         for member in self._members:
-            own = member._rng
-            free = generator is not None and (own is None or member._unseeded)
+            own = member.generator
+            free = generator is not None and (own is None or member.unseeded)
             if own is not generator and (free or (own is before and own is not None)):
                 member.set_rng(generator)
 
@@ -58,22 +58,22 @@ class EnsembleState(ReplayBuffer):
         super().set_rng(generator)
         self._lend(before)
 
-    def _draw_from(self, generator: torch.Generator | None) -> None:
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """Set the generator of the ensemble, and of the members that draw from it."""
         before = self._rng
-        super()._draw_from(generator)
+        super().draw_from(generator)
         self._lend(before)
 
     def _borrowers(self) -> list[bool]:
         """Which members draw from the generator of the ensemble."""
-        return [self._rng is not None and member._rng is self._rng for member in self._members]
+        return [self._rng is not None and member.generator is self._rng for member in self._members]
 
-    def _arrive(self, here: Place) -> None:
-        super()._arrive(here)
+    def move_to(self, here: Place, *, begins_epoch: bool) -> None:
+        """Draw in another process from now on, with the members that draw from this stream."""
+        super().move_to(here, begins_epoch=begins_epoch)
         for member, borrows in zip(self._members, self._borrowers(), strict=True):
-            if borrows:  # the stream has changed already, once for all
-                member._place = here
-                member._sampler.begin_epoch()
-                member._forget_drawn()
+            if borrows:
+                member.move_to(here, begins_epoch=begins_epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_borrowing": self._borrowers()}
@@ -83,7 +83,7 @@ class EnsembleState(ReplayBuffer):
         super().__setstate__(state)
         for member, borrows in zip(self._members, borrowing, strict=True):
             if borrows:  # one stream, as before: copies of it would draw the same rows of several members
-                member._draw_from(self._rng)
+                member.draw_from(self._rng)
 
     @property
     def shared(self) -> bool:
@@ -103,8 +103,7 @@ class EnsembleState(ReplayBuffer):
         self._refresh()
         with contextlib.ExitStack() as stack:
             for member in self._members:
-                stack.enter_context(member._guard.hold())
-                stack.enter_context(member._sampling)
+                stack.enter_context(member.paused())
             members = []
             for member, borrows in zip(self._members, self._borrowers(), strict=True):
                 state = {name: value for name, value in member.state_dict().items() if name not in _OF_PARTS}
@@ -139,12 +138,12 @@ class EnsembleState(ReplayBuffer):
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically."""
-        for leaf in self._refresh()._storage.leaves:
+        self._refresh()
+        for leaf in self._storage.leaves:
             refuse_home_of(leaf, Path(path))
         with contextlib.ExitStack() as stack:
             for member in self._members:
-                stack.enter_context(member._guard.hold())
-                stack.enter_context(member._sampling)
+                stack.enter_context(member.paused())
             super().dumps(path)
 
     dump = save = dumps
@@ -154,7 +153,7 @@ class EnsembleState(ReplayBuffer):
         notes = [
             {
                 "batch_size": member.batch_size,
-                "generator": None if borrows else generator_to_json(member._rng),
+                "generator": None if borrows else generator_to_json(member.generator),
                 **member.folder_notes(),
             }
             for member, borrows in zip(self._members, self._borrowers(), strict=True)
@@ -174,9 +173,8 @@ class EnsembleState(ReplayBuffer):
         if saved.sampler is not None:
             self._sampler.load_weights(self._sampler.read_weights(saved.sampler))
         for number, (member, one) in enumerate(zip(self._members, members, strict=True)):
-            with self._naming(number), member._all_or_nothing():
-                member._load_saved(one)
-                member._restore_ahead([])
+            with self._naming(number):
+                member.load_saved(one)
         if saved.generator is not None:
             self._restore_rng(*saved.generator)
         self._batch_size = saved.batch_size
@@ -208,27 +206,28 @@ class EnsembleState(ReplayBuffer):
                 if rng is not None and rng_state is not None:
                     rng.set_state(rng_state)
                 self._batch_size = batch_size
-                self._draw_from(rng)
+                self.draw_from(rng)
                 raise
 
     # Batches made ahead ----------------------------------------------------------------------------
 
-    def _rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+    def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+        """Return loaded draws with the numbers that the rows of the members have here; they are changed."""
         for draw in draws:
             for member, part in draw.parts:
-                self._members[member]._rotated_draws([part])
+                self._members[member].rotated_draws([part])
         return draws
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
-        super()._restore_ahead([self._completed_draw(draw) for draw in self._rotated_draws(draws)])
+        super()._restore_ahead([self.completed_draw(draw) for draw in self.rotated_draws(draws)])
 
-    def _completed_draw(self, draw: Draw) -> Draw:
+    def completed_draw(self, draw: Draw) -> Draw:
         """Return a loaded draw with its index, which is that of its parts."""
         if draw.index is None:
             for place, (number, part) in enumerate(draw.parts):
                 member = self._members[number]
                 if isinstance(member, EnsembleState):
-                    draw.parts[place] = (number, member._completed_draw(part))
+                    draw.parts[place] = (number, member.completed_draw(part))
             found = self._composed([(number, part.index, part.info, part) for number, part in draw.parts])
             found.last = draw.last
             return found
@@ -238,8 +237,8 @@ class EnsembleState(ReplayBuffer):
         """Make a draw of those of members: `(member, index, info, draw)`."""
         index, info = compose(found, self._storage, self._sampler.batch)
         info[INDEX] = index
-        if self._source_key is not None:
-            info[self._source_key] = index.get(SOURCE_ID)
+        if self.source_key is not None:
+            info[self.source_key] = index.get(SOURCE_ID)
         return Draw(index, info, parts=[(part[0], part[3]) for part in found])
 
 

@@ -214,6 +214,11 @@ class BufferParts(Sharing):
         return self._transform
 
     @property
+    def collate_fn(self) -> Callable[[Any], Any] | None:
+        """Makes a batch of rows of the storage; None where they are one."""
+        return self._collate_fn
+
+    @property
     def batch_size(self) -> int | None:
         """How many elements `sample()` returns by default."""
         return self._batch_size
@@ -281,9 +286,10 @@ class BufferParts(Sharing):
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of all parts."""
         self._adopt(generator)
-        self._draw_from(generator)
+        self.draw_from(generator)
 
-    def _draw_from(self, generator: torch.Generator | None) -> None:
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """Set the generator of all parts, whose stream may be that of another buffer; the process stays as it was."""
         self._rng = generator
         with self._sampling:
             self._set_generators(generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -176,12 +176,18 @@ class Reading(BufferParts):
             # One more than the capacity: the oldest is removed only after all draws succeeded.
             while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
                 newest = self._draw(size)
-                prefetcher.push(newest, self._rows_of if late else self._batch_of)
+                prefetcher.push(newest, self._rows_of if late else self.batch_of)
             draw, future = prefetcher.pop()
         if future is None:
-            return draw, self._batch_of(draw)
+            return draw, self.batch_of(draw)
         rows = future.result()
         return draw, self._changed(rows, draw) if late else rows
+
+    def draw(self, size: int) -> Draw:
+        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone."""
+        with self._sampling:
+            self._settle()
+            return self._draw(size)
 
     def _draw(self, size: int) -> Draw:
         """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
@@ -207,8 +213,17 @@ class Reading(BufferParts):
         rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows
         return rows if self._collate_fn is None else self._collate_fn(rows)
 
-    def _batch_of(self, draw: Draw) -> Any:
-        return self._changed(self._rows_of(draw), draw)
+    def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
+        """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
+        if collate is None:
+            return self._changed(self._rows_of(draw), draw)
+        rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows
+        return self._changed(collate(rows), draw)
+
+    @property
+    def returns_rows(self) -> bool:
+        """Whether batches are rows as the storage returns them, but for the info."""
+        return self._collate_fn is None and not self._pin_memory and self._transform.is_empty
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
         """Make a batch of collated rows."""

@@ -316,7 +316,7 @@ def load_dataset(
     else:
         with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
             buffer = opened(reader, **arguments)
-    buffer._unseeded = seed is None
+    buffer.unseeded = seed is None
     return buffer
 
 

@@ -19,7 +19,7 @@ from ..storages.ensemble import (
     StorageEnsemble,
     checked_members,
     chosen_members,
-    require_members,
+    load_members,
 )
 from .base import Sampler
 from .ensemble_index import BatchForm, compose, draw_fully
@@ -239,18 +239,8 @@ class SamplerEnsemble(Sampler):
         return {"p": None if by_size else self._p, "by_size": by_size, "temperature": self._temperature}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state; SchemaError, before anything is changed, for that of another number of members."""
-        require_members(state, len(self.members))
-        before = [member.state_dict() for member in self.members]
-        done = 0
-        try:
-            for number, member in enumerate(self.members):
-                member.load_state_dict(state[str(number)])
-                done += 1
-        except BaseException:
-            for member, old in zip(self.members[:done], before, strict=False):
-                member.load_state_dict(old)
-            raise
+        """Load a state; nothing is changed if a member refuses its own, or for that of another number of members."""
+        load_members(self.members, state)
         self.load_weights(state)
 
     def load_weights(self, state: Mapping[str, Any]) -> None:

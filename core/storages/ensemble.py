@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -225,6 +226,24 @@ def require_members(state: Mapping[str, Any], count: int) -> None:
     numbers = {key for key in map(str, state) if key.isdigit()}
     if numbers != {str(number) for number in range(count)}:
         raise SchemaError(f"the state is that of {len(numbers)} members, this ensemble has {count}")
+
+
+def load_members(members: Sequence[Any], state: Mapping[str, Any]) -> None:
+    """Load the state of each of the samplers or writers of an ensemble; on failure all have their state of before.
+
+    SchemaError, with nothing changed, for a state of another number of members.
+    """
+    require_members(state, len(members))
+    done: list[tuple[Any, Any]] = []
+    try:
+        for number, member in enumerate(members):
+            before = copy.deepcopy(member.state_dict())
+            member.load_state_dict(state[str(number)])
+            done.append((member, before))
+    except BaseException:
+        for member, before in done:
+            member.load_state_dict(before)
+        raise
 
 
 class IndexPart:

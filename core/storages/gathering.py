@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from ..kernels.rows import Memory, memory_of
 from .columns import Columns
+from .ensemble import BUFFER_IDS, INDEX, SOURCE_ID
 from .pytree import TensorDictNode, TensorNode, TreeSpec
 from .tensor import TensorStorage
 
@@ -21,13 +22,18 @@ Read: TypeAlias = tuple[Any, torch.Tensor, Callable[..., Any]]
 class Gatherer:
     """Gathers rows of storages that have the same columns, in memory that is used again once a batch is freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, source_key: str | None) -> None:
+        self._source_key = source_key
+        self._labelled: tuple[TreeSpec, TreeSpec, list[int]] | None = None
         self._known: dict[int, tuple[Columns, Any]] = {}
         self._batch_kind: Any = None
         self._memory: tuple[int, list[Memory]] = (-1, [])
 
-    def gather(self, reads: Sequence[Read], *, stack: bool) -> TensorDict | None:
-        """Return a batch `[n]`, or with `stack` `[k, n]`; None for storages that differ or are not of plain tensors."""
+    def gather(self, reads: Sequence[Read], labels: TensorDict, *, stack: bool) -> TensorDict | None:
+        """Return a batch `[n]`, or with `stack` `[k, n]`, with an index of an ensemble as its labels.
+
+        None for storages that differ, that are not of plain tensors, or that have an entry of the name of the source.
+        """
         storages: list[TensorStorage] = []
         for storage, index, _ in reads:
             if not isinstance(storage, TensorStorage) or storage.ndim != 1 or index.dim() != 1:
@@ -39,6 +45,9 @@ class Gatherer:
         lengths = [len(index) for _, index, _ in reads]
         if stack and len(set(lengths)) > 1:
             return None
+        structure = storages[0].structure
+        if self._source_key is not None and self._source_key in structure.children:
+            return None
         start, total = 0, sum(lengths)
         leaves = [torch.from_numpy(make()) for make in self._makers(total, columns[0])]
         for storage, (_, index, read), length in zip(storages, reads, lengths, strict=True):
@@ -47,8 +56,24 @@ class Gatherer:
         size = torch.Size([len(reads), lengths[0]] if stack else [total])
         if stack:
             leaves = [leaf.view(*size, *leaf.shape[1:]) for leaf in leaves]
-        batch: TensorDict = storages[0].structure.unflatten(iter(leaves), size)
+        ids = labels.get(BUFFER_IDS)
+        named = [ids.unsqueeze(-1).expand(size).contiguous() if stack else ids, labels.get(INDEX)]
+        if self._source_key is not None:
+            named.append(labels.get(SOURCE_ID))
+        structure, kept = self._with_labels(structure)
+        batch: TensorDict = structure.unflatten(iter([*(leaves[number] for number in kept), *named]), size)
         return batch
+
+    def _with_labels(self, structure: TreeSpec) -> tuple[TreeSpec, list[int]]:
+        """Return the structure of a batch, which has labels for the rows' own index, and the leaves that are in it."""
+        if self._labelled is None or self._labelled[0] is not structure:
+            children = {key: child for key, child in structure.children.items() if key != INDEX}
+            children[INDEX] = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode()})
+            if self._source_key is not None:
+                children[self._source_key] = TensorNode()
+            kept = [number for number, path in enumerate(structure.paths()) if path[0] != INDEX]
+            self._labelled = structure, TensorDictNode(children, device=getattr(structure, "device", None)), kept
+        return self._labelled[1:]
 
     def _alike(self, columns: Sequence[Columns], storages: Sequence[TensorStorage]) -> bool:
         first = self._kind_of(columns[0], storages[0])

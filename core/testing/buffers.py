@@ -133,7 +133,7 @@ class BufferTests(ABC):
             index = buffer.extend(self.batch(written, 4))
             place: Any = tuple(index.unbind(-1)) if self.ndim == 2 else index
             rows = buffer.storage.get(place)
-            rows = rows if buffer._collate_fn is None else buffer._collate_fn(rows)
+            rows = rows if buffer.collate_fn is None else buffer.collate_fn(rows)
             numbers = torch.arange(written, written + 4)
             if self.ndim == 2:
                 numbers = (numbers.unsqueeze(1) + 100 * torch.arange(LANES)).flatten()
@@ -154,7 +154,7 @@ class BufferTests(ABC):
         for _, buffer in self.filled():
             batch, info = buffer.sample(32, return_info=True)
             rows = buffer.storage.get(info["index"])
-            assert alike(batch, rows if buffer._collate_fn is None else buffer._collate_fn(rows))
+            assert alike(batch, rows if buffer.collate_fn is None else buffer.collate_fn(rows))
             assert all(len(leaf) == 32 for leaf in leaves_of(batch).values())
 
     def test_every_way_to_name_elements(self) -> None:
@@ -259,11 +259,11 @@ class BufferTests(ABC):
         """Check that a restored buffer holds, draws and writes what the saved one does."""
         assert self.holds(other, written)
         assert other.batch_size == buffer.batch_size
-        state = buffer._rng.get_state() if buffer._rng is not None else None
+        state = buffer.generator.get_state() if buffer.generator is not None else None
         draws = [(buffer.sample(), other.sample()) for _ in range(3)]
         assert all(alike(one, two) for one, two in draws)
-        if buffer._rng is not None and state is not None:
-            buffer._rng.set_state(state)
+        if buffer.generator is not None and state is not None:
+            buffer.generator.set_state(state)
         other.extend(self.batch(written, 4))
         assert self.holds(other, written + 4)
 

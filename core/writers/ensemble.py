@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from ..storages.base import Storage
-from ..storages.ensemble import checked_members, chosen_members, refuse_write, require_members
+from ..storages.ensemble import checked_members, chosen_members, load_members, refuse_write
 from .base import Writer
 
 
@@ -56,18 +56,8 @@ class WriterEnsemble(Writer):
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state; SchemaError, before anything is changed, for that of another number of members."""
-        require_members(state, len(self.members))
-        before = [member.state_dict() for member in self.members]
-        done = 0
-        try:
-            for number, member in enumerate(self.members):
-                member.load_state_dict(state[str(number)])
-                done += 1
-        except BaseException:
-            for member, old in zip(self.members[:done], before, strict=False):
-                member.load_state_dict(old)
-            raise
+        """Load a state; nothing is changed if a member refuses its own, or for that of another number of members."""
+        load_members(self.members, state)
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Write the state of each member into a folder of its number."""
