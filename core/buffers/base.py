@@ -247,7 +247,7 @@ class ReplayBuffer(Reading, Writing):
     def _all_or_nothing(self) -> Iterator[None]:
         """Load inside the context; on failure restore everything but the storage, which restores itself."""
         with self._guard, self._sampling:
-            self._settle()  # a saved stream continues unchanged, in any process
+            self.settle()  # a saved stream continues unchanged, in any process
             rng, batch_size = self._rng, self._batch_size
             rng_state = None if rng is None else rng.get_state()
             kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]

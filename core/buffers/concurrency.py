@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
@@ -36,7 +36,7 @@ class Draw:
     info: dict[Any, Any]
     last: bool = False
     rows: Any = field(default=None, compare=False, repr=False)
-    parts: list[tuple[int, Draw]] = field(default_factory=list)
+    parts: Sequence[tuple[int, Draw]] = ()
     """Of an ensemble: the draws of its members."""
 
 
@@ -225,7 +225,7 @@ class Sharing:
         """The source of random numbers; None for torch's own generator."""
         return self._rng
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
 
         A worker of a `DataLoader` always changes: with a generator, to its own branch of it. Draws made ahead are

@@ -180,7 +180,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
     @property
     def writer(self) -> WriterEnsemble:
         """The writers of the members."""
-        self._refresh()
+        self._writer.members = tuple(member.writer for member in self._members)  # type: ignore[attr-defined]
         return self._writer  # type: ignore[return-value]
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -250,6 +250,8 @@ class ReplayBufferEnsemble(EnsembleDraws):
         index = data.get(INDEX, None)
         if index is None or index.get(BUFFER_IDS, None) is None:
             raise MissingKeyError('the batch has no entry ("index", "buffer_ids"): it was not sampled from an ensemble')
+        if index.get(SOURCE_ID, None) is None and self.source_key is not None and self.source_key in data:
+            index = index.copy().set(SOURCE_ID, data.get(self.source_key))  # the members of members have priorities
         for number, _, rows, chosen in part_of_index(index, self.storage):
             member = self._members[number]
             if isinstance(member, TensorDictReplayBuffer | ReplayBufferEnsemble):

@@ -4,20 +4,61 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
 from ..errors import SchemaError, UsageError
 from ..samplers.ensemble import unit_of
-from ..samplers.ensemble_index import BatchForm, compose, count_of, draw_fully, flattened
+from ..samplers.ensemble_index import (
+    BatchForm,
+    compose,
+    count_of,
+    draw_fully,
+    flattened,
+    index_with,
+    labels_of,
+    rows_of,
+)
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, IndexPart, StorageEnsemble
-from ..storages.gathering import Gatherer
+from ..storages.gathering import Gatherer, Rows
 from .concurrency import Draw
 from .ensemble_state import EnsembleState
+from .locks import hold_all
 from .pytrees import ragged_elements
 from .schemas import MASK, Joiner, Schema, SchemaDifference, differences, schema_of
+
+
+class RowsDraw(Draw):
+    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed."""
+
+    __slots__ = ("_source_key", "labels", "of_members")
+
+    def __init__(self, rows: Rows, labels: Sequence[torch.Tensor], source_key: str | None) -> None:
+        self.last, self.rows = False, None
+        self.of_members = rows
+        self.labels = labels
+        self._source_key = source_key
+
+    @property
+    def index(self) -> Any:
+        return index_with(self.labels)
+
+    @property
+    def info(self) -> Any:  # type: ignore[override]
+        return {INDEX: self.index} | ({} if self._source_key is None else {self._source_key: self.labels[2]})
+
+    @property
+    def parts(self) -> Any:  # type: ignore[override]
+        rows, start, found = self.of_members, 0, []
+        for member, stop in zip(rows.members.tolist(), rows.stops.tolist(), strict=True):
+            index = torch.from_numpy(rows.numbers[start:stop])
+            found.append((member, Draw(index, {INDEX: index})))
+            start = stop
+        return found
 
 
 class EnsembleDraws(EnsembleState):
@@ -45,42 +86,80 @@ class EnsembleDraws(EnsembleState):
                 hint='make the ensemble with batch="exact"',
             )
         with self._sampling:
-            self._settle()
-        draw = self._draw_counts([(member, count) for member, count in enumerate(counts) if count])
+            self.settle()
+            self._refresh()
+            some = [(member, count) for member, count in enumerate(counts) if count]
+            rows = self._uniform_rows(sum(counts), some)
+            draw = self._draw_counts(some) if rows is None else self._draw_rows(rows)
         batch = self.batch_of(draw)
         return (batch, draw.info) if return_info else batch
 
-    def _draw(self, size: int) -> Draw:
+    def _draw(self, size: int, with_rows: bool = True) -> Draw:
         with self._sampling:
             self._refresh()
-            return self._draw_counts(self._sampler.counts(self._storage.sizes, size))
+            rows = self._uniform_rows(size)
+            return (
+                self._draw_counts(self._sampler.counts(self._storage.sizes, size))
+                if rows is None
+                else self._draw_rows(rows)
+            )
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
+        """Draw so many elements of each member."""
         with self._sampling:
-            self._refresh()
-            found: list[Any] = []
-            for member, count in counts:
-                found += draw_fully(member, count, self._sampler.batch, self._drawing(member))
             self._learn_schemas()
-            draw = self._composed(found)
-            if any(member.transform.draws for member in self._members):  # random numbers come in the caller's thread
-                draw.rows = self._samples_of(draw)
-            return draw
+            if reading := [self._members[number] for number, _ in counts if self._reads_at_draw(number)]:
+                with hold_all({member.guard for member in reading}):  # the rows are those of the instant of the draw
+                    draw = self._drawn(counts, with_rows=False)
+                    draw.rows = self._gathered(draw)
+                    if draw.rows is None:
+                        draw.rows = self._samples_of(draw)
+            else:
+                draw = self._drawn(counts, with_rows=True)
+            return self._completed_in_turn(draw)
 
-    def _drawing(self, number: int) -> Callable[[int], tuple[Any, Mapping[Any, Any], Draw]]:
+    def _draw_rows(self, rows: Rows) -> Draw:
+        """Make a draw of rows that were drawn at once."""
+        self._learn_schemas()
+        return self._completed_in_turn(RowsDraw(rows, labels_of(rows, self._storage, self.batch), self.source_key))
+
+    def _completed_in_turn(self, draw: Draw) -> Draw:
+        """Make the batches of transforms with random numbers now: these come in the order of the calls."""
+        if draw.rows is None:
+            for member in self._members:
+                if member.transform.draws:
+                    draw.rows = self._samples_of(draw)
+                    break
+        return draw
+
+    def _uniform_rows(self, size: int, counts: Sequence[tuple[int, int]] | None = None) -> Rows | None:
+        for member in self._members:
+            if member.writer.tracks_generations:
+                return None  # the info of each has them
+            member.settle()
+        return self._sampler.draw_uniform(self._storage, size, counts)
+
+    def _drawn(self, counts: Sequence[tuple[int, int]], *, with_rows: bool) -> Draw:
+        found: list[Any] = []
+        for number, count in counts:
+            found += draw_fully(number, count, self.batch, partial(self._drawn_of, number, with_rows))
+        return self._composed(found)
+
+    def _drawn_of(self, number: int, with_rows: bool, count: int) -> tuple[Any, Mapping[Any, Any], Draw]:
+        draw = self._members[number].draw(count, with_rows=with_rows or not self._reads_at_draw(number))
+        index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
+        return index, draw.info, draw
+
+    def _reads_at_draw(self, number: int) -> bool:
+        """Whether rows of a member are read with their draw, and can be read by `_gathered`."""
         member = self._members[number]
-
-        def drawn(count: int) -> tuple[Any, Mapping[Any, Any], Draw]:
-            draw = member.draw(count)
-            index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
-            return index, draw.info, draw
-
-        return drawn
+        return member.sampler.reads_rows and member.returns_rows and not isinstance(member, EnsembleDraws)
 
     def _rows_of(self, draw: Draw) -> Any:
-        if self._collate_fn is None and draw.rows is None and (batch := self._gathered(draw)) is not None:
-            return batch
-        samples = self._samples_of(draw) if draw.rows is None else draw.rows
+        rows = self._gathered(draw) if draw.rows is None else draw.rows
+        if isinstance(rows, TensorDict):
+            return rows if self._prefetcher is None else rows.copy()  # a batch may be made again of its draw
+        samples = self._samples_of(draw) if rows is None else rows
         if self._collate_fn is not None:
             return self._collate_fn([sample for _, sample in samples])
         return self._joiner.join(samples)
@@ -88,19 +167,50 @@ class EnsembleDraws(EnsembleState):
     def _gathered(self, draw: Draw) -> TensorDict | None:
         """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
 
-        They do if they have a transform, a collate function, info of their sampler, or another kind of storage.
+        They do if they have a transform, a collate function, or info of their sampler that the others do not have.
         """
-        if self._collates or self._joiner.policy is not None:
+        if self._collates or self._collate_fn is not None or self._joiner.policy is not None:
             return None
-        reads = []
-        for number, part in draw.parts:
-            member = self._members[number]
-            if type(part.index) is not torch.Tensor or part.rows is not None or len(part.info) > 1:
+        found = self._rows_and_info(draw)
+        if found is None:
+            return None
+        rows, info = found
+        for number in rows.members.tolist():
+            if not self._members[number].returns_rows:
                 return None
-            if not member.returns_rows:
-                return None
-            reads.append((member.storage, part.index, member.guard.read))
-        return self._gatherer.gather(reads, draw.index, stack=self.batch == "stack")
+        labels = (
+            draw.labels
+            if isinstance(draw, RowsDraw)
+            else [draw.index.get(name) for name in (BUFFER_IDS, INDEX, SOURCE_ID)]
+        )
+        batch = self._gatherer.gather(
+            self._storage.members,
+            [member.guard for member in self._members],
+            rows,
+            labels,
+            draws=len(rows.members) if self.batch == "stack" else 0,
+        )
+        if batch is not None:
+            for key, value in info.items():
+                batch.set(key, value)
+        return batch
+
+    def _rows_and_info(self, draw: Draw) -> tuple[Rows, Mapping[Any, Any]] | None:
+        """Return the rows of a draw, and the info that is in its batch; None where members differ in these."""
+        if isinstance(draw, RowsDraw):
+            return draw.of_members, {}
+        parts = draw.parts
+        rows = rows_of([(number, part.index) for number, part in parts])
+        if rows is None or any(part.rows is not None for _, part in parts):
+            return None
+        if self.batch == "stack" and len(set(np.diff(rows.stops, prepend=0).tolist())) > 1:
+            return None
+        common = {key: value for key, value in draw.info.items() if key not in (INDEX, self.source_key)}
+        carrying = {self._members[number].carries_info for number, _ in parts}
+        if not any(part.info.keys() - {INDEX} for _, part in parts) or carrying == {False}:
+            return rows, {}
+        alike = carrying == {True} and all(part.info.keys() - {INDEX} == common.keys() for _, part in parts)
+        return (rows, common) if alike else None
 
     def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
         parts: list[tuple[int, Any, dict[Any, Any]]] = [
@@ -242,7 +352,7 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
         if isinstance(member, StorageEnsemble):
             if sources is None:
                 raise SchemaError(f"member {number} is an ensemble, and the index has no source_id of its rows")
-            inner = sources[chosen] - storage.source_of(number)
+            inner = sources[chosen] - int(storage.sources[number])
             entries = {BUFFER_IDS: member.members_of(inner), INDEX: rows, SOURCE_ID: inner}
             yield number, member, TensorDict(entries, [len(rows)]), chosen
         else:

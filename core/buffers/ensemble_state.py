@@ -36,10 +36,11 @@ class EnsembleState(ReplayBuffer):
 
     def _refresh(self) -> None:
         """Follow members whose parts were exchanged."""
-        members = self._members
-        self._storage.members = tuple(member.storage for member in members)
-        self._sampler.members = tuple(member.sampler for member in members)
-        self._writer.members = tuple(member.writer for member in members)  # type: ignore[attr-defined]
+        for member, storage, sampler in zip(self._members, self._storage.members, self._sampler.members, strict=True):
+            if member.storage is not storage or member.sampler is not sampler:
+                self._storage.members = tuple(one.storage for one in self._members)
+                self._sampler.members = tuple(one.sampler for one in self._members)
+                break
 
     # Random streams --------------------------------------------------------------------------------
 
@@ -96,14 +97,21 @@ class EnsembleState(ReplayBuffer):
             member.share(shared)
         return self
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude writers to the members, and draws, inside the context."""
+        with contextlib.ExitStack() as stack:
+            for member in sorted(self._members, key=lambda member: member.guard.rank):
+                stack.enter_context(member.paused())
+            stack.enter_context(super().paused())
+            yield
+
     # State -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all members, the weights, and of the batches drawn ahead; tensors by reference."""
         self._refresh()
-        with contextlib.ExitStack() as stack:
-            for member in self._members:
-                stack.enter_context(member.paused())
+        with self.paused():
             members = []
             for member, borrows in zip(self._members, self._borrowers(), strict=True):
                 state = {name: value for name, value in member.state_dict().items() if name not in _OF_PARTS}
@@ -141,9 +149,7 @@ class EnsembleState(ReplayBuffer):
         self._refresh()
         for leaf in self._storage.leaves:
             refuse_home_of(leaf, Path(path))
-        with contextlib.ExitStack() as stack:
-            for member in self._members:
-                stack.enter_context(member.paused())
+        with self.paused():
             super().dumps(path)
 
     dump = save = dumps
@@ -193,7 +199,7 @@ class EnsembleState(ReplayBuffer):
     def _all_or_nothing(self) -> Iterator[None]:
         """Load inside the context; on failure restore everything but the members, which restore themselves."""
         with self._guard, self._sampling:
-            self._settle()
+            self.settle()
             self._refresh()
             rng, batch_size, weights = self._rng, self._batch_size, self._sampler.weights_state()
             rng_state = None if rng is None else rng.get_state()
@@ -224,11 +230,11 @@ class EnsembleState(ReplayBuffer):
     def completed_draw(self, draw: Draw) -> Draw:
         """Return a loaded draw with its index, which is that of its parts."""
         if draw.index is None:
-            for place, (number, part) in enumerate(draw.parts):
+            parts = []
+            for number, part in draw.parts:
                 member = self._members[number]
-                if isinstance(member, EnsembleState):
-                    draw.parts[place] = (number, member.completed_draw(part))
-            found = self._composed([(number, part.index, part.info, part) for number, part in draw.parts])
+                parts.append((number, member.completed_draw(part) if isinstance(member, EnsembleState) else part))
+            found = self._composed([(number, part.index, part.info, part) for number, part in parts])
             found.last = draw.last
             return found
         return draw
@@ -236,10 +242,14 @@ class EnsembleState(ReplayBuffer):
     def _composed(self, found: Sequence[Any]) -> Draw:
         """Make a draw of those of members: `(member, index, info, draw)`."""
         index, info = compose(found, self._storage, self._sampler.batch)
+        return self._labelled(index, info, [(part[0], part[3]) for part in found])
+
+    def _labelled(self, index: Any, info: dict[Any, Any], parts: Sequence[tuple[int, Draw]]) -> Draw:
+        """Make a draw with the index in its info."""
         info[INDEX] = index
         if self.source_key is not None:
             info[self.source_key] = index.get(SOURCE_ID)
-        return Draw(index, info, parts=[(part[0], part[3]) for part in found])
+        return Draw(index, info, parts=parts)
 
 
 def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:

@@ -7,6 +7,7 @@ and with a writer, and wait only after repeated failures.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -14,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from types import TracebackType
@@ -77,6 +78,11 @@ class Guard:
         """A number that differs before, during and after a write."""
         return int(self._cells[_SEQUENCE])
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The place among other guards in which their locks are taken."""
+        return 0, id(self)
+
     def read(self, get: Callable[[Any], Any], index: Any) -> Any:
         """Return `get(index)`; called again if there was a write meanwhile."""
         cells = self._cells
@@ -114,6 +120,15 @@ class Guard:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def hold_all(guards: Iterable[Guard]) -> Iterator[None]:
+    """Exclude the writers of several guards, which are taken in one order everywhere, so that no two wait crosswise."""
+    with contextlib.ExitStack() as stack:
+        for guard in sorted(guards, key=lambda guard: guard.rank):
+            stack.enter_context(guard.hold())
+        yield
 
 
 class Hold:
@@ -158,6 +173,10 @@ class SharedGuard(Guard):
         if self._depth == 1:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         super().release()
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return 1, os.fstat(self._descriptor).st_ino
 
     def after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -165,7 +165,7 @@ class Reading(BufferParts):
 
     def _deliver(self, size: int) -> tuple[Draw, Any]:
         with self._sampling:
-            self._settle()
+            self.settle()
         prefetcher = self._prefetcher
         if prefetcher is None or size != self._batch_size:
             draw = self._draw(size)
@@ -183,16 +183,22 @@ class Reading(BufferParts):
         rows = future.result()
         return draw, self._changed(rows, draw) if late else rows
 
-    def draw(self, size: int) -> Draw:
-        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone."""
-        with self._sampling:
-            self._settle()
-            return self._draw(size)
+    carries_info: ClassVar[bool] = False
+    """Whether batches have the info of the sampler as entries."""
 
-    def _draw(self, size: int) -> Draw:
+    def draw(self, size: int, *, with_rows: bool = True) -> Draw:
+        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone.
+
+        Without `with_rows`, the caller excludes writers, and reads the rows that a sampler would have read.
+        """
+        with self._sampling:
+            self.settle()
+            return self._draw(size, with_rows)
+
+    def _draw(self, size: int, with_rows: bool = True) -> Draw:
         """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
         storage, sampler = self._storage, self._sampler
-        if not sampler.reads_rows:
+        if not (sampler.reads_rows and with_rows):
             with self._sampling:
                 index, found = sampler.sample(storage, size)
                 last, rows = sampler.has_epochs and sampler.ran_out, None
@@ -269,7 +275,7 @@ class Reading(BufferParts):
         if not self._transform.is_empty:
             if self._transform.draws:
                 with self._sampling:
-                    self._settle()
+                    self.settle()
             found = self._transformed(found)
         return self._pinned(found) if self._pin_memory else found
 

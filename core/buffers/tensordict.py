@@ -85,6 +85,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _label: ClassVar[str | None] = INDEX
+    carries_info: ClassVar[bool] = True
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **arguments: Any) -> None:
         self.priority_key = priority_key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
@@ -161,14 +161,13 @@ class DatasetStorage(TensorStorage):
     def read_at(self, index: Any) -> Any:
         """Read the rows at `index`; for a tensor, advise the system first if they may not be in memory."""
         if self._mapped is not None and type(index) is torch.Tensor and index.dtype is torch.int64:
-            self._mapped.expect(index.numpy(force=True).reshape(-1))
+            self.expect(index.numpy(force=True).reshape(-1))
         return super().read_at(index)
 
-    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-        """Copy the rows `index`, int64 `[n]`; see `TensorStorage.gather_into`."""
+    def expect(self, rows: Array) -> None:
+        """Advise the system of rows that may not be in memory."""
         if self._mapped is not None:
-            self._mapped.expect(index.numpy(force=True))
-        super().gather_into(index, targets)
+            self._mapped.expect(rows)
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
         """List the lengths of the episodes; None where the rows are whole trajectories, or were written over."""

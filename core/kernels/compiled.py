@@ -86,6 +86,81 @@ def gather_rows(
     return -1
 
 
+@numba.njit(
+    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])",
+    nogil=True,
+    cache=True,
+)
+def gather_parts(
+    places: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    members: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> int:
+    """Copy rows of several tables with the same columns, as `gather_rows` does of one.
+
+    The numbers before `stops[0]` are of the table `members[0]`, whose columns lie at `places[members[0]]` and have
+    `rows[0]` rows, and so on.
+    """
+    begin, ends = 0, targets.copy()
+    found = np.empty(stops[0] // _SHORT, np.int64)
+    if found.size and _find_runs(numbers[: stops[0]], rows[0], found) > 0:
+        for part in range(stops.size):
+            stop = stops[part]
+            beyond = gather_rows(places[members[part]], widths, ends, numbers[begin:stop], rows[part])
+            if beyond >= 0:
+                return begin + beyond
+            ends += (stop - begin) * widths
+            begin = stop
+        return -1
+    count = numbers.size
+    for column in range(widths.size):
+        width, target, begin = widths[column], targets[column], 0
+        for part in range(stops.size):
+            place, stop, size = places[members[part], column], stops[part], rows[part]
+            later = places[members[min(part + 1, stops.size - 1)], column]
+            for number in range(begin, stop):
+                coming = number + _AHEAD
+                if coming < count:
+                    ask_for((place if coming < stop else later) + numbers[coming] * width, width, _REACH)
+                elif column + 1 < widths.size and coming - count < count:
+                    following = widths[column + 1]
+                    ask_for(places[members[0], column + 1] + numbers[coming - count] * following, following, _REACH)
+                row = numbers[number]
+                if row < 0:
+                    row += size
+                if row < 0 or row >= size:
+                    return number
+                copy_row(target, place + row * width, width)
+                target += width
+            begin = stop
+    return -1
+
+
+@numba.njit("void(float64[::1], int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)
+def scale_parts(
+    chances: NDArray[np.float64], stops: NDArray[np.int64], sizes: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> None:
+    """Scale fractions in [0, 1) to integers below `sizes[0]`, those before `stops[0]`, and so on."""
+    begin = 0
+    for part in range(stops.size):
+        for place in range(begin, stops[part]):
+            numbers[place] = int(chances[place] * sizes[part])
+        begin = stops[part]
+
+
+@numba.njit("void(int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)
+def repeat_parts(values: NDArray[np.int64], stops: NDArray[np.int64], found: NDArray[np.int64]) -> None:
+    """Write `values[0]` before `stops[0]`, and so on."""
+    begin = 0
+    for part in range(stops.size):
+        found[begin : stops[part]] = values[part]
+        begin = stops[part]
+
+
 @numba.njit("void(int64[::1], int64[::1], int64[::1], int64, int64)", nogil=True, cache=True)
 def copy_runs(
     places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int

@@ -72,12 +72,12 @@ class PlainRows:
             self._takers = (rows, takers)
         return [torch.from_numpy(take(numbers, 0)) for take in takers]
 
-    def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor]) -> None:
-        """Copy the rows `numbers` of each array to its target, contiguous `[n, …]`; IndexError as for `gather`."""
+    def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
+        """Copy the rows `numbers` of the arrays `chosen` to contiguous targets `[n, …]`; IndexError as for `gather`."""
         if len(numbers) and not -rows <= int(numbers.min()) <= int(numbers.max()) < rows:
             raise IndexError(f"rows {int(numbers.min())} to {int(numbers.max())} were asked for, there are {rows}")
-        for array, target in zip(self._arrays, targets, strict=True):
-            array[:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
+        for number, target in zip(chosen, targets, strict=True):
+            self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
 
     def write(self, start: int, count: int, sources: Sequence[int]) -> None:
         """Copy `count` rows into each array from row `start` on; they lie at the addresses `sources`, outside of all.
@@ -110,11 +110,6 @@ class CompiledRows(PlainRows):
             return super().gather(numbers, rows)  # numpy raises the error for the missing row
         return found
 
-    def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor]) -> None:
-        places = np.array([target.data_ptr() for target in targets], np.int64)
-        if self._gather(*self._table, places, np.ascontiguousarray(numbers), rows) >= 0:
-            super().gather_into(numbers, rows, targets)  # raises the error for the missing row
-
     def write(self, start: int, count: int, sources: Sequence[int]) -> None:
         self._copy(*self._table, np.array(sources, np.int64), start, count)
 
@@ -123,6 +118,11 @@ def fastest_rows(arrays: Sequence[Array]) -> PlainRows:
     """Make the compiled kind where numba can be imported, which takes half a second the first time, else the plain."""
     compiled = _compiled()
     return PlainRows(arrays) if compiled is None else CompiledRows(arrays, compiled)
+
+
+def compiled_loops() -> ModuleType | None:
+    """Import the compiled loops, which takes half a second the first time; None without numba."""
+    return _compiled()
 
 
 @functools.cache

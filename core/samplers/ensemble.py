@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
+from ..kernels.parts import scaled_parts
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.ensemble import (
@@ -21,8 +23,10 @@ from ..storages.ensemble import (
     chosen_members,
     load_members,
 )
+from ..storages.gathering import Rows
 from .base import Sampler
-from .ensemble_index import BatchForm, compose, draw_fully
+from .ensemble_index import BatchForm, compose, draw_fully, index_of
+from .uniform import RandomSampler
 
 Counts: TypeAlias = list[tuple[int, int]]
 """Members, each with the number of elements to draw of it."""
@@ -87,14 +91,15 @@ class SamplerEnsemble(Sampler):
 
     @property
     def p(self) -> Any:
-        """The weights: float64 `[members]` with the sum 1, `"size"`, or None for equal ones."""
-        return self._p
+        """The weights: float64 `[members]` with the sum 1, a copy; `"size"`, or None for equal ones."""
+        return self._p.clone() if isinstance(self._p, torch.Tensor) else self._p
 
     @p.setter
     def p(self, weights: Any) -> None:
         if weights is not None and self.sample_from_all:
             raise SchemaError("weights were assigned, and sample_from_all=True draws each member once")
         self._p = weights if weights is None or _is_size(weights) else normalised(weights, len(self.members))
+        self._known: tuple[list[int], list[float]] = ([], [])
 
     @property
     def temperature(self) -> float:
@@ -110,6 +115,7 @@ class SamplerEnsemble(Sampler):
         if not (number > 0 and math.isfinite(number)):
             raise UsageError(f"temperature is {value!r}, a number above 0 is expected")
         self._temperature = number
+        self._known = ([], [])
 
     def shares(self, sizes: Sequence[int]) -> NDArray[np.float64]:
         """Return the probability of each member, float64 `[members]`, for members of so many elements.
@@ -137,42 +143,84 @@ class SamplerEnsemble(Sampler):
 
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
         """Draw which members a batch is of, and how many elements of each."""
+        unit = self.unit
+        return self._counts(
+            sizes, batch_size, unit, _chances(self.generator, self._check_size(batch_size, unit)).tolist()
+        )
+
+    def _check_size(self, batch_size: int, unit: int) -> int:
+        """Return how many random numbers the choice of members takes; UsageError for a size that does not fit."""
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
-        shares = self.shares(sizes)
         if self.batch == "exact":
-            return self._exact_counts(shares, batch_size)
+            if batch_size % unit:
+                raise UsageError(f"a batch of {batch_size} elements was asked for, slices need a multiple of {unit}")
+            return 1
         draws = len(self.members) if self.num_buffer_sampled is None else self.num_buffer_sampled
         if batch_size % draws:
             raise UsageError(
                 f"a batch of {batch_size} elements was asked for, a multiple of {draws} is expected",
                 hint='batch="exact" makes batches of any size',
             )
-        each = batch_size // draws
+        return draws
+
+    def _counts(self, sizes: Sequence[int], batch_size: int, unit: int, chances: Sequence[float]) -> Counts:
+        ends = self._cumulated(sizes)
+        if self.batch == "exact":
+            return _exact_counts(ends, batch_size, unit, chances[0])
+        each = batch_size // len(chances)
         if self.sample_from_all:
             return [(member, each) for member in range(len(self.members))]
-        device = None if self.generator is None else self.generator.device
-        weights = torch.from_numpy(shares).to(device or "cpu")
-        members = torch.multinomial(weights, draws, replacement=True, generator=self.generator)
-        return [(member, each) for member in members.tolist()]
+        return [(bisect.bisect_right(ends, chance), each) for chance in chances]
 
-    def _exact_counts(self, shares: NDArray[np.float64], batch_size: int) -> Counts:
-        """Round shares up or down at random (systematic sampling): the sum is exact, and so are the means."""
-        unit = self.unit
-        if batch_size % unit:
-            raise UsageError(f"a batch of {batch_size} elements was asked for, slices need a multiple of {unit}")
-        expected = np.cumsum(shares) * (batch_size // unit)
-        expected[-1] = batch_size // unit
-        device = None if self.generator is None else self.generator.device
-        offset = float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64))
-        ends = np.floor(expected + offset).astype(np.int64)
-        counts = np.diff(ends, prepend=0) * unit
-        return [(member, count) for member, count in enumerate(counts.tolist()) if count and shares[member]]
+    def _cumulated(self, sizes: Sequence[int]) -> list[float]:
+        """Return the sums of the shares up to each member, which are 1.0 from the last one with a share on."""
+        known, ends = self._known
+        if known != sizes:
+            shares = self.shares(sizes)
+            ends = np.cumsum(shares).tolist()
+            last = int(np.flatnonzero(shares)[-1])
+            ends[last:] = [1.0] * (len(ends) - last)
+            self._known = list(sizes), ends
+        return ends
+
+    def draw_uniform(
+        self, storage: StorageEnsemble, batch_size: int, counts: Sequence[tuple[int, int]] | None = None
+    ) -> Rows | None:
+        """Draw members, and rows of them, at once; None where that is not possible.
+
+        It is not for members with another sampler than a `RandomSampler`, nor for storages of several dimensions.
+        Members with one generator take one call; those with their own draw as by themselves.
+        `counts` are those of members that were chosen already.
+        """
+        generator, alike = self.generator, True
+        for sampler, member in zip(self.members, storage.members, strict=True):
+            if type(sampler) is not RandomSampler or member.ndim != 1:
+                return None
+            alike = alike and sampler.generator is generator
+        sizes, first = storage.sizes, 0
+        if counts is None:
+            first = self._check_size(batch_size, 1)
+        chances = _chances(generator, first + batch_size if alike else first)
+        if counts is None:
+            counts = self._counts(sizes, batch_size, 1, chances[:first].tolist())
+        elif not all(sizes[member] for member, _ in counts):
+            return None  # the sampler of the member refuses
+        stops, stop = [], 0
+        for _, count in counts:
+            stop += count
+            stops.append(stop)
+        members = [member for member, _ in counts]
+        numbers, ends, lengths = np.array([members, stops, [sizes[member] for member in members]], np.int64)
+        if alike:
+            return Rows(numbers, ends, scaled_parts(chances[first:], ends, lengths))
+        drawn = [self.members[member].sample(storage.members[member], count)[0] for member, count in counts]
+        return Rows(numbers, ends, np.concatenate([index.numpy(force=True) for index in drawn]))  # type: ignore[union-attr]
 
     @property
     def unit(self) -> int:
         """The number that the count of each member is a multiple of in exact batches: whole slices."""
-        return math.lcm(*(unit_of(member) for member in self.members))
+        return math.lcm(*[unit_of(member) for member in self.members])
 
     # Draws -----------------------------------------------------------------------------------------
 
@@ -189,10 +237,12 @@ class SamplerEnsemble(Sampler):
         """Draw members, and elements of them; return the index, see the class, and the info they have in common."""
         self.check_storage(storage)
         assert isinstance(storage, StorageEnsemble)
+        if (rows := self.draw_uniform(storage, batch_size)) is not None:
+            return index_of(rows, storage, self.batch), {}
         parts = []
         for member, count in self.counts(storage.sizes, batch_size):
-            sampler, rows = self.members[member], storage.members[member]
-            parts += draw_fully(member, count, self.batch, lambda n, s=sampler, r=rows: s.sample(r, n))  # type: ignore[misc]
+            sampler, leaf = self.members[member], storage.members[member]
+            parts += draw_fully(member, count, self.batch, lambda n, s=sampler, r=leaf: s.sample(r, n))  # type: ignore[misc]
         return compose(parts, storage, self.batch)
 
     def _chosen(self, index: Any) -> Any:
@@ -236,7 +286,7 @@ class SamplerEnsemble(Sampler):
     def weights_state(self) -> dict[str, Any]:
         """Return `p`, float64 `[members]` or None, `by_size` and `temperature`."""
         by_size = _is_size(self._p)
-        return {"p": None if by_size else self._p, "by_size": by_size, "temperature": self._temperature}
+        return {"p": None if by_size else self.p, "by_size": by_size, "temperature": self._temperature}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing is changed if a member refuses its own, or for that of another number of members."""
@@ -271,8 +321,29 @@ class SamplerEnsemble(Sampler):
         return f"{type(self).__name__}(samplers=({names}))"
 
 
+def _chances(generator: torch.Generator | None, count: int) -> NDArray[np.float64]:
+    """Draw numbers in [0, 1), float64 `[count]`."""
+    if generator is None:
+        return torch.rand(count, dtype=torch.float64).numpy()
+    chances = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
+    return chances.numpy(force=True)
+
+
+def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: float) -> Counts:
+    """Round shares up or down at random (systematic sampling): the sum is exact, and so are the means."""
+    start, units, found = 0, batch_size // unit, []
+    for member, end in enumerate(ends):
+        stop = units if end == 1.0 else min(int(end * units + offset), units)
+        if stop > start:
+            found.append((member, (stop - start) * unit))
+        start = stop
+    return found
+
+
 def unit_of(sampler: Sampler) -> int:
     """Return the number that a batch size of this sampler is a multiple of."""
+    if type(sampler) is RandomSampler:
+        return 1
     if isinstance(sampler, SamplerEnsemble):
         whole = sampler.unit
         if sampler.batch == "exact":

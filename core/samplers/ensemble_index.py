@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from ..errors import SchemaError
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, StorageEnsemble
+from ..storages.gathering import Rows
+from ..storages.pytree import TensorDictNode, TensorNode
+
+_INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
 
 BatchForm: TypeAlias = Literal["stack", "exact"]
 """`stack`: `[k, batch // k]`, one row for each of k draws of a member; `exact`: `[batch]`."""
@@ -40,15 +45,51 @@ def count_of(index: Any) -> int:
     return flattened(first).get(SOURCE_ID).numel() if isinstance(first, TensorDict) else int(first.numel())
 
 
+def rows_of(parts: Sequence[Any]) -> Rows | None:
+    """Return the rows of drawn parts, each `(member, index, …)`; None for other indices than row numbers."""
+    numbers = []
+    for part in parts:
+        index = part[1]
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        if type(index) is not torch.Tensor or index.dim() != 1 or not index.is_cpu:
+            return None
+        numbers.append(index.numpy())
+    stops = np.cumsum([len(one) for one in numbers])
+    return Rows(np.array([part[0] for part in parts], np.int64), stops, np.concatenate(numbers))
+
+
+def labels_of(rows: Rows, storage: StorageEnsemble, form: BatchForm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of rows; with `"stack"` of parts of one length."""
+    numbers, sources = torch.from_numpy(rows.numbers), rows.repeated(storage.sources[rows.members])
+    if form == "exact":
+        return rows.repeated(rows.members), numbers, sources
+    draws = len(rows.members)
+    return torch.from_numpy(rows.members.copy()), numbers.view(draws, -1), sources.view(draws, -1)
+
+
+def index_of(rows: Rows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
+    """Make the index of an ensemble of rows."""
+    return index_with(labels_of(rows, storage, form))
+
+
+def index_with(labels: Sequence[torch.Tensor]) -> TensorDict:
+    """Make the index of an ensemble with these entries."""
+    index: TensorDict = _INDEX.unflatten(iter(labels), labels[0].shape)
+    return index
+
+
 def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
     """Make the index of an ensemble of drawn parts, each `(member, index, info, …)`, and their common info."""
+    rows, infos = rows_of(parts), [part[2] for part in parts]
+    if rows is not None and (form == "exact" or len(set(np.diff(rows.stops, prepend=0).tolist())) == 1):
+        return index_of(rows, storage, form), _common(infos, torch.cat if form == "exact" else torch.stack)
     numbers = [_numbers(part[1]) for part in parts]
     width = max(one.shape[-1] if one.dim() > 1 else 1 for one in numbers)
     if width > 1:
         numbers = [_widened(one, width) for one in numbers]
     ids = torch.tensor([part[0] for part in parts])
     sources = [_sources(part[1], part[0], storage, one) for part, one in zip(parts, numbers, strict=True)]
-    infos = [part[2] for part in parts]
     if form == "exact":
         lengths = torch.tensor([len(one) for one in numbers])
         index = {BUFFER_IDS: ids.repeat_interleave(lengths), INDEX: torch.cat(numbers), SOURCE_ID: torch.cat(sources)}
@@ -79,7 +120,7 @@ def _widened(numbers: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _sources(index: Any, member: int, storage: StorageEnsemble, numbers: torch.Tensor) -> torch.Tensor:
-    first = storage.source_of(member)
+    first = int(storage.sources[member])
     if isinstance(index, TensorDict):
         inner: torch.Tensor = flattened(index).get(SOURCE_ID)
         return inner + first

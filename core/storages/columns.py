@@ -102,10 +102,11 @@ class Columns:
         self.lead = leaves[0].shape[:ndim]
         self.others = tuple(self.lead[1:])
         self.plain = [plain_column(leaf) for leaf in leaves]
-        self._widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
+        self.widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
+        """Bytes of a row of each column."""
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if dtype not in _KNOWN_TO_NUMPY]
-        self._widest = max(self._widths)
+        self._widest = max(self.widths)
         self._floating = [number for number, dtype in enumerate(self.dtypes) if dtype.is_floating_point]
         self._complex = [number for number, dtype in enumerate(self.dtypes) if dtype.is_complex]
         self._expected: tuple[tuple[int, ...], list[torch.Size]] = ((), [])
@@ -120,7 +121,7 @@ class Columns:
         self._in_rows = all(leaf.is_cpu and leaf.is_contiguous() for leaf in self.leaves)
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
         self._rows = PlainRows(self._arrays)
-        self._many: float = _MANY // max(sum(self._widths), 1)
+        self._many: float = _MANY // max(sum(self.widths), 1)
         self._valid: tuple[int, list[torch.Tensor]] = (-1, [])
         self._elements: Columns | None = None
 
@@ -195,13 +196,30 @@ class Columns:
 
     @property
     def gathers_into(self) -> bool:
-        """Whether rows can be copied to given memory: they are on the CPU, of types that numpy has."""
-        return self._in_rows and not self._renamed
+        """Whether rows can be copied to given memory: they are contiguous, and on the CPU."""
+        return self._in_rows
 
-    def gather_into(self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor]) -> None:
-        """Copy the rows `index`, int64 `[n]`, of each column to a contiguous tensor of its type; see `gathers_into`."""
+    @property
+    def numpy_types(self) -> list[np.dtype[Any]]:
+        """The types of the memory that rows are copied to: integers where numpy has no name for a type."""
+        return [array.dtype for array in self._arrays]
+
+    @staticmethod
+    def renames(dtype: torch.dtype) -> bool:
+        """Whether numpy has no name for a type, whose bits are then copied as integers."""
+        return dtype not in _KNOWN_TO_NUMPY
+
+    def addresses(self) -> list[int]:
+        """Return where the columns are in memory; the same list as long as they stay there."""
         self._follow_moves()
-        self._mover(rows).gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets)
+        return self._places
+
+    def gather_into(
+        self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]
+    ) -> None:
+        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to contiguous tensors of their `numpy_types`."""
+        self._follow_moves()
+        self._rows.gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets, chosen)
 
     def _flat(self, index: tuple[Any, ...], rows: int) -> torch.Tensor | None:
         """One row number for each element that a tuple of tensors names; None if it is something else."""
@@ -266,7 +284,7 @@ class Columns:
         if max(sources) < self._span[0] - count * self._widest or min(sources) >= self._span[1]:
             return sources
         touches = self._memory.touches
-        pairs = zip(sources, self._widths, strict=True)
+        pairs = zip(sources, self.widths, strict=True)
         return None if any(touches(source, source + count * width) for source, width in pairs) else sources
 
     def write_rows(self, rows: torch.Tensor, values: Sequence[torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError, UsageError
@@ -105,26 +106,41 @@ class StorageEnsemble(Storage):
             raise EnsembleKindError(f"{len(transforms)} transforms were given for {len(members)} storages")
         super().__init__(min(sum(member.max_size for member in members), sys.maxsize))
         self.members: tuple[Storage, ...] = members
+        self._known: tuple[Any, list[Storage], NDArray[np.int64]] = (None, [], np.zeros(0, np.int64))
         self.transforms = [None] * len(members) if transforms is None else list(transforms)
 
     @property
     def sizes(self) -> list[int]:
         """How many elements each member has."""
+        if len(self) == len(self.leaves):
+            return [len(one) for one in self.members]
         return [sum(one.sizes) if isinstance(one, StorageEnsemble) else len(one) for one in self.members]
 
     @property
     def leaves(self) -> list[Storage]:
         """The storages that hold rows, in order; those of members that are ensembles, in their place."""
-        return [leaf for one in self.members for leaf in (one.leaves if isinstance(one, StorageEnsemble) else [one])]
+        return self._nesting[1]
 
-    def source_of(self, member: int) -> int:
-        """Return the number of the first leaf of a member among `leaves`."""
-        return sum(len(one.leaves) if isinstance(one, StorageEnsemble) else 1 for one in self.members[:member])
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """The number of the first leaf of each member among `leaves`, int64 `[members]`."""
+        return self._nesting[2]
+
+    @property
+    def _nesting(self) -> tuple[Any, list[Storage], NDArray[np.int64]]:
+        members = self.members
+        if self._known[0] is not members:
+            leaves = [one.leaves if isinstance(one, StorageEnsemble) else [one] for one in members]
+            starts = np.cumsum([0, *(len(part) for part in leaves[:-1])])
+            flat = [leaf for part in leaves for leaf in part]
+            nested = len(flat) > len(members)  # leaves of members may be exchanged there
+            self._known = None if nested else members, flat, starts
+            return members, flat, starts
+        return self._known
 
     def members_of(self, sources: torch.Tensor) -> torch.Tensor:
         """Return the member that each leaf, by number, is in or is."""
-        firsts = torch.tensor([self.source_of(number) for number in range(len(self))])
-        return torch.searchsorted(firsts, sources, right=True) - 1
+        return torch.searchsorted(torch.from_numpy(self.sources), sources, right=True) - 1
 
     def __len__(self) -> int:
         return len(self.members)
@@ -180,7 +196,7 @@ class StorageEnsemble(Storage):
         inner = self.members[member]
         if part.sources is None or not isinstance(inner, StorageEnsemble):
             raise SchemaError(f"member {member} is an ensemble, and the index has no source_id of its rows")
-        sources = part.sources - self.source_of(member)
+        sources = part.sources - int(self.sources[member])
         entries = {BUFFER_IDS: inner.members_of(sources), SOURCE_ID: sources, INDEX: part.numbers}
         nested = TensorDict(entries, [len(sources)])
         return torch.cat([rows for _, rows in inner.get(nested)])

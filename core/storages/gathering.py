@@ -2,114 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import from_numpy
 
-from ..kernels.rows import Memory, memory_of
+from ..kernels.parts import gather_parts, repeated_parts, warm
+from ..kernels.rows import Memory, Numbers, memory_of
+from .base import Storage
 from .columns import Columns
-from .ensemble import BUFFER_IDS, INDEX, SOURCE_ID
-from .pytree import TensorDictNode, TensorNode, TreeSpec
+from .ensemble import BUFFER_IDS, INDEX
+from .pytree import Path, TensorDictNode, TensorNode, TreeSpec
 from .tensor import TensorStorage
 
-Read: TypeAlias = tuple[Any, torch.Tensor, Callable[..., Any]]
-"""A storage, rows int64 `[n]` of it, and what calls a function of the rows so that no row is read half-written."""
+# Batches after which the import of compiled loops, half a second, pays.
+_PATIENCE = 50
+
+
+class Rows(NamedTuple):
+    """Rows of several storages: those before `stops[0]` are of the storage `members[0]`, and so on; all int64."""
+
+    members: Numbers
+    stops: Numbers
+    numbers: Numbers
+
+    def repeated(self, values: Numbers) -> torch.Tensor:
+        """Return the value of its part for each row, int64 `[n]`."""
+        return from_numpy(repeated_parts(values, self.stops))
+
+
+class Guarding(Protocol):
+    """Reads rows of one instant, as the guard of a buffer does."""
+
+    @property
+    def sequence(self) -> int:
+        """A number that is odd during a write, and another one after it."""
+
+    def read(self, get: Callable[[Any], Any], index: Any) -> Any:
+        """Return `get(index)`, in which no row is half-written."""
+
+
+class _Plan:
+    """What is gathered from storages that have the same columns: all but the rows' own index, which labels replace.
+
+    It is not changed, as several threads use it; storages that are exchanged or initialized take another plan.
+    """
+
+    def __init__(self, storages: Sequence[Storage], source_key: str | None) -> None:
+        self._storages: list[Any] = list(storages)
+        self.columns = [_columns_of(storage) for storage in storages]
+        self._addresses = [[] if columns is None else columns.addresses() for columns in self.columns]
+        self.orders: list[list[int] | None] = [None] * len(storages)
+        """The columns of each storage that are gathered, in the order of the batch; None for a storage that differs."""
+        self.capacities = [0 if columns is None else columns.lead[0] for columns in self.columns]
+        self.expecting = any(
+            isinstance(storage, TensorStorage) and type(storage).expect is not TensorStorage.expect
+            for storage in storages
+        )
+        """Whether a storage is notified of the rows that are read next."""
+        self._memory: tuple[Any, list[Memory]] = (None, [])
+        leaves: dict[Path, Any] = {}
+        for member, (storage, columns) in enumerate(zip(storages, self.columns, strict=True)):
+            if not isinstance(storage, TensorStorage) or columns is None or not columns.gathers_into:
+                continue
+            if not _is_plain(storage.structure) or source_key in storage.structure.children:
+                continue
+            found = _leaves_of(storage)
+            if not leaves:
+                leaves = found
+                self._take(storage, columns, source_key)
+            if leaves == found:
+                paths = list(found)
+                self.orders[member] = order = [paths.index(path) for path in self._kept]
+                self.places[member] = [self._addresses[member][number] for number in order]
+        self.partial = None in self.orders
+        """Whether there is a storage that differs."""
+
+    def _take(self, storage: TensorStorage, columns: Columns, source_key: str | None) -> None:
+        """Make batches like the rows of a storage, with labels."""
+        paths = list(storage.structure.paths())
+        chosen = [number for number, path in enumerate(paths) if path[0] != INDEX]
+        self._kept = [paths[number] for number in chosen]
+        self._rows = [columns.leaves[number].shape[1:] for number in chosen]
+        self._types = [columns.numpy_types[number] for number in chosen]
+        self.widths = np.array([columns.widths[number] for number in chosen], np.int64)
+        self.places = np.zeros((len(self.columns), len(chosen)), np.int64)
+        dtypes = [columns.dtypes[number] for number in chosen]
+        self._renamed = [(number, kind) for number, kind in enumerate(dtypes) if columns.renames(kind)]
+        children = {key: child for key, child in storage.structure.children.items() if key != INDEX}
+        children[INDEX] = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode()})
+        if source_key is not None:
+            children[source_key] = TensorNode()
+        self._structure = TensorDictNode(children, device=getattr(storage.structure, "device", None))
+
+    def follows(self, members: Sequence[int], storages: Sequence[Any]) -> bool:
+        """Whether the storages of some members are as they were."""
+        if len(storages) != len(self._storages):
+            return False
+        for member in members:
+            storage, columns = storages[member], self.columns[member]
+            if storage is not self._storages[member]:
+                return False
+            if columns is None:
+                if _columns_of(storage) is not None:
+                    return False
+            elif storage.columns is not columns or columns.addresses() is not self._addresses[member]:
+                return False
+        return True
+
+    def targets(self, size: torch.Size) -> list[torch.Tensor]:
+        """Return memory for the columns of a batch of this size."""
+        known, makers = self._memory
+        if known != size:
+            shapes = [(*size, *row) for row in self._rows]
+            makers = [memory_of(shape, dtype) for shape, dtype in zip(shapes, self._types, strict=True)]
+            self._memory = size, makers
+        return [from_numpy(make()) for make in makers]
+
+    def batch(self, leaves: list[torch.Tensor], labels: Sequence[torch.Tensor], size: torch.Size) -> TensorDict:
+        """Make a batch of gathered columns and labels."""
+        for number, dtype in self._renamed:
+            leaves[number] = leaves[number].view(dtype)
+        batch: TensorDict = self._structure.unflatten(iter([*leaves, *labels]), size)
+        return batch
 
 
 class Gatherer:
-    """Gathers rows of storages that have the same columns, in memory that is used again once a batch is freed."""
+    """Gathers rows of storages that have the same columns, in memory that is used again once a batch is freed.
+
+    Batches have labels: the index of an ensemble, and under `source_key` the sources of rows.
+    """
 
     def __init__(self, source_key: str | None) -> None:
         self._source_key = source_key
-        self._labelled: tuple[TreeSpec, TreeSpec, list[int]] | None = None
-        self._known: dict[int, tuple[Columns, Any]] = {}
-        self._batch_kind: Any = None
-        self._memory: tuple[int, list[Memory]] = (-1, [])
+        self._patience = _PATIENCE
+        self._plan: _Plan | None = None
 
-    def gather(self, reads: Sequence[Read], labels: TensorDict, *, stack: bool) -> TensorDict | None:
-        """Return a batch `[n]`, or with `stack` `[k, n]`, with an index of an ensemble as its labels.
+    def gather(
+        self,
+        storages: Sequence[Storage],
+        guards: Sequence[Guarding],
+        rows: Rows,
+        labels: Sequence[torch.Tensor],
+        *,
+        draws: int,
+    ) -> TensorDict | None:
+        """Return a batch `[n]`, or of `draws` equal draws `[draws, n / draws]`, with the labels of an index.
 
         None for storages that differ, that are not of plain tensors, or that have an entry of the name of the source.
         """
-        storages: list[TensorStorage] = []
-        for storage, index, _ in reads:
-            if not isinstance(storage, TensorStorage) or storage.ndim != 1 or index.dim() != 1:
-                return None
-            storages.append(storage)
-        columns = [storage.columns for storage in storages]
-        if not self._alike(columns, storages):
+        members, plan = rows.members.tolist(), self._plan
+        if plan is None or not plan.follows(members, storages):
+            plan = self._plan = _Plan(storages, self._source_key)
+        if plan.partial and not all(plan.orders[member] for member in members):
             return None
-        lengths = [len(index) for _, index, _ in reads]
-        if stack and len(set(lengths)) > 1:
-            return None
-        structure = storages[0].structure
-        if self._source_key is not None and self._source_key in structure.children:
-            return None
-        start, total = 0, sum(lengths)
-        leaves = [torch.from_numpy(make()) for make in self._makers(total, columns[0])]
-        for storage, (_, index, read), length in zip(storages, reads, lengths, strict=True):
-            read(partial(_gather, storage, [leaf[start : start + length] for leaf in leaves]), index)
-            start += length
-        size = torch.Size([len(reads), lengths[0]] if stack else [total])
-        if stack:
-            leaves = [leaf.view(*size, *leaf.shape[1:]) for leaf in leaves]
-        ids = labels.get(BUFFER_IDS)
-        named = [ids.unsqueeze(-1).expand(size).contiguous() if stack else ids, labels.get(INDEX)]
-        if self._source_key is not None:
-            named.append(labels.get(SOURCE_ID))
-        structure, kept = self._with_labels(structure)
-        batch: TensorDict = structure.unflatten(iter([*(leaves[number] for number in kept), *named]), size)
-        return batch
+        total = len(rows.numbers)
+        size = torch.Size([draws, total // draws] if draws else [total])
+        targets = plan.targets(size)
+        self._fill(plan, storages, guards, rows, members, targets)
+        ids, numbers, sources = labels
+        if draws:
+            ids = rows.repeated(rows.members).view(size)
+        return plan.batch(targets, (ids, numbers) if self._source_key is None else (ids, numbers, sources), size)
 
-    def _with_labels(self, structure: TreeSpec) -> tuple[TreeSpec, list[int]]:
-        """Return the structure of a batch, which has labels for the rows' own index, and the leaves that are in it."""
-        if self._labelled is None or self._labelled[0] is not structure:
-            children = {key: child for key, child in structure.children.items() if key != INDEX}
-            children[INDEX] = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode()})
-            if self._source_key is not None:
-                children[self._source_key] = TensorNode()
-            kept = [number for number, path in enumerate(structure.paths()) if path[0] != INDEX]
-            self._labelled = structure, TensorDictNode(children, device=getattr(structure, "device", None)), kept
-        return self._labelled[1:]
-
-    def _alike(self, columns: Sequence[Columns], storages: Sequence[TensorStorage]) -> bool:
-        first = self._kind_of(columns[0], storages[0])
-        if first is None or any(
-            self._kind_of(one, storage) is not first for one, storage in zip(columns[1:], storages[1:], strict=True)
-        ):
-            return False
-        if first is not self._batch_kind:
-            self._batch_kind, self._memory = first, (-1, [])
-        return True
-
-    def _kind_of(self, columns: Columns, storage: TensorStorage) -> Any:
-        """Return the names, types and row shapes of columns, the same object for equal ones; None if unsuitable."""
-        known, kind = self._known.get(id(columns), (None, None))
-        if known is columns:
-            return kind
-        if columns.gathers_into and _is_plain(storage.structure):
-            kind = (*columns.names, *columns.dtypes, *(leaf.shape[1:] for leaf in columns.leaves))
-            kind = next((other for _, other in self._known.values() if other == kind), kind)
-        else:
-            kind = None
-        self._known[id(columns)] = columns, kind
-        return kind
-
-    def _makers(self, count: int, columns: Columns) -> list[Memory]:
-        known, makers = self._memory  # other threads may set it
-        if known != count:
-            kinds = [torch.empty(0, dtype=dtype).numpy().dtype for dtype in columns.dtypes]
-            shapes = [(count, *leaf.shape[1:]) for leaf in columns.leaves]
-            makers = [memory_of(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
-            self._memory = count, makers
-        return makers
+    def _fill(
+        self,
+        plan: _Plan,
+        storages: Sequence[Any],
+        guards: Sequence[Guarding],
+        rows: Rows,
+        members: Sequence[int],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """Copy the rows to the targets, those of each storage of one instant."""
+        if plan.expecting:
+            for member, part in _parts(members, rows):
+                storages[member].expect(rows.numbers[part])
+        if self._patience:
+            self._patience -= 1
+        elif warm():
+            before = [guards[member].sequence for member in members]
+            # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
+            lengths = [min(storages[member].rows, plan.capacities[member]) for member in members]
+            places = [target.data_ptr() for target in targets]
+            known = rows.members, rows.stops, np.array(lengths, np.int64)
+            done = gather_parts(plan.places, plan.widths, places, rows.numbers, *known)
+            still = done and [guards[member].sequence for member in members] == before
+            if still and not any(number & 1 for number in before):
+                return
+        if targets and targets[0].shape[:1] != rows.numbers.shape:  # a draw in each row
+            targets = [target.flatten(0, 1) for target in targets]
+        for member, part in _parts(members, rows):
+            index = from_numpy(np.ascontiguousarray(rows.numbers[part]))
+            order = plan.orders[member] or []
+            get = partial(_gather, storages[member], order, [target[part] for target in targets])
+            guards[member].read(get, index)
 
 
-def _gather(storage: TensorStorage, targets: Sequence[torch.Tensor], index: torch.Tensor) -> None:
-    storage.gather_into(index, targets)
+def _parts(members: Sequence[int], rows: Rows) -> Iterator[tuple[int, slice]]:
+    """Yield each member, and where its rows are in the batch."""
+    start = 0
+    for member, stop in zip(members, rows.stops.tolist(), strict=True):
+        yield member, slice(start, stop)
+        start = stop
+
+
+def _columns_of(storage: Storage) -> Columns | None:
+    """Return the columns of a storage of one dimension; None for one that has none."""
+    if not isinstance(storage, TensorStorage) or storage.ndim != 1 or not storage.initialized:
+        return None
+    return storage.columns
+
+
+def _leaves_of(storage: TensorStorage) -> dict[Path, Any]:
+    """Return the element type and the row shape of each column, by path."""
+    columns = storage.columns
+    kinds = [(dtype, leaf.shape[1:]) for dtype, leaf in zip(columns.dtypes, columns.leaves, strict=True)]
+    return dict(zip(storage.structure.paths(), kinds, strict=True))
+
+
+def _gather(storage: TensorStorage, order: Sequence[int], targets: Sequence[torch.Tensor], index: torch.Tensor) -> None:
+    storage.gather_into(index, targets, order)
 
 
 def _is_plain(structure: TreeSpec) -> bool:

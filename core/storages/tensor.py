@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
@@ -256,9 +257,12 @@ class TensorStorage(TensorState):
         found, batch = columns.read(index, self._filled.value)
         return self.structure.unflatten(iter(found), batch)
 
-    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-        """Copy the rows `index`, int64 `[n]`, to tensors of the types of the columns; see `Columns.gathers_into`."""
-        self.columns.gather_into(index, self._filled.value, targets)
+    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
+        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to tensors; see `Columns.gather_into`."""
+        self.columns.gather_into(index, self._filled.value, targets, chosen)
+
+    def expect(self, rows: np.ndarray[Any, Any]) -> None:
+        """Called with the numbers of rows that are read next, int64 `[n]`: they may be on a disk."""
 
     def flatten(self) -> TensorStorage:
         """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""

@@ -193,7 +193,7 @@ class Compose(Transform):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         """Whether one of the transforms draws from the buffer's generator."""
-        return any(getattr(transform, "draws", False) for transform in self.transforms)
+        return not self.is_empty and any(getattr(transform, "draws", False) for transform in self.transforms)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have the transforms that draw use this generator."""

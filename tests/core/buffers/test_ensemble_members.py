@@ -163,9 +163,20 @@ def test_priorities_go_to_the_members() -> None:
         buffer.update_priority(index, torch.ones(3))
     with pytest.raises(TypeError):
         buffer.update_priority(torch.arange(3), 1.0)
-    stacked = ReplayBufferEnsemble(ReplayBufferEnsemble(*members), members[0]).sample(8)
-    stacked["td_error"] = torch.ones(2, 4)
-    ReplayBufferEnsemble(ReplayBufferEnsemble(*members), members[0]).update_tensordict_priority(stacked)
+
+
+@pytest.mark.parametrize("batch", ["stack", "exact"])
+def test_priorities_go_to_the_members_of_members(batch: Any) -> None:
+    members = [TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10)) for _ in range(3)]
+    for start, one in enumerate(members):
+        one.extend(TensorDict({"a": torch.arange(start * 1000, start * 1000 + 10)}, [10]))
+    inner = ReplayBufferEnsemble(*members[:2], batch="exact")
+    outer = ReplayBufferEnsemble(inner, members[2], batch=batch, sample_from_all=True)
+    for _ in range(5):
+        sample = outer.sample(400)
+        sample["td_error"] = (sample["a"] % 1000 == 5 + sample["a"] // 1000).float()
+        outer.update_tensordict_priority(sample)
+    assert set(outer.sample(400)["a"].flatten().tolist()) == {5, 1006, 2007}
 
 
 def test_parts_make_an_ensemble_and_collate_functions_are_called() -> None:
