@@ -100,6 +100,7 @@ def download(
     compress: Compress = None,
     final_step: FinalStep = FinalStepName.AUTO,
     num_workers: NumWorkers = 0,
+    skip_bad: SkipBad = False,
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the original files, too.")] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -116,7 +117,8 @@ def download(
         result = run(
             source, id, local=local, root=root, episodes=episodes, revision=revision, force=force, dry_run=dry_run,
             keep_source=keep_source, layout=layout and layout.value, compress=compress or (), exact_id=exact_id,
-            frozen=frozen, final_step=final_step.value, num_workers=num_workers, progress=progress, **raw,
+            frozen=frozen, final_step=final_step.value, num_workers=num_workers, skip_bad=skip_bad,
+            progress=progress, **raw,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # with -q no note has named it
         out.warn(f"no dataset is called {result.asked}: {result.id} was taken")

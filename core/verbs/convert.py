@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
-from ..errors import CorruptDataError, FormatError, RbtoolError
+from ..errors import CorruptDataError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
-from ..format.contracts import SourceFacts, StepReader
-from ..format.episodes import normal_form, parse_episodes, select_episodes
+from ..format.contracts import StepReader
+from ..format.episodes import normal_form
 from ..format.locate import find_dataset, open_source, require_apart
 from ..format.manifest import Layout, Manifest, Request
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.reader import Reader, require_final_step
+from ..format.reader import require_final_step
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
-from .check_source import sound_episodes
 from .results import (
     Published,
     existing_result,
@@ -44,7 +42,7 @@ from .results import (
     seconds_since,
 )
 from .saved_steps import is_of_buffer, open_saved, verified_steps
-from .source_conversion import SourceConversion, facts_of, rows_bytes
+from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad, rows_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +106,9 @@ def convert(
     chosen = normal_form(episodes) if episodes is not None else None
     with (
         open_source(source, format=format, final_step=ends, options=given) as reader,
-        _hinting_at_skip_bad(reader, possible=not skip_bad),
+        hinting_at_skip_bad(reader, possible=not skip_bad),
     ):
-        facts = _facts(reader, episodes if chosen else None, progress, skip_bad=skip_bad)
+        facts = facts_of(reader, episodes if chosen else None, progress, skip_bad=skip_bad)
         wanted = require_layout(layout or default_layout(facts.source), compress)
         given |= {"skip_bad": True} if skip_bad else {}
         ends = ends if facts.final_missing else "auto"
@@ -125,29 +123,6 @@ def convert(
             force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
-
-
-def _facts(reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool) -> SourceFacts:
-    """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
-    if not skip_bad:
-        return facts_of(reader, selection, progress)
-    numbers = reader.stated().episode_numbers
-    chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
-    sound, notes = sound_episodes(reader, chosen, progress)
-    facts = reader.facts([(number, number + 1) for number in sound])
-    return replace(facts, notes=(*facts.notes, *notes))
-
-
-@contextlib.contextmanager
-def _hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
-    """Name --skip-bad in the hint of an error about the data, where other episodes may be sound."""
-    try:
-        yield
-    except FormatError as error:
-        with contextlib.suppress(RbtoolError, OSError):
-            if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
-                error.hint = "add --skip-bad to convert the episodes that are sound"
-        raise
 
 
 _SMALL_FILES = 64 << 10

@@ -20,7 +20,7 @@ from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from .remote_download import Fetch, RemoteDownload
 from .results import Published, final_step_arguments, given_options, layout_arguments, require_layout, require_workers
-from .source_conversion import SourceConversion, facts_of
+from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ def download(
     frozen: bool = False,
     final_step: str = "auto",
     num_workers: int = 0,
+    skip_bad: bool = False,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> DownloadResult:
@@ -75,8 +76,9 @@ def download(
     request is repeated. `keep_source` keeps the original files. With `local` the original is taken from the source's
     own local cache (its `local_cache`), by exact id and without the network.
 
-    `layout`, `compress`, `final_step`, `num_workers`, `force`, `dry_run` and `options` are those of `convert`. A
-    selection of `episodes`, a revision, another layout, `final_step` or option is another dataset, at
+    `layout`, `compress`, `final_step`, `num_workers`, `skip_bad`, `force`, `dry_run` and `options` are those of
+    `convert`. A selection of `episodes`, a revision, another layout, `final_step`, `skip_bad` or option is another
+    dataset, at
     `<id>@<8 hex digits>`. Another `compress` is not: without `force` an existing dataset stays, with a note on how it
     is compressed.
 
@@ -92,18 +94,19 @@ def download(
     wanted, methods = require_layout(layout or default_layout(source), compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
     ends, given = require_final_step(final_step), given_options("download", options)
-    workers = require_workers(num_workers)
+    workers, recorded = require_workers(num_workers), given | ({"skip_bad": True} if skip_bad else {})
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
         found = _from_cache(
-            origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, progress
-        )
+            origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad,
+            progress,
+        )  # fmt: skip
         return DownloadResult(**found)
     with origin:
         fetching = RemoteDownload(
             source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
             compress=methods, force=force, dry_run=dry_run, keep_source=keep_source, exact_id=exact_id, frozen=frozen,
-            progress=progress, final_step=ends, options=given, num_workers=workers,
+            progress=progress, final_step=ends, options=recorded, num_workers=workers,
         )  # fmt: skip
         return DownloadResult(**fetching.run(), source=source, asked=id)
 
@@ -143,19 +146,24 @@ def _from_cache(
     force: bool,
     dry_run: bool,
     num_workers: int,
+    skip_bad: bool,
     progress: Progress,
 ) -> Mapping[str, Any]:
     if source.local_cache is None:
         raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
     original = source.local_cache.find(dataset_id, reader_class(source.name))
     normal = normal_form(chosen) if chosen else None
+    recorded = given | ({"skip_bad": True} if skip_bad else {})
     request = Request(
         source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
-        final_step=final_step, options=given,
+        final_step=final_step, options=recorded,
     )  # fmt: skip
     options = {**source.reader_options(dataset_id), **given}
-    with reader_class(source.name)(original, final_step=final_step, options=options) as reader:
-        facts = facts_of(reader, chosen, progress)
+    with (
+        reader_class(source.name)(original, final_step=final_step, options=options) as reader,
+        hinting_at_skip_bad(reader, possible=not skip_bad),
+    ):
+        facts = facts_of(reader, chosen, progress, skip_bad=skip_bad)
         if facts.id != dataset_id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
         conversion = SourceConversion(
@@ -168,7 +176,7 @@ def _from_cache(
             arguments={"source": source.name, "id": dataset_id, "local": True, "episodes": normal}
             | layout_arguments(*layout)
             | final_step_arguments(final_step)
-            | given,
+            | recorded,
             force=force,
             dry_run=dry_run,
             progress=progress,

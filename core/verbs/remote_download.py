@@ -27,6 +27,7 @@ from .source_conversion import (
     SourceConversion,
     compared_with,
     facts_of,
+    hinting_at_skip_bad,
     require_unchanged,
     unverified_note,
     versions_of,
@@ -69,6 +70,7 @@ class RemoteDownload:
     progress: Progress
     final_step: FinalStep = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the reader, and `skip_bad` if it is set."""
     num_workers: int = 0
 
     @property
@@ -147,16 +149,9 @@ class RemoteDownload:
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
         return Request(
-            self.source.name,
-            asked,
-            found.id,
-            self.revision,
-            self._normal,
-            self.layout,
-            "remote",
-            self.final_step,
-            self.options,
-        )
+            self.source.name, asked, found.id, self.revision, self._normal,
+            self.layout, "remote", self.final_step, self.options,
+        )  # fmt: skip
 
     def _destination(self, found: Resolution) -> Path:
         return dataset_folder(self._request(found), self.root)
@@ -331,11 +326,13 @@ class RemoteDownload:
         partly = record is not None and len(record.files) > len(remote.files)
         kind = reader_class(self.source.name)
         options = {**self.source.reader_options(found.id), **self.options}
+        skip_bad = bool(options.pop("skip_bad", False))
         with (
             originals.only(remote.paths) as folder,
             kind(folder, final_step=self.final_step, options=options) as reader,
+            hinting_at_skip_bad(reader, possible=not skip_bad),
         ):
-            facts = facts_of(reader, self.episodes, self.progress)
+            facts = facts_of(reader, self.episodes, self.progress, skip_bad=skip_bad)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if partly else []
             notes += [unverified_note(remote)] if received else []

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckFailed, FormatError, UsageError
+from ..errors import CheckFailed, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.contracts import SourceFacts
 from ..format.digest import digest_text
 from ..format.documents import decode, dump_json, load_json
-from ..format.episodes import parse_episodes
+from ..format.episodes import parse_episodes, select_episodes
 from ..format.locate import require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, Layout, Manifest, Request
 from ..format.overlapped import OverlappedBuilder
@@ -34,6 +34,7 @@ from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step
 from ..progress import Progress
 from ..remote.checksums import matches
 from ..ted.schema import Field, row_bytes, ted_fields
+from .check_source import sound_episodes
 from .results import (
     existing_result,
     occupied_error,
@@ -53,7 +54,30 @@ _FEW_INPUTS = 16
 _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
-def facts_of(reader: Reader, selection: str | None, progress: Progress) -> SourceFacts:
+def facts_of(reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool = False) -> SourceFacts:
+    """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
+    if not skip_bad:
+        return _stated_facts(reader, selection, progress)
+    numbers = reader.stated().episode_numbers
+    chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
+    sound, notes = sound_episodes(reader, chosen, progress)
+    facts = reader.facts([(number, number + 1) for number in sound])
+    return replace(facts, notes=(*facts.notes, *notes))
+
+
+@contextlib.contextmanager
+def hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
+    """Name --skip-bad in the hint of an error about the data, where other episodes may be sound."""
+    try:
+        yield
+    except FormatError as error:
+        with contextlib.suppress(RbtoolError, OSError):
+            if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
+                error.hint = "add --skip-bad to convert the episodes that are sound"
+        raise
+
+
+def _stated_facts(reader: Reader, selection: str | None, progress: Progress) -> SourceFacts:
     """Read the facts of a source; show progress only if that takes long."""
     started, seen, watched = time.monotonic(), 0, False
 

@@ -281,3 +281,12 @@ def test_the_cache_of_the_d4rl_package(content: bytes, monkeypatch: pytest.Monke
     with pytest.raises(CorruptDataError, match="truncated file") as caught:
         rbtool.download("d4rl", KITCHEN, local=True, force=True)
     assert f"rbtool download d4rl {KITCHEN}" in caught.value.hint
+
+
+def test_skip_bad_takes_a_dataset_of_the_cache(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
+    (tmp_path / dataset_named(KITCHEN).file_name).write_bytes(content)
+    result = rbtool.download("d4rl", KITCHEN, local=True, skip_bad=True)
+    assert (result.episodes, result.request["options"]) == (3, {"skip_bad": True})
+    assert rbtool.download("d4rl", KITCHEN, local=True).path != result.path

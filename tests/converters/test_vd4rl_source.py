@@ -100,6 +100,24 @@ def test_the_fault_table(case: str, machine: Machine) -> None:
     assert "internal error" not in done.stderr
 
 
+def test_the_sound_files_of_a_folder_are_taken_with_skip_bad(tmp_path: Path) -> None:
+    episodes = random_episodes((5, 3, 4))
+    episodes[1].pop("image")
+    write_files(tmp_path / "hub" / REPOSITORY / FILES, episodes)
+    with Hub(tmp_path / "hub", lfs_threshold=1000, page_size=4) as hub:
+        machine = Machine(hub, tmp_path)
+        done = machine.run("download", "vd4rl", FILES)
+        assert done.returncode == 1
+        assert "add --skip-bad to convert the episodes that are sound" in done.stderr
+        for there in (False, True):
+            found = machine.json("download", "vd4rl", FILES, "--skip-bad")
+            assert (found["episodes"], found["steps"], found["already_there"]) == (2, 9, there)
+            assert found["request"]["options"] == {"skip_bad": True}
+            assert any(note.startswith("episode 1 is left out: ") for note in found["notes"])
+        assert "@" in found["path"]
+        assert machine.run("download", "vd4rl", FILES).returncode == 1
+
+
 SCRIPT = """
 import json, torch
 from rbtool import VD4RLExperienceReplay, load_dataset
